@@ -1,0 +1,8 @@
+"""Frozen language models. The only package that imports transformers' models."""
+
+from softcue.backbones.backbone import Backbone, Fingerprint
+from softcue.backbones.loading import BackboneConfig, load_backbone
+from softcue.backbones.reading import Decoding, Reading
+from softcue.backbones.representation import Pooling, pooled
+
+__all__ = ["Backbone", "BackboneConfig", "Decoding", "Fingerprint", "Pooling", "Reading", "load_backbone", "pooled"]

@@ -1,0 +1,204 @@
+"""A frozen language model with its tokenizer: the only thing the rest of softcue knows of transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softcue.backbones.architectures import WordHead, architecture_of
+from softcue.backbones.injection import install_hooks, lay_out
+from softcue.backbones.reading import (
+    DecoderReading,
+    Decoding,
+    EncoderDecoderReading,
+    EncoderReading,
+    Reading,
+)
+from softcue.backbones.representation import Pooling
+from softcue.tokens import Kind, PaddingSide
+from softcue.types import Batch, Prompt
+
+_READINGS: dict[Kind, type[Reading]] = {
+    "encoder": EncoderReading,
+    "encoder-decoder": EncoderDecoderReading,
+    "decoder": DecoderReading,
+}
+
+
+class Backbone:
+    """A frozen model in eval mode. It holds no task state, so threads and cues may share it.
+
+    `layout_side` says where the padding of a laid-out batch goes. Decoders take the left, so that the last
+    column ends every text; the other kinds take the right, so that absolute positions start at 0.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, folder: Path | None = None) -> None:
+        self.model = model.requires_grad_(False).eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        self.folder = folder
+        architecture = architecture_of(model.config.model_type)
+        self.kind: Kind = architecture.kind
+        self.base: Any = model.base_model
+        self.layers: nn.ModuleList = self.base.get_submodule(architecture.layers)
+        self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
+        self.first_position: int | None
+        if architecture.first_position == "after padding":
+            self.first_position = model.config.pad_token_id + 1
+        else:
+            self.first_position = architecture.first_position
+        has_word_head = model is not self.base and self.kind == "encoder"
+        self.word_head: WordHead | None = architecture.word_head if has_word_head else None
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        install_hooks(self.layers)
+
+    @property
+    def word_table(self) -> Tensor:
+        """The frozen word embeddings. [V D]"""
+        return self.model.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+    @property
+    def width(self) -> int:
+        """D of prompt vectors; ELECTRA-like models have word embeddings narrower than their layers."""
+        return int(self.word_table.shape[1])
+
+    @property
+    def hidden_width(self) -> int:
+        """D of hidden states."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that read the source text."""
+        return len(self.layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of the frozen weights."""
+        return self.word_table.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the frozen weights are."""
+        return self.word_table.device
+
+    @property
+    def start_id(self) -> int:
+        """The token an encoder-decoder's decoder starts from."""
+        return int(self.model.generation_config.decoder_start_token_id or self.model.config.decoder_start_token_id)
+
+    @cached_property
+    def max_length(self) -> int:
+        """The most tokens one pass takes, prompt included."""
+        config = self.model.config
+        for name in ("max_position_embeddings", "n_positions"):
+            if (limit := getattr(config, name, None)) and limit > 0:
+                return int(limit) - (self.first_position or 0)
+        return min(int(self.tokenizer.model_max_length), 512)  # relative positions: the usual training length
+
+    @cached_property
+    def natural_pooling(self) -> Pooling:
+        """How this backbone was trained to pool: its own pooling config, else last for decoders, else cls/mean."""
+        if self.kind == "decoder":
+            return "last"
+        if self.kind == "encoder-decoder":
+            return "mean"
+        path = self.folder / "1_Pooling" / "config.json" if self.folder else None
+        if path and path.is_file():
+            config = json.loads(path.read_text("utf-8"))
+            return "mean" if config.get("pooling_mode_mean_tokens") else "cls"
+        return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a cue was trained on, to refuse it elsewhere."""
+        return fingerprint_of(self.model, self.tokenizer)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Frozen word embeddings in float32. [B T] -> [B T D]"""
+        return self.model.get_input_embeddings()(ids).float()  # type: ignore[no-any-return]
+
+    def read(self, batch: Batch, prompt: Prompt | None, embeds: Tensor, with_target: bool = False) -> Reading:
+        """Lay out a batch with its prompts; `embeds` are the text's word embeddings [B T D]."""
+        if prompt is None:
+            tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
+            mask = torch.zeros(batch.size, 0, dtype=torch.bool, device=embeds.device)
+        else:
+            tokens, mask = prompt.tokens, prompt.mask
+        with_target = with_target and self.kind == "decoder"  # other kinds hand the target to their decoder
+        layout = lay_out(batch, mask, self.layout_side, with_target)
+        target_ids = batch.target_ids if with_target else batch.target_ids[:, :0]
+        placed = layout.place(tokens, embeds, self.embed(target_ids)).to(self.dtype)  # [B S D]
+        segments = None if batch.segments is None else layout.place_segments(batch.segments)
+        return _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt)
+
+    def generate(self, decoding: Decoding, **inputs: Any) -> Tensor:
+        """The model's own generation, deterministic."""
+        written: Tensor = self.model.generate(
+            **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False,
+            use_cache=decoding.use_cache, pad_token_id=self.tokenizer.pad_token_id,
+            top_k=None, top_p=None, temperature=None, repetition_penalty=1.0,
+        )  # fmt: skip
+        return written
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of the parts of a backbone that a cue depends on."""
+
+    config: str
+    weights: str
+    tokenizer: str
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """Names of the parts that differ."""
+        return [part for part in ("config", "weights", "tokenizer") if getattr(self, part) != getattr(other, part)]
+
+
+# Settings that change neither what a model computes nor what it is.
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+_SAMPLES = 256  # numbers looked at in each weight besides the word embeddings
+
+
+def fingerprint_of(model: Any, tokenizer: Any) -> Fingerprint:
+    """Config, weights (all word embeddings, a sample of every other tensor) and tokenizer, as short digests.
+
+    Weights are compared in bfloat16, so the same model loaded in another number format is still itself.
+    """
+    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
+    weights = hashlib.sha256()
+    table = model.get_input_embeddings().weight
+    weights.update(_bfloat16_bytes(table))
+    for name, parameter in sorted(model.base_model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        weights.update(name.encode() + _bfloat16_bytes(flat[:: max(1, flat.numel() // _SAMPLES)]))
+    return Fingerprint(
+        config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
+        weights=weights.hexdigest()[:16],
+        tokenizer=_digest(_tokenizer_text(tokenizer).encode()),
+    )
+
+
+def _tokenizer_text(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state["truncation"] = state["padding"] = None  # set by calls, not part of the tokenizer
+        return json.dumps(state, sort_keys=True)
+    return json.dumps(tokenizer.get_vocab(), sort_keys=True)
+
+
+def _bfloat16_bytes(values: Tensor) -> bytes:
+    return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,171 @@
+"""Where a prompt goes: written once, for every method and every kind of backbone.
+
+`Layout` places prompt, text and target of each row in one sequence. Embeddings, mask, positions, segments
+and slots all come from the same gather indices, so they cannot disagree. Rows are packed without gaps: a
+shorter prompt leaves no hole, its padding joins the padding at the row's edge.
+
+Deep prompts go in by one hook per layer, installed once and idle unless a pass in the same context is active;
+so two threads can share a backbone, and cached decoding steps are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softcue.tokens import PaddingSide
+from softcue.types import Batch, Prompt
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Gather indices into the pool [prompt | text | target | padding], and what follows from them."""
+
+    index: Tensor  # [B S] where each position comes from
+    mask: Tensor  # [B S] False at padding
+    text_slots: Tensor  # [B T] where each text token went; 0 for padding
+    target_slots: Tensor  # [B U] where each target token went; 0 for padding
+    text_mask: Tensor  # [B T]
+    prompt_length: int  # P; positions with index < P hold prompt tokens
+    pool_size: int  # P + T + U; the index of padding
+
+    @property
+    def positions(self) -> Tensor:
+        """Position numbers from 0, counted over real tokens only; padding repeats a neighbour's."""
+        return (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)  # [B S]
+
+    @property
+    def is_prompt(self) -> Tensor:
+        """Which positions hold prompt tokens."""
+        return self.index < self.prompt_length  # [B S]
+
+    def place(self, prompt: Tensor, text: Tensor, target: Tensor) -> Tensor:
+        """Lay out vectors: prompt [B P D], text [B T D], target [B U D] -> [B S D]."""
+        pool = torch.cat([prompt, text, target, text.new_zeros(text.shape[0], 1, text.shape[2])], dim=1)
+        return pool.gather(1, self.index.unsqueeze(2).expand(-1, -1, pool.shape[2]))  # [B S D]
+
+    def place_segments(self, segments: Tensor) -> Tensor:
+        """Lay out the sentence numbers of the text [B T]; prompt and padding belong to sentence 0."""
+        pool = segments.new_zeros(segments.shape[0], self.pool_size + 1)
+        pool[:, self.prompt_length : self.prompt_length + segments.shape[1]] = segments
+        return pool.gather(1, self.index)  # [B S]
+
+    def rows(self, index: Tensor) -> Layout:
+        """The layout of some rows."""
+        return replace(
+            self, index=self.index[index], mask=self.mask[index], text_slots=self.text_slots[index],
+            target_slots=self.target_slots[index], text_mask=self.text_mask[index],
+        )  # fmt: skip
+
+    def text_of(self, hidden: Tensor) -> Tensor:
+        """Hidden states at the text's own positions [B S D] -> [B T D]: outputs keep the input's length."""
+        return hidden.gather(1, self.text_slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
+
+
+def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: bool = False) -> Layout:
+    """Place each row as text[:insert_at], prompt, text[insert_at:], target; pad on the given side.
+
+    Example:
+        >>> from softcue.tokens import collate
+        >>> from softcue.types import Tokens
+        >>> batch = collate([Tokens((7, 8), None, insert_at=1), Tokens((9,), None, insert_at=0)], pad_id=0)
+        >>> lay_out(batch, torch.ones(2, 1, dtype=torch.bool), "right").index.tolist()  # pool: [p, t0, t1, pad]
+        [[1, 0, 2], [0, 1, 3]]
+    """
+    device = batch.ids.device
+    target_mask = batch.target_mask if with_target else batch.target_mask[:, :0]
+    prompt_lengths = prompt_mask.sum(dim=1, keepdim=True)  # [B 1]
+    text_lengths = batch.mask.sum(dim=1, keepdim=True)  # [B 1]
+    lengths = prompt_lengths + text_lengths + target_mask.sum(dim=1, keepdim=True)  # [B 1]
+    total = int(lengths.max())  # S
+    shift = total - lengths if side == "left" else torch.zeros_like(lengths)  # [B 1]
+
+    insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
+    text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] n-th real token of the row
+    text_slots = text_rank + prompt_lengths * (text_rank >= insert_at) + shift
+    prompt_slots = insert_at + prompt_mask.long().cumsum(dim=1) - 1 + shift  # [B P]
+    target_slots = prompt_lengths + text_lengths + target_mask.long().cumsum(dim=1) - 1 + shift  # [B U]
+
+    slots = torch.cat([prompt_slots, text_slots, target_slots], dim=1)  # [B P+T+U]
+    is_real = torch.cat([prompt_mask, batch.mask, target_mask], dim=1)  # [B P+T+U]
+    pool_size = slots.shape[1]
+    index = torch.full((batch.size, total + 1), pool_size, device=device)  # last column: where padding is dropped
+    source = torch.arange(pool_size, device=device).expand_as(slots)
+    index = index.scatter(1, slots.where(is_real, total), source)[:, :total]  # [B S]
+    return Layout(
+        index=index,
+        mask=index < pool_size,
+        text_slots=text_slots.where(batch.mask, 0),
+        target_slots=target_slots.where(target_mask, 0),
+        text_mask=batch.mask,
+        prompt_length=prompt_mask.shape[1],
+        pool_size=pool_size,
+    )
+
+
+@dataclass(frozen=True)
+class _DeepPass:
+    """A backbone pass whose layers take deeper prompts."""
+
+    owner: int  # identity of the layer list, so that another backbone's hooks stay idle
+    layout: Layout
+    prompt: Prompt
+
+
+_active: ContextVar[_DeepPass | None] = ContextVar("softcue_deep_pass", default=None)
+
+
+@contextmanager
+def deep_prompts(layers: nn.ModuleList, layout: Layout, prompt: Prompt | None) -> Iterator[None]:
+    """While active, each layer after the first takes the prompt's deeper vectors, if it has any."""
+    if prompt is None or prompt.deeper is None:
+        yield
+        return
+    token = _active.set(_DeepPass(id(layers), layout, prompt))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def install_hooks(layers: nn.ModuleList) -> None:
+    """Make every layer after the first ask for deeper prompts; done once, when a backbone is loaded."""
+    for number, layer in enumerate(layers):
+        if number > 0:
+            layer.register_forward_pre_hook(_hook(number, id(layers)), with_kwargs=True)
+
+
+def _hook(number: int, owner: int) -> Any:
+    def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        active = _active.get()
+        if active is None or active.owner != owner:
+            return None
+        hidden = args[0] if args else kwargs["hidden_states"]  # [B S D]
+        if hidden.shape[1] != active.layout.index.shape[1]:
+            return None  # a cached decoding step: the prompt is already in the keys and values
+        changed = _with_deeper(active, number, hidden)
+        if args:
+            return (changed, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": changed}
+
+    return change_input
+
+
+def _with_deeper(active: _DeepPass, number: int, hidden: Tensor) -> Tensor:
+    layout, prompt = active.layout, active.prompt
+    assert prompt.deeper is not None
+    num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
+    if num_beams > 1:
+        hidden = hidden[::num_beams]
+    values = prompt.deeper(number, layout.text_of(hidden), layout.text_mask).to(hidden.dtype)  # [B P D]
+    where = layout.index.clamp(max=values.shape[1] - 1).unsqueeze(2).expand(-1, -1, hidden.shape[2])
+    at_slots = values.gather(1, where)  # [B S D]; meaningful at prompt positions only
+    kept = hidden if prompt.replaces is None else hidden * ~prompt.replaces[:, None, None]
+    changed = torch.where(layout.is_prompt.unsqueeze(2), kept + at_slots, hidden)
+    return changed.repeat_interleave(num_beams, dim=0) if num_beams > 1 else changed

@@ -1,0 +1,181 @@
+"""Names to backbones: model folders, hub ids, and aliases that pip can fetch. Never executes or unpickles."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from softcue.backbones.aliases import ALIASES, alias_folder
+from softcue.backbones.architectures import architecture_of
+from softcue.backbones.backbone import Backbone
+from softcue.errors import BackboneError, MissingExtraError
+
+
+class BackboneConfig(BaseModel):
+    """Which frozen model, and how it is held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("minilm", description="a model folder, a hub id, or an alias of `softcue backbones`")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="number format of the frozen weights; auto takes bfloat16 where it is native"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    max_length: int | None = Field(None, ge=4, description="cut inputs (prompt included) to this many tokens")
+
+
+def load_backbone(config: BackboneConfig | str) -> Backbone:
+    """A frozen backbone from a folder, a hub id or an alias.
+
+    Example:
+        backbone = load_backbone("minilm")
+    """
+    config = BackboneConfig(name=config) if isinstance(config, str) else config
+    folder = _folder_of(config.name)
+    device = _device(config.device)
+    source = str(folder) if folder else config.name
+    extra = _gguf_file(folder)
+    with _quiet(), _clear_errors(config.name):
+        from transformers import AutoConfig, AutoTokenizer
+
+        model_config = AutoConfig.from_pretrained(source, **extra)
+        architecture = architecture_of(model_config.model_type)
+        tokenizer = AutoTokenizer.from_pretrained(source, **extra)
+        auto_class = _auto_class(architecture.kind, model_config)
+        model, report = auto_class.from_pretrained(
+            source, config=None if extra else model_config, output_loading_info=True,
+            dtype=torch.float32, **({} if extra else {"use_safetensors": True}), **extra,
+        )  # fmt: skip
+    _check_complete(config.name, model, report)
+    backbone = Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
+    if config.max_length is not None:
+        backbone.max_length = min(config.max_length, backbone.max_length)
+    return backbone
+
+
+def _folder_of(name: str) -> Path | None:
+    """The local folder of a name, or None for a hub id."""
+    if name in ALIASES:
+        return alias_folder(name)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        has_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+        if not has_model:
+            raise BackboneError("backbone.name", name, "a folder with config.json or one .gguf file",
+                                "point to the model folder itself")  # fmt: skip
+        return folder
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name
+    if looks_like_path or folder.exists():
+        raise BackboneError("backbone.name", name, "an existing model folder, a hub id or one of "
+                            f"{', '.join(ALIASES)}", "check the path")  # fmt: skip
+    return None
+
+
+def _gguf_file(folder: Path | None) -> dict[str, str]:
+    if folder is None or (folder / "config.json").is_file():
+        return {}
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise BackboneError("backbone.name", folder, "exactly one .gguf file in the folder",
+                            "leave only the one to load")  # fmt: skip
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("gguf", "gguf") from error
+    return {"gguf_file": files[0].name}
+
+
+def _auto_class(kind: str, model_config: Any) -> Any:
+    import transformers
+
+    if kind == "decoder":
+        return transformers.AutoModelForCausalLM
+    if kind == "encoder-decoder":
+        return transformers.AutoModelForSeq2SeqLM
+    names = getattr(model_config, "architectures", None) or [""]
+    # Only a checkpoint saved with a masked-word head has weights for one.
+    has_words = names[0].endswith(("ForMaskedLM", "ForPreTraining"))
+    return transformers.AutoModelForMaskedLM if has_words else transformers.AutoModel
+
+
+def _check_complete(name: str, model: Any, report: dict[str, Any]) -> None:
+    """Refuse a model some of whose weights were not in its files: it would answer at random."""
+    base = model.base_model
+    missing = {key for key in report["missing_keys"] if "pooler" not in key and "position_ids" not in key}
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    missing -= tied
+    if missing or report["mismatched_keys"]:
+        first = sorted(missing or map(str, report["mismatched_keys"]))[0]
+        raise BackboneError(
+            "backbone.name", name, f"weights for all of {type(base).__name__}",
+            f"{len(missing) or len(report['mismatched_keys'])} are missing or of another shape, first: {first}; "
+            "fetch the model again",
+        )  # fmt: skip
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BackboneError("backbone.device", name, "a device of this machine", "use auto or cpu") from error
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; emulated, it is slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        flags = Path("/proc/cpuinfo")
+        text = flags.read_text() if flags.is_file() else ""
+        return "avx512_bf16" in text or "amx_bf16" in text
+    return False
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Our one line of error or nothing; not the loaders' reports and bars."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    had_bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _clear_errors(name: str) -> Iterator[None]:
+    """Loaders fail in many ways; each means that this model cannot be had."""
+    try:
+        yield
+    except BackboneError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = (lines or [type(error).__name__])[0][:200].rstrip(".")
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise BackboneError(
+            "backbone.name", name, "a complete safetensors model folder or a hub id that can be downloaded",
+            f"check the files or the network{offline}: {reason}",
+        ) from error  # fmt: skip

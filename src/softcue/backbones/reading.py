@@ -1,0 +1,290 @@
+"""One laid-out batch and the backbone's ways to read it: hidden states, word logits, ranking, generation.
+
+A Reading runs the backbone when asked and keeps what it computed for other readouts of the same batch, so
+rows of several cues share one pass. `rows` narrows it to one cue's rows without another pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from softcue.backbones.injection import Layout, deep_prompts
+from softcue.errors import BackboneError
+from softcue.types import Prompt
+
+if TYPE_CHECKING:
+    from softcue.backbones.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How free text is generated."""
+
+    num_beams: int = 1
+    max_new_tokens: int = 16
+    use_cache: bool = True
+
+
+@dataclass
+class Reading(ABC):
+    """Rows laid out with their prompts, ready for the backbone."""
+
+    backbone: Backbone
+    layout: Layout
+    embeds: Tensor  # [B S D] in the backbone's number format
+    segments: Tensor | None  # [B S]
+    ids: Tensor  # [B T] source tokens
+    prompt: Prompt | None
+    _hidden: Tensor | None = None  # [B S D]
+
+    @property
+    def text_mask(self) -> Tensor:
+        """Which of the text positions are real. [B T]"""
+        return self.layout.text_mask
+
+    def text(self) -> Tensor:
+        """Last-layer hidden states of the source text, in float32. [B T D]"""
+        return self.layout.text_of(self.hidden()).float()
+
+    def hidden(self) -> Tensor:
+        """Last-layer hidden states of all laid-out positions. [B S D]"""
+        if self._hidden is None:
+            with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+                self._hidden = self._run()
+        return self._hidden
+
+    def read_for_answers(self) -> None:
+        """Do now, for all rows at once, the pass that `rank` needs."""
+        self.hidden()
+
+    def rows(self, index: Tensor) -> Reading:
+        """The same reading of some rows only; what was computed stays computed."""
+        if len(index) == len(self.ids):
+            return self
+        return replace(
+            self,
+            layout=self.layout.rows(index),
+            embeds=self.embeds[index],
+            segments=None if self.segments is None else self.segments[index],
+            ids=self.ids[index],
+            prompt=self._prompt_rows(index),
+            _hidden=None if self._hidden is None else self._hidden[index],
+        )
+
+    def _prompt_rows(self, index: Tensor) -> Prompt | None:
+        """Tokens are laid out already; only the deeper part must still find its rows."""
+        prompt = self.prompt
+        if prompt is None or prompt.deeper is None:
+            return prompt
+        deeper, size = prompt.deeper, len(self.ids)
+
+        def some_rows(layer: int, hidden: Tensor, mask: Tensor) -> Tensor:
+            every = hidden.new_zeros(size, *hidden.shape[1:]).index_copy(0, index, hidden)
+            every_mask = mask.new_ones(size, mask.shape[1]).index_copy(0, index, mask)
+            return deeper(layer, every, every_mask)[index]
+
+        replaces = None if prompt.replaces is None else prompt.replaces[index]
+        return replace(prompt, deeper=some_rows, replaces=replaces)
+
+    def _inputs(self) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"inputs_embeds": self.embeds, "attention_mask": self.layout.mask.long()}
+        first = self.backbone.first_position
+        if first is not None:
+            inputs["position_ids"] = self.layout.positions + first
+        if self.segments is not None:
+            inputs["token_type_ids"] = self.segments
+        return inputs
+
+    @abstractmethod
+    def _run(self) -> Tensor:
+        """Hidden states [B S D] of one pass."""
+
+    @abstractmethod
+    def first_logits(self) -> Tensor:
+        """Logits over the vocabulary where the first word of the answer stands. [B V]"""
+
+    def target_logits(self, target_ids: Tensor) -> Tensor:
+        """Logits that predict each target token from those before it. [B U V]"""
+        raise self._no_text("target_logits")
+
+    def rank(self, candidates: Sequence[Tensor]) -> Tensor:
+        """Log-likelihood of each candidate answer (token numbers, closed by the end token). [B C]"""
+        raise self._no_text("rank")
+
+    def generate(self, decoding: Decoding) -> list[list[int]]:
+        """Token numbers of a generated answer per row."""
+        raise self._no_text("generate")
+
+    def _no_text(self, what: str) -> BackboneError:
+        return BackboneError(
+            "readout.name", what, "a backbone that writes text (encoder-decoder or decoder-only)",
+            f"use readout.name=classifier with {self.backbone.name}",
+        )  # fmt: skip
+
+
+class EncoderReading(Reading):
+    """An encoder-only backbone: one pass, hidden states, optionally a masked-word head."""
+
+    def _run(self) -> Tensor:
+        return self.backbone.base(**self._inputs()).last_hidden_state  # type: ignore[no-any-return]
+
+    def first_logits(self) -> Tensor:
+        """At the mask token, through the backbone's own masked-word head."""
+        head = self.backbone.word_head
+        if head is None:
+            raise BackboneError(
+                "readout.name", "label-words", "a backbone with a masked-word head",
+                f"{self.backbone.name} has none: use readout.name=classifier",
+            )  # fmt: skip
+        is_mask = (self.ids == self.backbone.tokenizer.mask_token_id) & self.text_mask  # [B T]
+        rows = torch.arange(len(self.ids), device=self.ids.device)
+        last = self.ids.shape[1] - 1 - is_mask.flip(1).long().argmax(dim=1)  # ours is the last in the row
+        hidden = self.layout.text_of(self.hidden())[rows, last]
+        return head(self.backbone.model, hidden).float()
+
+
+class EncoderDecoderReading(Reading):
+    """The encoder reads prompt and text once; the decoder, unprompted, writes."""
+
+    def _run(self) -> Tensor:
+        inputs = self._inputs()
+        return self.backbone.model.get_encoder()(**inputs).last_hidden_state  # type: ignore[no-any-return]
+
+    def first_logits(self) -> Tensor:
+        return self._decode(self._start(len(self.ids)), repeats=1)[:, 0]
+
+    def target_logits(self, target_ids: Tensor) -> Tensor:
+        return self._decode(self._shifted(target_ids), repeats=1)
+
+    def rank(self, candidates: Sequence[Tensor]) -> Tensor:
+        ids, mask = _stacked(candidates, self.ids.device)  # [C U]
+        num_rows, num_candidates = len(self.ids), len(ids)
+        every = ids.repeat(num_rows, 1)  # [B*C U]
+        logits = self._decode(self._shifted(every), repeats=num_candidates)
+        return _likelihood(logits, every, mask.repeat(num_rows, 1)).view(num_rows, num_candidates)
+
+    def generate(self, decoding: Decoding) -> list[list[int]]:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        written = self.backbone.generate(
+            decoding, encoder_outputs=BaseModelOutput(last_hidden_state=self.hidden()),
+            attention_mask=self.layout.mask.long(),
+        )  # fmt: skip
+        return written[:, 1:].tolist()  # type: ignore[no-any-return]  # without the start token
+
+    def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:
+        hidden, mask = self.hidden(), self.layout.mask.long()
+        if repeats > 1:
+            hidden, mask = hidden.repeat_interleave(repeats, dim=0), mask.repeat_interleave(repeats, dim=0)
+        output = self.backbone.model(
+            encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False
+        )
+        return output.logits.float()  # type: ignore[no-any-return]
+
+    def _shifted(self, target_ids: Tensor) -> Tensor:
+        return torch.cat([self._start(len(target_ids)), target_ids[:, :-1]], dim=1)
+
+    def _start(self, num_rows: int) -> Tensor:
+        return torch.full((num_rows, 1), self.backbone.start_id, device=self.ids.device)
+
+
+@dataclass
+class DecoderReading(Reading):
+    """A causal backbone: prompt, text and (in training) target are one sequence."""
+
+    _cache: list[tuple[Tensor, Tensor]] | None = None  # per layer: keys, values [B heads S D/heads]
+    _last_logits: Tensor | None = None  # [B V]
+
+    def _run(self) -> Tensor:
+        return self.backbone.base(**self._inputs(), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    def first_logits(self) -> Tensor:
+        last_source = self.layout.text_slots.max(dim=1, keepdim=True).values  # [B 1]
+        return self._logits_at(last_source)[:, 0]
+
+    def target_logits(self, target_ids: Tensor) -> Tensor:
+        """The token before each target token predicts it."""
+        return self._logits_at((self.layout.target_slots - 1).clamp(min=0))
+
+    def rank(self, candidates: Sequence[Tensor]) -> Tensor:
+        """The source is read once; its keys and values serve all candidates."""
+        from transformers import DynamicCache
+
+        ids, mask = _stacked(candidates, self.ids.device)  # [C U]
+        num_rows, num_candidates = len(self.ids), len(ids)
+        self.read_for_answers()
+        assert self._cache is not None and self._last_logits is not None
+        logits = self._last_logits.repeat_interleave(num_candidates, dim=0).unsqueeze(1)  # [B*C 1 V]
+        every, every_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
+        if ids.shape[1] > 1:
+            source_mask = self.layout.mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
+            output = self.backbone.model(
+                input_ids=every[:, :-1],
+                attention_mask=torch.cat([source_mask, every_mask[:, :-1].long()], dim=1),
+                position_ids=source_mask.sum(dim=1, keepdim=True)
+                + torch.arange(every.shape[1] - 1, device=every.device)
+                + (self.backbone.first_position or 0),
+                past_key_values=DynamicCache(
+                    [(k.repeat_interleave(num_candidates, 0), v.repeat_interleave(num_candidates, 0))
+                     for k, v in self._cache]
+                ),
+                use_cache=True,
+            )  # fmt: skip
+            logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
+        return _likelihood(logits, every, every_mask).view(num_rows, num_candidates)
+
+    def generate(self, decoding: Decoding) -> list[list[int]]:
+        """The prompt goes in on the first step only; later steps use its keys and values."""
+        with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+            written = self.backbone.generate(
+                decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long()
+            )
+        return written.tolist()  # type: ignore[no-any-return]
+
+    def rows(self, index: Tensor) -> Reading:
+        """Keys, values and logits of some rows."""
+        narrowed = super().rows(index)
+        if narrowed is not self and self._cache is not None and self._last_logits is not None:
+            assert isinstance(narrowed, DecoderReading)
+            narrowed._cache = [(k[index], v[index]) for k, v in self._cache]
+            narrowed._last_logits = self._last_logits[index]
+        return narrowed
+
+    def read_for_answers(self) -> None:
+        """One pass over prompt and text that keeps keys and values; needs the text's end in the last column."""
+        if self._cache is not None:
+            return
+        with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+            output = self.backbone.model(**self._inputs(), use_cache=True, logits_to_keep=1)
+        self._last_logits = output.logits[:, -1].float()
+        self._cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+
+    def _logits_at(self, slots: Tensor) -> Tensor:
+        """Logits at some positions [B U] -> [B U V]; the head runs only on columns some row asks for."""
+        columns, where = slots.unique(return_inverse=True)
+        with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+            output = self.backbone.model(**self._inputs(), use_cache=False, logits_to_keep=columns)
+        logits = output.logits.float()  # [B columns V]
+        return logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))
+
+
+def _stacked(candidates: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(len(candidate) for candidate in candidates)
+    ids = torch.zeros(len(candidates), width, dtype=torch.long, device=device)
+    mask = torch.zeros(len(candidates), width, dtype=torch.bool, device=device)
+    for row, candidate in enumerate(candidates):
+        ids[row, : len(candidate)] = candidate
+        mask[row, : len(candidate)] = True
+    return ids, mask
+
+
+def _likelihood(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Sum over tokens of log p(token | before). [N U V], [N U] -> [N]"""
+    each = logits.log_softmax(dim=-1).gather(2, ids.unsqueeze(2)).squeeze(2)  # [N U]
+    return (each * mask).sum(dim=1)

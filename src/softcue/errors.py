@@ -1,0 +1,95 @@
+"""Every error a user can cause, in one tree.
+
+    SoftcueError
+    ├── ConfigurationError     a setting has an unknown name or a wrong value
+    ├── DataError              a data file cannot be read or holds unusable rows
+    ├── BackboneError          a model folder, alias or hub id cannot be loaded or used
+    ├── CueError               a cue folder is damaged or belongs to another backbone
+    ├── RunError               an output folder or checkpoint forbids what was asked
+    ├── TrainingError          training produced something no cue may hold
+    └── MissingExtraError      an optional package is not installed
+
+Each message names the setting, the value received, what was expected and the next step. The command line
+prints the message on one line and exits with 2; any other exception is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SoftcueError(Exception):
+    """Base of all errors meant for users.
+
+    Example:
+        >>> str(SoftcueError("method.prompt_length", 0, "a whole number of at least 1", "raise it"))
+        'method.prompt_length: got 0; expected a whole number of at least 1; raise it'
+    """
+
+    def __init__(self, setting: str, value: object, expected: str, next_step: str) -> None:
+        self.setting = setting
+        self.value = value
+        self.expected = expected
+        self.next_step = next_step
+        super().__init__(f"{setting}: got {_shown(value)}; expected {expected}; {next_step}")
+
+
+class ConfigurationError(SoftcueError):
+    """A setting has an unknown name or a wrong value."""
+
+
+class DataError(SoftcueError):
+    """A data file cannot be read or holds unusable rows."""
+
+
+class BackboneError(SoftcueError):
+    """A model folder, alias or hub id cannot be loaded or used."""
+
+
+class CueError(SoftcueError):
+    """A cue folder is damaged or belongs to another backbone."""
+
+
+class RunError(SoftcueError):
+    """An output folder or a checkpoint forbids what was asked."""
+
+
+class TrainingError(SoftcueError):
+    """Training produced something no cue may hold, such as a loss that is not a number."""
+
+
+class MissingExtraError(SoftcueError):
+    """An optional package is not installed.
+
+    Example:
+        >>> str(MissingExtraError("datasets", "hub"))
+        "package 'datasets': got 'not installed'; expected it for this command; run: pip install -c constraints.txt 'softcue[hub]'"
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"package '{package}'",
+            "not installed",
+            "it for this command",
+            f"run: pip install -c constraints.txt 'softcue[{extra}]'",
+        )
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name: the closest known one, then all of them.
+
+    Example:
+        >>> near_matches("promt-tuning", ["prompt-tuning", "vip"])
+        "did you mean 'prompt-tuning'? known: prompt-tuning, vip"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}known: {', '.join(names)}"
+
+
+def _shown(value: object) -> str:
+    """A value short enough for one line; names and paths in quotes, so that a blank one is visible."""
+    text = repr(str(value)) if not isinstance(value, (int, float, bool, type(None))) else repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,94 @@
+"""Files that are either whole or not there, whatever kills the process in between."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEMPORARY_SUFFIX = ".partial"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file through a temporary name, fsync and rename, then fsync its folder.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> write_whole(target, b"hello")
+        >>> target.read_bytes()
+        b'hello'
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    with temporary.open("wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as indented, key-ordered-as-given JSON; NaN is refused because JSON has none."""
+    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors in the safetensors format, in a fixed order, so equal tensors give equal bytes."""
+    from safetensors.torch import save
+
+    return bytes(save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}))
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's content, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while piece := handle.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_folder_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write several files as one folder that appears at once, with a manifest of their hashes.
+
+    The folder is filled under a temporary name and renamed last, so a reader sees all of it or nothing.
+    """
+    temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, data in files.items():
+        write_whole(temporary / name, data)
+    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    write_json(temporary / "manifest.json", manifest)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(temporary, folder)
+    sync_folder(folder.parent)
+
+
+def folder_is_whole(folder: Path) -> bool:
+    """Whether every file named by the folder's manifest is there with the recorded content."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        return bool(manifest) and all(
+            sha256(folder / name) == digest for name, digest in manifest.items()
+        )
+    except (OSError, ValueError, AttributeError):
+        return False

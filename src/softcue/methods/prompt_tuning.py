@@ -1,0 +1,99 @@
+"""Prompt tuning (Lester et al. 2021): its settings and its five initialisers, from names to vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from softcue.backbones import Backbone
+from softcue.errors import ConfigurationError
+from softcue.methods.method import MethodConfig
+from softcue.methods.prompted import Prompted, PromptedConfig
+from softcue.prompts import StaticPrompt, initial
+from softcue.tasks import Task
+
+
+class PromptTuningConfig(PromptedConfig):
+    """Prompt tuning: length and initialiser."""
+
+    init: Literal["uniform", "vocabulary", "labels", "text", "file"] = Field(
+        "labels", description="where prompt vectors start; labels and text are filled up by init_fallback"
+    )
+    init_fallback: Literal["uniform", "vocabulary"] = Field("vocabulary", description="for rows labels leave over")
+    init_text: str = Field("", description="the text of init=text")
+    init_from: str = Field("", description="init=file: a cue folder, a .safetensors or a .npy file")
+    init_scale: float = Field(1.0, gt=0, description="multiplies the starting vectors")
+
+
+class PromptTuning(Prompted):
+    """Prompt tuning (Lester et al. 2021)."""
+
+    Config = PromptTuningConfig
+    summary = "one trained matrix in front of the text, the same for every input"
+    paper = "Lester et al. 2021"
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """A prompt started as the configuration says."""
+        assert isinstance(config, PromptTuningConfig)
+        if generator is None:
+            first = torch.zeros(config.prompt_length, backbone.width)
+        else:
+            first = initial_prompt(config, backbone, task, generator) * config.init_scale
+        return cls(StaticPrompt(first), config.insert_at)
+
+
+def initial_prompt(
+    config: PromptTuningConfig, backbone: Backbone, task: Task, generator: torch.Generator
+) -> Tensor:
+    """The starting vectors, by one of the paper's initialisers. [P D]"""
+    length, table = config.prompt_length, backbone.word_table.detach().cpu()
+    special = backbone.tokenizer.all_special_ids
+
+    def sampled(name: str) -> Tensor:
+        if name == "uniform":
+            return initial.uniform(length, backbone.width, generator)
+        return initial.sampled_vocabulary(table, length, generator, skip=special)
+
+    def pieces(text: str) -> list[int]:
+        return list(backbone.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    if config.init in ("uniform", "vocabulary"):
+        return sampled(config.init)
+    if config.init == "file":
+        return initial.exactly(read_prompt(config.init_from), length, backbone.width, config.init_from)
+    fallback = sampled(config.init_fallback)
+    if config.init == "labels":
+        # A task without a closed label set has only its own description to speak for it.
+        words = task.label_words or tuple(task.description.split())
+        return initial.class_labels(table, [found for word in words if (found := pieces(word))], fallback)
+    if not config.init_text.strip():
+        raise ConfigurationError("method.init_text", config.init_text, "the text for init=text",
+                                 "set it, for example method.init_text='classify this message'")  # fmt: skip
+    return initial.free_text(table, pieces(config.init_text), fallback)
+
+
+def read_prompt(origin: str) -> Tensor:
+    """Prompt vectors from a cue folder, a .safetensors file with one matrix, or a .npy file."""
+    path = Path(origin)
+    file = path / "cue.safetensors" if path.is_dir() else path
+    expected = "a cue folder, or a .safetensors or .npy file with one matrix"
+    try:
+        if file.suffix == ".npy":
+            import numpy
+
+            return torch.from_numpy(numpy.load(file, allow_pickle=False)).float()
+        from safetensors.torch import load_file
+
+        tensors = load_file(file)
+    except Exception as error:
+        raise ConfigurationError("method.init_from", origin, expected, f"check the path: {error}") from error
+    named = [tensor for name, tensor in tensors.items() if name.split(".")[-1] == "prompt"]
+    matrices = named or [tensor for tensor in tensors.values() if tensor.dim() == 2]
+    if len(matrices) != 1:
+        raise ConfigurationError("method.init_from", origin, expected, f"it holds {len(matrices)}")
+    return matrices[0]

@@ -1,0 +1,42 @@
+"""The one contract: a prompt encoder reads an instance and returns a prompt.
+
+It never touches the backbone, the tokenizer, labels or files, and leaves nothing on the module: whatever
+the trainer must know comes back in the Prompt. Learned state that no optimizer may touch is a buffer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from softcue.types import Instance, Prompt
+
+
+class PromptEncoder(nn.Module, ABC):
+    """Turns what may be read of the input into prompt vectors.
+
+    Subclasses set `prompt_length`, the P of every Prompt they return, so that room can be kept for it.
+    """
+
+    prompt_length: int
+
+    @abstractmethod
+    def forward(self, instance: Instance) -> Prompt:
+        """The prompt for each row of the instance."""
+
+    def prompt_parameters(self) -> list[nn.Parameter]:
+        """Those parameters that are prompt vectors themselves; the rest are a network's, with another rate."""
+        return []
+
+
+def whole_prompt(tokens: Tensor) -> Prompt:
+    """A prompt whose every position is real and that adds no loss.
+
+    Example:
+        >>> whole_prompt(torch.zeros(2, 3, 4)).mask.shape
+        torch.Size([2, 3])
+    """
+    mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)  # [B P]
+    return Prompt(tokens, mask, aux_loss=tokens.new_zeros(()))

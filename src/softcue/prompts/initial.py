@@ -1,0 +1,75 @@
+"""Where prompt vectors start (Lester et al. 2021, section 3.2 and figure 3b): five initialisers.
+
+Pure functions on the embedding table; the pieces of words come in as token numbers, so no tokenizer here.
+Where the released code differs from the paper (it draws from [0, 0.5)), the paper is followed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from softcue.errors import ConfigurationError
+
+COMMON_VOCABULARY = 5000  # SentencePiece numbers pieces by frequency; the paper samples among the commonest
+
+
+def uniform(length: int, width: int, generator: torch.Generator) -> Tensor:
+    """Each number from U[-0.5, 0.5].
+
+    Example:
+        >>> bool(uniform(4, 8, torch.Generator().manual_seed(0)).abs().max() <= 0.5)
+        True
+    """
+    return torch.rand(length, width, generator=generator) - 0.5  # [P D]
+
+
+def sampled_vocabulary(
+    table: Tensor, length: int, generator: torch.Generator, skip: Sequence[int] = ()
+) -> Tensor:
+    """Rows of common words, drawn without replacement unless the prompt is longer than the population.
+
+    `skip` names special tokens (padding, mask, ...), whose vectors are no words.
+    """
+    skipped = set(skip)
+    population = torch.tensor([row for row in range(min(COMMON_VOCABULARY, len(table))) if row not in skipped])
+    if length <= len(population):
+        chosen = torch.randperm(len(population), generator=generator)[:length]
+    else:
+        chosen = torch.randint(len(population), (length,), generator=generator)
+    return table[population[chosen]].float()  # [P D]
+
+
+def class_labels(table: Tensor, label_pieces: Sequence[Sequence[int]], fallback: Tensor) -> Tensor:
+    """One row per label, in the given order, the mean of its pieces; the fallback fills the rest."""
+    initial = fallback.clone()  # [P D]
+    if len(label_pieces) > len(initial):
+        warnings.warn(
+            f"method.prompt_length={len(initial)} holds only that many of {len(label_pieces)} labels; "
+            "the others do not start the prompt",
+            stacklevel=2,
+        )
+    for row, pieces in enumerate(label_pieces[: len(initial)]):
+        initial[row] = table[torch.tensor(pieces)].float().mean(dim=0)
+    return initial
+
+
+def free_text(table: Tensor, pieces: Sequence[int], fallback: Tensor) -> Tensor:
+    """Row i takes piece i of the text; the fallback fills the rest."""
+    return class_labels(table, [[piece] for piece in pieces[: len(fallback)]], fallback)
+
+
+def exactly(values: Tensor, length: int, width: int, origin: str) -> Tensor:
+    """Vectors from elsewhere (a file, another cue), which must fit to the number."""
+    if tuple(values.shape) != (length, width):
+        raise ConfigurationError(
+            "method.init_from", f"{origin} of shape {list(values.shape)}", f"shape [{length}, {width}]",
+            f"set method.prompt_length={values.shape[0]}" if values.shape[-1] == width
+            else "take a prompt trained on a backbone of the same width",
+        )  # fmt: skip
+    if not bool(torch.isfinite(values).all()):
+        raise ConfigurationError("method.init_from", origin, "finite numbers", "train that prompt again")
+    return values.float()

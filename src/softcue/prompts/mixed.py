@@ -1,0 +1,47 @@
+"""Prompts of several cues joined into one batch (Lester et al. 2021, figure 2), whatever their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from softcue.types import Prompt
+
+
+def joined(prompts: Sequence[Prompt], rows: Sequence[Tensor]) -> Prompt:
+    """One prompt for all rows: row `rows[g][i]` of the batch takes row i of prompt g.
+
+    Shorter prompts are padded and masked; cues without deep prompts get zeros there, which add nothing.
+
+    Example:
+        >>> from softcue.prompts.encoder import whole_prompt
+        >>> short, long = whole_prompt(torch.ones(1, 1, 4)), whole_prompt(torch.ones(1, 3, 4))
+        >>> joined([short, long], [torch.tensor([1]), torch.tensor([0])]).mask.tolist()
+        [[True, True, True], [True, False, False]]
+    """
+    if len(prompts) == 1:
+        return prompts[0]
+    num_rows = sum(len(index) for index in rows)
+    length = max(prompt.tokens.shape[1] for prompt in prompts)
+    first = prompts[0].tokens
+    tokens = first.new_zeros(num_rows, length, first.shape[2])  # [B P D]
+    mask = torch.zeros(num_rows, length, dtype=torch.bool, device=first.device)  # [B P]
+    replaces = torch.zeros(num_rows, dtype=torch.bool, device=first.device)  # [B]
+    for prompt, index in zip(prompts, rows, strict=True):
+        tokens[index, : prompt.tokens.shape[1]] = prompt.tokens
+        mask[index, : prompt.tokens.shape[1]] = prompt.mask
+        if prompt.replaces is not None:
+            replaces[index] = prompt.replaces
+    parts = [(p.deeper, index) for p, index in zip(prompts, rows, strict=True) if p.deeper is not None]
+
+    def deeper(layer: int, hidden: Tensor, text_mask: Tensor) -> Tensor:
+        values = hidden.new_zeros(num_rows, length, hidden.shape[2])  # [B P D]
+        for part, index in parts:
+            found = part(layer, hidden[index], text_mask[index])
+            values[index, : found.shape[1]] = found.to(values.dtype)
+        return values
+
+    aux_loss = torch.stack([prompt.aux_loss for prompt in prompts]).sum()
+    return Prompt(tokens, mask, aux_loss, deeper if parts else None, replaces)

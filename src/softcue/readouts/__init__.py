@@ -1,0 +1,37 @@
+"""What the backbone computed -> loss and prediction."""
+
+from __future__ import annotations
+
+from softcue.backbones import Backbone
+from softcue.errors import ConfigurationError
+from softcue.readouts.generation import Generation
+from softcue.readouts.heads import Classifier, Regression
+from softcue.readouts.label_words import LabelWords
+from softcue.readouts.readout import Loss, Readout, ReadoutConfig
+from softcue.tasks import Task
+
+__all__ = ["Loss", "Readout", "ReadoutConfig", "make_readout"]
+
+READOUTS: dict[str, type[Readout]] = {
+    "classifier": Classifier,
+    "regression": Regression,
+    "label-words": LabelWords,
+    "generation": Generation,
+}
+_FITS = {
+    "classification": ("classifier", "label-words", "generation"),
+    "regression": ("regression",),
+    "generation": ("generation",),
+}
+
+
+def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Readout:
+    """The readout a configuration names; `auto` takes what suits task and backbone."""
+    name: str = config.name
+    if name == "auto":
+        usual = "classifier" if backbone.kind == "encoder" else "generation"
+        name = usual if task.kind == "classification" else task.kind
+    if name not in _FITS[task.kind]:
+        raise ConfigurationError("readout.name", name, f"one that fits {task.kind}: {', '.join(_FITS[task.kind])}",
+                                 "change readout.name or task.kind")  # fmt: skip
+    return READOUTS[name](task, config, backbone)

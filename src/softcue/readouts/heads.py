@@ -1,0 +1,103 @@
+"""A trained head on one vector per text: classes by softmax, or a score by regression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from softcue.backbones import Backbone, Pooling, Reading, pooled
+from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.tasks import Task
+from softcue.types import Batch, Example, Prediction, Tokens
+
+
+def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: float) -> nn.Sequential:
+    """`linear`, or RoBERTa's dense-tanh-linear.
+
+    Example:
+        >>> sum(p.numel() for p in make_head("mlp", 1024, 2, 0.1, 0.02).parameters())
+        1051650
+    """
+    layers: list[nn.Module] = []
+    if kind == "mlp":
+        layers += [nn.Dropout(dropout), nn.Linear(width, width), nn.Tanh()]
+    layers += [nn.Dropout(dropout), nn.Linear(width, num_outputs)]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=init)
+            nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+class PooledHead(Readout):
+    """What classifier and regression share: pooling, then a head."""
+
+    def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
+        super().__init__(task, config, backbone)
+        self.pooling: Pooling = backbone.natural_pooling if config.pooling == "auto" else config.pooling
+        num_outputs = 1 if task.kind == "regression" else len(task.labels)
+        self.head = make_head(config.head, backbone.hidden_width, num_outputs, config.dropout, config.head_init)
+
+    def outputs(self, reading: Reading) -> Tensor:
+        """The head's outputs. [B C]"""
+        return self.head(pooled(reading.text(), reading.text_mask, self.pooling))  # type: ignore[no-any-return]
+
+
+class Classifier(PooledHead):
+    """Cross-entropy over the task's labels.
+
+    Outputs keep the order of `task.label_names`.
+    """
+
+    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+        """With the class number."""
+        return replace(tokens, label=self.task.label_names.index(str(example.target)))
+
+    def loss(self, reading: Reading, batch: Batch) -> Loss:
+        """Cross-entropy."""
+        assert batch.labels is not None
+        return Loss(functional.cross_entropy(self.outputs(reading), batch.labels, reduction="sum"), batch.size)
+
+    def predict(self, reading: Reading) -> list[Prediction]:
+        """A label per row."""
+        probabilities = self.outputs(reading).softmax(dim=-1)  # [B C]
+        return [label_prediction(self.task, row) for row in probabilities.tolist()]
+
+
+class Regression(PooledHead):
+    """Squared error on one number, standardised by what the training rows showed."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
+        super().__init__(task, config, backbone)
+        # Buffers: no optimizer may touch them, and a cue must bring them along.
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def see(self, examples: Sequence[Example]) -> None:
+        """Take centre and spread from the training scores."""
+        scores = torch.tensor([float(example.target) for example in examples if example.target is not None])
+        self.mean.copy_(scores.mean())
+        self.scale.copy_(scores.std(unbiased=False).clamp(min=1e-6))
+
+    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+        """With the score."""
+        assert example.target is not None
+        return replace(tokens, label=float(example.target))
+
+    def loss(self, reading: Reading, batch: Batch) -> Loss:
+        """Squared error in standard deviations."""
+        assert batch.labels is not None
+        wanted = (batch.labels - self.mean) / self.scale  # [B]
+        return Loss((self.outputs(reading).squeeze(1) - wanted).square().sum(), batch.size)
+
+    def predict(self, reading: Reading) -> list[Prediction]:
+        """A number per row."""
+        values = self.outputs(reading).squeeze(1) * self.scale + self.mean  # [B]
+        return [Prediction(None, value=value) for value in values.tolist()]

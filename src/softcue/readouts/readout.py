@@ -1,0 +1,103 @@
+"""The contract of a readout: what the backbone computed -> loss and prediction.
+
+A readout may hold a trained head. It never sees the prompt, and it changes nothing in the backbone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from softcue.backbones import Backbone, Reading
+from softcue.tasks import Task
+from softcue.types import Batch, Example, Prediction, Tokens
+
+
+class ReadoutConfig(BaseModel):
+    """How the answer is read off the backbone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["auto", "classifier", "regression", "label-words", "generation"] = Field(
+        "auto", description="auto: a head on encoders, generation on backbones that write text"
+    )
+    pooling: Literal["auto", "cls", "mean", "last"] = Field(
+        "auto", description="one vector for the text; auto follows the backbone's own pooling config"
+    )
+    head: Literal["linear", "mlp"] = Field("linear", description="mlp is RoBERTa's dense-tanh-linear head")
+    head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
+    dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
+    mask_phrase: str = Field(" {mask}", description="label-words on encoders: what follows the text")
+    decoding: Literal["auto", "rank", "greedy", "beam"] = Field(
+        "auto", description="generation: rank scores every label string and is never illegal; auto ranks if it can"
+    )
+    num_beams: int = Field(4, ge=1, description="generation with decoding=beam")
+    max_new_tokens: int = Field(32, ge=1, description="generation with decoding=greedy or beam")
+    z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A sum and what it is to be divided by; the division waits for all processes and micro-batches."""
+
+    total: Tensor  # []
+    count: float
+
+
+class Readout(nn.Module, ABC):
+    """Reads answers off the backbone for one task."""
+
+    writes_answer = False  # decoders then get a cue where the answer begins
+    needs_target = False  # training feeds the target's tokens to the backbone
+    shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
+
+    def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
+        super().__init__()
+        self.task = task
+        self.config = config
+
+    @property
+    def suffix(self) -> str:
+        """Text that every source must end with."""
+        return ""
+
+    def see(self, examples: Sequence[Example]) -> None:
+        """Take from the training rows what no gradient can find, such as the scale of scores."""
+
+    @property
+    def max_target_length(self) -> int:
+        """Room a decoder needs behind the text."""
+        return 0
+
+    @abstractmethod
+    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+        """The tokens with the example's answer filled in, for training."""
+
+    def num_losses(self, rows: Sequence[Tokens]) -> float:
+        """How many terms the loss of these rows averages."""
+        return len(rows)
+
+    @abstractmethod
+    def loss(self, reading: Reading, batch: Batch) -> Loss:
+        """The training loss of a batch."""
+
+    @abstractmethod
+    def predict(self, reading: Reading) -> list[Prediction]:
+        """An answer per row."""
+
+
+def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
+    """The likeliest label, with all scores.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> label_prediction(library_task("same-request"), [0.25, 0.75]).label
+        'different'
+    """
+    scores = dict(zip(task.label_names, probabilities, strict=True))
+    return Prediction(max(scores, key=scores.__getitem__), scores=scores)

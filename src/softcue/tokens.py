@@ -1,0 +1,145 @@
+"""Example -> Tokens -> Batch. Knows tokenizers and lengths, but no model, prompt or label set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from softcue.errors import ConfigurationError
+from softcue.tasks import Task
+from softcue.types import Batch, Example, Tokens
+
+Kind = Literal["encoder", "encoder-decoder", "decoder"]
+InsertAt = Literal["front", "start", "end"]
+PaddingSide = Literal["left", "right"]
+
+# A decoder must know where the text ends and the answer begins; the other kinds see it in their structure.
+ANSWER_CUE = "\nAnswer:"
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How the rows of one task become tokens for one tokenizer.
+
+    `limit` is what is left for the text after prompt and target; `suffix` is text every source ends with
+    (the mask of a label-word readout, say). Neither is ever cut: only the rows' own texts are.
+    """
+
+    task: Task
+    tokenizer: Any
+    kind: Kind
+    limit: int
+    insert_at: InsertAt = "start"
+    suffix: str = ""
+    writes_answer: bool = False
+
+    def source(self, example: Example) -> Tokens:
+        """Tokens of the source text, cut to the limit where it is too long."""
+        texts = example.texts
+        encoded = self._encode(texts)
+        is_truncated = len(encoded["input_ids"]) > self.limit
+        while (excess := len(encoded["input_ids"]) - self.limit) > 0:
+            texts = self._shortened(texts, excess)
+            encoded = self._encode(texts)
+        ids = tuple(encoded["input_ids"])
+        segments = tuple(encoded["token_type_ids"]) if "token_type_ids" in encoded else None
+        return Tokens(ids, segments, self._insertion(ids), is_truncated=is_truncated)
+
+    def _encode(self, texts: tuple[str, ...]) -> dict[str, list[int]]:
+        if self.kind == "encoder":
+            last = texts[-1] + self.suffix
+            pair = (texts[0], last) if len(texts) == 2 else (last,)
+            return dict(self.tokenizer(*pair, verbose=False))
+        cue = ANSWER_CUE if self.kind == "decoder" and self.writes_answer else ""
+        encoded = dict(self.tokenizer(self.task.source(texts) + self.suffix + cue, verbose=False))
+        if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
+            encoded = {name: ids[:-1] for name, ids in encoded.items()}
+        encoded.pop("token_type_ids", None)
+        return encoded
+
+    def _shortened(self, texts: tuple[str, ...], excess: int) -> tuple[str, ...]:
+        """The texts with `excess` tokens cut from the end of the longest."""
+        offsets = [
+            self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
+                "offset_mapping"
+            ]
+            for text in texts
+        ]
+        longest = max(range(len(texts)), key=lambda index: len(offsets[index]))
+        keep = len(offsets[longest]) - excess
+        if len(texts) == 2:  # share the cut between two long texts
+            keep = max(keep, (len(offsets[0]) + len(offsets[1]) - excess) // 2)
+        keep = min(keep, len(offsets[longest]) - 1)
+        if keep < 1:
+            raise ConfigurationError(
+                "backbone.max_length", self.limit, "room for at least one token of text besides the prompt",
+                "shorten method.prompt_length or raise backbone.max_length",
+            )  # fmt: skip
+        shortened = texts[longest][: offsets[longest][keep - 1][1]]
+        return tuple(shortened if index == longest else text for index, text in enumerate(texts))
+
+    def _insertion(self, ids: tuple[int, ...]) -> int:
+        special = set(self.tokenizer.all_special_ids)
+        if self.insert_at == "front":
+            return 0
+        if self.insert_at == "start":
+            return int(bool(ids) and ids[0] in special)
+        last = len(ids)
+        while last > 0 and ids[last - 1] in special:
+            last -= 1
+        return last
+
+
+def answer_tokens(tokenizer: Any, kind: Kind, words: str) -> tuple[int, ...]:
+    """Tokens of an answer as a backbone of that kind writes it, closed by the end token."""
+    if kind == "decoder":
+        # Cut from the joint text, so that a leading space is merged exactly as after a real source.
+        before = tokenizer(ANSWER_CUE, add_special_tokens=False)["input_ids"]
+        both = tokenizer(f"{ANSWER_CUE} {words}", add_special_tokens=False)["input_ids"]
+        return (*both[len(before) :], tokenizer.eos_token_id)
+    ids = tuple(tokenizer(words)["input_ids"])
+    return ids if ids and ids[-1] == tokenizer.eos_token_id else (*ids, tokenizer.eos_token_id)
+
+
+def collate(rows: Sequence[Tokens], pad_id: int, side: PaddingSide = "right") -> Batch:
+    """Rows to one batch, padded to the longest row.
+
+    Example:
+        >>> collate([Tokens((5, 6), None, 0), Tokens((7,), None, 0)], pad_id=0).mask.tolist()
+        [[True, True], [True, False]]
+    """
+    ids, mask = _padded([row.ids for row in rows], pad_id, side)
+    has_segments = any(row.segments is not None for row in rows)
+    segments = _padded([row.segments or (0,) * len(row.ids) for row in rows], 0, side)[0] if has_segments else None
+    target_ids, target_mask = _padded([row.target_ids for row in rows], pad_id, "right")
+    labels = [row.label for row in rows if row.label is not None]
+    return Batch(
+        ids, mask, segments, torch.tensor([row.insert_at for row in rows]), target_ids, target_mask,
+        torch.tensor(labels) if len(labels) == len(rows) else None,
+    )  # fmt: skip
+
+
+def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Row numbers in batches of like length, longest first: the least padding, and memory peaks at once.
+
+    Example:
+        >>> by_length([3, 9, 4], batch_size=2)
+        [[1, 2], [0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _padded(rows: Sequence[tuple[int, ...]], pad: int, side: PaddingSide) -> tuple[Tensor, Tensor]:
+    width = max((len(row) for row in rows), default=0)
+    values = torch.full((len(rows), width), pad)  # [B T]
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)  # [B T]
+    for index, row in enumerate(rows):
+        span = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        values[index, span] = torch.tensor(row, dtype=torch.long)
+        mask[index, span] = True
+    return values, mask

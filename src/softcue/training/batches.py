@@ -1,0 +1,50 @@
+"""Which rows make up which step: a function of seed and epoch alone, so a resumed run sees the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+BUCKET = 50  # batches sorted by length together: little padding, while the order stays random
+
+
+def stream_seed(*parts: object) -> int:
+    """A seed of its own for each (run seed, purpose, number).
+
+    Example:
+        >>> stream_seed(0, "order", 1) != stream_seed(0, "order", 2)
+        True
+    """
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """The epoch's batches of row numbers: shuffled, sorted by length within buckets, shuffled again.
+
+    Example:
+        >>> batches = epoch_batches([5, 1, 5, 1], batch_size=2, seed=0, epoch=0)
+        >>> sorted(map(sorted, batches))
+        [[0, 2], [1, 3]]
+    """
+    generator = torch.Generator().manual_seed(stream_seed(seed, "order", epoch))
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    batches = []
+    for start in range(0, len(order), BUCKET * batch_size):
+        bucket = sorted(order[start : start + BUCKET * batch_size], key=lambda row: lengths[row])
+        batches += [bucket[first : first + batch_size] for first in range(0, len(bucket), batch_size)]
+    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def own_share(rows: Sequence[int], rank: int, world_size: int, micro_batch_size: int) -> list[list[int]]:
+    """This process' rows of a global batch, in pieces it runs one after the other.
+
+    Example:
+        >>> own_share([10, 11, 12, 13, 14], rank=0, world_size=2, micro_batch_size=2)
+        [[10, 12], [14]]
+    """
+    own = list(rows[rank::world_size])
+    size = micro_batch_size or max(1, len(own))
+    return [own[start : start + size] for start in range(0, len(own), size)]

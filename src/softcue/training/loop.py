@@ -1,0 +1,207 @@
+"""The one training loop. It knows steps, batches and processes, but no method by name."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softcue.backbones import Backbone
+from softcue.errors import ConfigurationError, TrainingError
+from softcue.evaluation import Evaluation, evaluate
+from softcue.methods import TaskModel
+from softcue.tokens import collate
+from softcue.training.batches import epoch_batches, own_share, stream_seed
+from softcue.training.checkpoints import Checkpoint, Checkpoints, Progress
+from softcue.training.config import TrainingConfig
+from softcue.training.optimizers import (
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    rate_factor,
+)
+from softcue.training.processes import Processes
+from softcue.types import Example, Tokens
+
+# kind ("step" or "evaluation"), values: told to the progress bar, metrics.jsonl and tensorboard
+Listener = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the model holds its best numbers."""
+
+    progress: Progress
+    evaluation: Evaluation
+    num_truncated: int
+    seconds: float
+    peak_megabytes: float
+    warnings: list[str] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains one task's model on a frozen backbone."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        model: TaskModel,
+        train: Sequence[Example],
+        validation: Sequence[Example],
+        config: TrainingConfig,
+        checkpoints: Checkpoints | None = None,
+        listener: Listener | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.backbone, self.model, self.config = backbone, model, config
+        self.validation = validation
+        self.checkpoints = checkpoints
+        self.processes = processes or Processes()
+        self.listener = listener or (lambda kind, values: None)
+        self.rows: list[Tokens] = [model.tokens(example, with_answer=True) for example in train]
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigurationError(
+                "method.name", type(model.method).__name__, "something to train: a prompt or a readout with a head",
+                "choose another method, or readout.name=classifier",
+            )  # fmt: skip
+        self.steps_per_epoch = math.ceil(len(self.rows) / config.batch_size)
+        self.num_steps = config.steps or config.epochs * self.steps_per_epoch
+        self.evaluate_every = config.evaluate_every or self.steps_per_epoch
+        self.optimizer = make_optimizer(model, config)
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        self._batches: tuple[int, list[list[int]]] = (-1, [])
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self.progress = checkpoint.progress
+        self.model.load_state_dict(checkpoint.model)
+        self.best = checkpoint.best
+        load_optimizer_tensors(self.model, self.optimizer, checkpoint.optimizer)
+
+    def run(self) -> Result:
+        """Train to the end; afterwards the model holds the numbers of its best evaluation."""
+        started = time.monotonic()
+        self.processes.share_first(list(self.model.state_dict().values()))
+        with torch.random.fork_rng(devices=[]):
+            while self.progress.step < self.num_steps and not self.progress.is_over:
+                self._step()
+                self._after_step()
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+        evaluation = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
+        return Result(
+            self.progress, evaluation, sum(row.is_truncated for row in self.rows), time.monotonic() - started,
+            peak_megabytes(), self._warnings(evaluation),
+        )  # fmt: skip
+
+    def _step(self) -> None:
+        step, config = self.progress.step, self.config
+        rows = self._rows_of(step)
+        count = self.model.readout.num_losses([self.rows[row] for row in rows])
+        rank, world = self.processes.rank, self.processes.world_size
+        torch.manual_seed(stream_seed(config.seed, "step", step, rank))
+        self.model.train()
+        factor = rate_factor(config, step, self.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_rate"] * factor
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_sum = torch.zeros((), device=self.backbone.device)
+        for numbers in own_share(rows, rank, world, config.micro_batch_size):
+            batch = collate([self.rows[row] for row in numbers], self.backbone.tokenizer.pad_token_id)
+            loss, aux_loss = self.model(self.backbone, batch.to(self.backbone.device))
+            whole = loss.total / count + aux_loss * (len(numbers) / len(rows))
+            whole.backward()
+            loss_sum += whole.detach()
+        self._reduce_and_update(loss_sum)
+        value = float(self.processes.total(loss_sum))
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"loss at step {step + 1}", value, "a finite number",
+                f"lower training.prompt_rate (now {config.prompt_rate}) or training.network_rate, "
+                "or set training.clip_norm=1.0",
+            )  # fmt: skip
+        self.progress.step += 1
+        self.listener("step", {"step": self.progress.step, "epoch": step / self.steps_per_epoch, "loss": value,
+                               "rate_factor": factor, "rows": len(rows)})  # fmt: skip
+
+    def _reduce_and_update(self, loss_sum: Tensor) -> None:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        if self.processes.world_size > 1:
+            for parameter in trained:  # a process without rows in this batch has no gradient yet
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            flat = torch.cat([p.grad.reshape(-1) for p in trained])  # type: ignore[union-attr]
+            pieces = self.processes.total(flat).split([p.numel() for p in trained])
+            for parameter, piece in zip(trained, pieces, strict=True):
+                parameter.grad = piece.view_as(parameter).clone()
+        if self.config.clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(trained, self.config.clip_norm)
+        self.optimizer.step()
+
+    def _after_step(self) -> None:
+        step, config = self.progress.step, self.config
+        is_last = step == self.num_steps
+        evaluates = is_last or step % self.evaluate_every == 0
+        if evaluates:
+            self._evaluate()
+        saves = evaluates if config.checkpoint_every == 0 else step % config.checkpoint_every == 0
+        if self.checkpoints and (saves or is_last or self.progress.is_over) and self.processes.is_main:
+            self.checkpoints.save(self._checkpoint())
+        self.processes.wait()
+
+    def _evaluate(self) -> None:
+        progress = self.progress
+        self.model.eval()
+        found = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
+        if progress.best_score is None or found.main > progress.best_score:
+            progress.best_score, progress.best_step, progress.num_worse = found.main, progress.step, 0
+            self.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        else:
+            progress.num_worse += 1
+        progress.is_over = bool(self.config.patience) and progress.num_worse >= self.config.patience
+        entry = {"step": progress.step, "score": found.main, **found.scores}
+        progress.history.append(entry)
+        self.listener("evaluation", {**entry, "best_score": progress.best_score})
+
+    def _checkpoint(self) -> Checkpoint:
+        best = self.best or {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
+        return Checkpoint(
+            self.progress, dict(self.model.state_dict()), best, optimizer_tensors(self.model, self.optimizer)
+        )
+
+    def _rows_of(self, step: int) -> list[int]:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if self._batches[0] != epoch:
+            lengths = [len(row.ids) + len(row.target_ids) for row in self.rows]
+            self._batches = (epoch, epoch_batches(lengths, self.config.batch_size, self.config.seed, epoch))
+        return self._batches[1][position]
+
+    def _warnings(self, evaluation: Evaluation) -> list[str]:
+        found = []
+        if evaluation.has_collapsed:
+            label = next(iter(evaluation.predicted_labels))
+            found.append(
+                f"every validation row is predicted as '{label}': nothing was learned. Try "
+                f"training.prompt_rate={self.config.prompt_rate / 3:.2g} or {self.config.prompt_rate * 3:.2g}, "
+                f"more training.epochs (now {self.config.epochs}), method.init=labels, or readout.pooling=mean"
+            )
+        if truncated := sum(row.is_truncated for row in self.rows):
+            found.append(
+                f"{truncated} of {len(self.rows)} training texts were cut to {self.model.wording.limit} tokens "
+                f"({self.backbone.max_length} less prompt and answer)"
+            )
+        return found
+
+
+def peak_megabytes() -> float:
+    """The most memory this process has held."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

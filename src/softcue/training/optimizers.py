@@ -1,0 +1,130 @@
+"""AdamW, and Adafactor exactly as Lester et al. (2021) ran it.
+
+Written by hand because neither torch's nor transformers' Adafactor can express the rule:
+no parameter scaling, no first moment, second moments unfactored unless both sides have 128 rows or more,
+beta2 = 1 - t^-0.8, updates clipped to RMS 1, and weight decay that is not multiplied by the rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softcue.methods import TaskModel
+from softcue.training.config import TrainingConfig
+
+FACTORED_FROM = 128  # t5x: a matrix is factored when both of its sides are at least this long
+DECAY_EXPONENT = 0.8
+CLIP_RMS = 1.0
+EPSILON = 1e-30
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Adafactor by the rule of t5x, with the settings of the paper's appendix A.
+
+    Example:
+        >>> prompt = nn.Parameter(torch.zeros(2, 4))
+        >>> optimizer = Adafactor([{"params": [prompt], "lr": 0.3}], weight_decay=1e-5)
+        >>> prompt.grad = torch.ones(2, 4)
+        >>> _ = optimizer.step()
+        >>> prompt[0, 0].item()
+        -0.30000001192092896
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], weight_decay: float) -> None:
+        super().__init__(groups, {"lr": 0.3, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group["lr"], group["weight_decay"])
+
+    def _update(self, parameter: Tensor, rate: float, weight_decay: float) -> None:
+        state, gradient = self.state[parameter], parameter.grad.float()  # type: ignore[union-attr]
+        is_factored = parameter.dim() == 2 and min(parameter.shape) >= FACTORED_FROM
+        if not state:
+            state["step"] = torch.zeros(())
+            if is_factored:
+                state["rows"] = gradient.new_zeros(parameter.shape[0])
+                state["columns"] = gradient.new_zeros(parameter.shape[1])
+            else:
+                state["moment"] = torch.zeros_like(gradient)
+        state["step"] += 1
+        beta2 = 1.0 - float(state["step"]) ** -DECAY_EXPONENT
+        square = gradient.square() + EPSILON
+        if is_factored:
+            state["rows"].lerp_(square.mean(dim=1), 1.0 - beta2)
+            state["columns"].lerp_(square.mean(dim=0), 1.0 - beta2)
+            rows, columns = state["rows"], state["columns"]
+            update = gradient * (rows / rows.mean()).rsqrt().unsqueeze(1) * columns.rsqrt().unsqueeze(0)
+        else:
+            state["moment"].lerp_(square, 1.0 - beta2)
+            update = gradient * state["moment"].rsqrt()
+        update /= (update.square().mean().sqrt() / CLIP_RMS).clamp(min=1.0)
+        # new = (1 - weight_decay) * old - rate * update: the decay is not multiplied by the rate
+        parameter.mul_(1.0 - weight_decay).sub_(update.to(parameter.dtype), alpha=rate)
+
+
+def make_optimizer(model: TaskModel, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Two groups: prompt vectors with their rate, everything else with the network rate."""
+    prompts = model.method.prompt_parameters()
+    known = {id(parameter) for parameter in prompts}
+    networks = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    groups = [
+        {"params": parameters, "lr": rate, "base_rate": rate}
+        for parameters, rate in ((prompts, config.prompt_rate), (networks, config.network_rate))
+        if parameters
+    ]
+    if config.optimizer == "adafactor":
+        return Adafactor(groups, config.weight_decay)
+    return torch.optim.AdamW(
+        groups, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2), eps=config.epsilon
+    )
+
+
+def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:
+    """What step number `step` (from 0) multiplies the rates with.
+
+    Example:
+        >>> rate_factor(TrainingConfig(schedule="linear", warmup_steps=2), 1, 12)
+        1.0
+        >>> rate_factor(TrainingConfig(schedule="linear", warmup_steps=2), 7, 12)
+        0.5
+    """
+    done = step + 1
+    if done < config.warmup_steps:
+        return done / config.warmup_steps
+    if config.schedule == "linear":
+        return max(0.0, (num_steps - step) / max(1, num_steps - config.warmup_steps))
+    if config.schedule == "inverse-sqrt":
+        return float((max(1, config.warmup_steps) / max(done, config.warmup_steps, 1)) ** 0.5)
+    return 1.0
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name, for checkpoints without pickle."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[id(parameter)]}|{key}": torch.as_tensor(value)
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def load_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` gave."""
+    parameters = dict(model.named_parameters())
+    for full_name, value in tensors.items():
+        name, _, key = full_name.partition("|")
+        parameter = parameters[name]
+        # AdamW keeps its step counter on the processor, whatever the device of the moments.
+        home = "cpu" if value.dim() == 0 else parameter.device
+        optimizer.state[parameter][key] = value.to(home)

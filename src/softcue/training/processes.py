@@ -1,0 +1,54 @@
+"""Several processes, one run: who we are, sums over all, and waiting for each other (on accelerate)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from softcue.errors import RunError
+
+
+class Processes:
+    """This process among those torchrun started; alone if it did not."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = 0, 1
+        expected = int(os.environ.get("WORLD_SIZE", "1"))
+        if expected > 1:
+            from accelerate import PartialState
+
+            state = PartialState(cpu=not torch.cuda.is_available())
+            self.rank, self.world_size = state.process_index, state.num_processes
+            if self.world_size != expected:  # accelerate may quietly fall back to one process
+                raise RunError("WORLD_SIZE", expected, f"as many processes as came up ({self.world_size})",
+                               "start with: torchrun --nproc-per-node N -m softcue train ...")  # fmt: skip
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over all processes."""
+        if self.world_size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def share_first(self, tensors: Sequence[Tensor]) -> None:
+        """Give every process the numbers of the first."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, src=0)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+    def close(self) -> None:
+        """Leave the group, if this process started one."""
+        if self.world_size > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()

@@ -1,0 +1,115 @@
+"""The records that travel between packages, and the shape letters. No logic lives here.
+
+Shape letters, the same everywhere:
+    B batch · T text tokens · P prompt length · U target tokens · S laid-out length · D width
+    L layers · V vocabulary · C classes or candidates · K codes · R representation width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a task, before tokens: the text to read and, when known, the answer."""
+
+    texts: tuple[str, ...]
+    target: str | float | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One row after the tokenizer, before batching."""
+
+    ids: tuple[int, ...]
+    segments: tuple[int, ...] | None
+    insert_at: int  # index into `ids` before which the prompt goes
+    target_ids: tuple[int, ...] = ()
+    label: int | float | None = None
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one task as tensors, padded to the longest row and no further."""
+
+    ids: Tensor  # [B T] long
+    mask: Tensor  # [B T] bool, source tokens only
+    segments: Tensor | None  # [B T] long, for backbones that tell two sentences apart
+    insert_at: Tensor  # [B] long, index into the row's own tokens
+    target_ids: Tensor  # [B U] long, U may be 0
+    target_mask: Tensor  # [B U] bool
+    labels: Tensor | None = None  # [B] long (class) or float (score)
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return self.ids.shape[0]
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on another device."""
+        moved = {name: None if value is None else value.to(device) for name, value in vars(self).items()}
+        return Batch(**moved)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What a prompt may read of its input. Never the target."""
+
+    embeds: Tensor  # [B T D] frozen word embeddings of the source text
+    mask: Tensor  # [B T]   source tokens only
+    representation: Tensor | None = None  # [B R]   M(x), only for encoders that ask for it
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a prompt encoder returns, and all that the injection needs to know of a method."""
+
+    tokens: Tensor  # [B P D]
+    mask: Tensor  # [B P]   lets unlike lengths share a batch
+    aux_loss: Tensor  # []      commitment, noise resilience, ...
+    # (layer, hidden [B T D], mask [B T]) -> [B P D]; hidden states of the source text only
+    deeper: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    # [B] bool: rows whose deeper vectors take the place of the hidden states; None adds them everywhere
+    replaces: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer. `label` is a class name or generated text; `value` is set for regression."""
+
+    label: str | None
+    value: float | None = None
+    scores: Mapping[str, float] | None = None  # a probability per label, where the readout has them
+
+    def as_dict(self) -> dict[str, object]:
+        """The fields that are set, for JSON.
+
+        Example:
+            >>> Prediction("billing", scores={"billing": 1.0}).as_dict()
+            {'label': 'billing', 'scores': {'billing': 1.0}}
+        """
+        found: dict[str, object] = {}
+        if self.label is not None:
+            found["label"] = self.label
+        if self.value is not None:
+            found["value"] = self.value
+        if self.scores is not None:
+            found["scores"] = dict(self.scores)
+        return found
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many numbers a method adds, told apart by who changes them."""
+
+    gradient: int  # trained by the optimizer
+    ema: int  # moved by a running average, such as a codebook
+    stored: int  # in the cue file, without the head
+    head: int  # trained numbers of the readout, reported apart as the papers do
