@@ -53,10 +53,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
             dtype=torch.float32, **({} if extra else {"use_safetensors": True}), **extra,
         )  # fmt: skip
     _check_complete(config.name, model, report)
-    backbone = Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
-    if config.max_length is not None:
-        backbone.max_length = min(config.max_length, backbone.max_length)
-    return backbone
+    return Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
 
 
 def _folder_of(name: str) -> Path | None:

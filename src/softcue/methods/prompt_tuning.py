@@ -52,12 +52,13 @@ def initial_prompt(
 ) -> Tensor:
     """The starting vectors, by one of the paper's initialisers. [P D]"""
     length, table = config.prompt_length, backbone.word_table.detach().cpu()
-    special = backbone.tokenizer.all_special_ids
+    special = set(backbone.tokenizer.all_special_ids)
+    unused = [row for word, row in backbone.tokenizer.get_vocab().items() if word.startswith(("[unused", "<extra_id"))]
 
     def sampled(name: str) -> Tensor:
         if name == "uniform":
             return initial.uniform(length, backbone.width, generator)
-        return initial.sampled_vocabulary(table, length, generator, skip=special)
+        return initial.sampled_vocabulary(table, length, generator, skip=[*special, *unused])
 
     def pieces(text: str) -> list[int]:
         return list(backbone.tokenizer(text, add_special_tokens=False)["input_ids"])

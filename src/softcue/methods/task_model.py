@@ -20,18 +20,21 @@ from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, 
 class TaskModel(nn.Module):
     """All trained numbers of one task; the backbone is passed in and never becomes part of it."""
 
-    def __init__(self, task: Task, method: Method, readout: Readout, backbone: Backbone) -> None:
+    def __init__(
+        self, task: Task, method: Method, readout: Readout, backbone: Backbone, max_length: int | None = None
+    ) -> None:
         super().__init__()
         self.task = task
         self.method = method
         self.readout = readout
-        room = backbone.max_length - method.prompt_length
+        self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
+        room = self.max_length - method.prompt_length
         if backbone.kind == "decoder":
             room -= readout.max_target_length
         if room < 2:
             raise ConfigurationError(
                 "method.prompt_length", method.prompt_length,
-                f"room for text among the {backbone.max_length} tokens {backbone.name} takes",
+                f"room for text among the {self.max_length} tokens {backbone.name} takes",
                 "shorten the prompt",
             )  # fmt: skip
         self.wording = Wording(

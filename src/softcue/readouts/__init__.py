@@ -26,12 +26,22 @@ _FITS = {
 
 
 def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Readout:
-    """The readout a configuration names; `auto` takes what suits task and backbone."""
-    name: str = config.name
-    if name == "auto":
-        usual = "classifier" if backbone.kind == "encoder" else "generation"
-        name = usual if task.kind == "classification" else task.kind
-    if name not in _FITS[task.kind]:
-        raise ConfigurationError("readout.name", name, f"one that fits {task.kind}: {', '.join(_FITS[task.kind])}",
+    """The readout a configuration names; its own `config` has every `auto` settled, for the cue to record."""
+    settled = _settled(config, task, backbone)
+    if settled.name not in _FITS[task.kind]:
+        raise ConfigurationError("readout.name", settled.name,
+                                 f"one that fits {task.kind}: {', '.join(_FITS[task.kind])}",
                                  "change readout.name or task.kind")  # fmt: skip
-    return READOUTS[name](task, config, backbone)
+    return READOUTS[settled.name](task, settled, backbone)
+
+
+def _settled(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutConfig:
+    usual = "classifier" if backbone.kind == "encoder" else "generation"
+    automatic = {
+        "name": usual if task.kind == "classification" else task.kind,
+        "pooling": backbone.natural_pooling,
+        "decoding": "rank" if task.kind == "classification" else "greedy",
+    }
+    return config.model_copy(
+        update={name: value for name, value in automatic.items() if getattr(config, name) == "auto"}
+    )

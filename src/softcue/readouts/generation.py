@@ -36,9 +36,8 @@ class Generation(Readout):
                 f"use readout.name=classifier with {backbone.name}",
             )  # fmt: skip
         self.tokenizer, self.kind = backbone.tokenizer, backbone.kind
-        can_rank = task.kind == "classification"
-        self.ranks = config.decoding == "rank" or (config.decoding == "auto" and can_rank)
-        if self.ranks and not can_rank:
+        self.ranks = config.decoding == "rank"
+        if self.ranks and task.kind != "classification":
             raise ConfigurationError("readout.decoding", "rank", "a task with a closed set of labels",
                                      "use greedy or beam")  # fmt: skip
         self.shared_pass = "answers" if self.ranks else "hidden" if backbone.kind == "encoder-decoder" else None

@@ -38,7 +38,8 @@ class PooledHead(Readout):
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
-        self.pooling: Pooling = backbone.natural_pooling if config.pooling == "auto" else config.pooling
+        assert config.pooling != "auto", "settled by make_readout"
+        self.pooling: Pooling = config.pooling
         num_outputs = 1 if task.kind == "regression" else len(task.labels)
         self.head = make_head(config.head, backbone.hidden_width, num_outputs, config.dropout, config.head_init)
 

@@ -195,7 +195,7 @@ class Trainer:
         if truncated := sum(row.is_truncated for row in self.rows):
             found.append(
                 f"{truncated} of {len(self.rows)} training texts were cut to {self.model.wording.limit} tokens "
-                f"({self.backbone.max_length} less prompt and answer)"
+                f"({self.model.max_length} less prompt and answer)"
             )
         return found
 

@@ -48,7 +48,13 @@ class Processes:
         if self.world_size > 1:
             torch.distributed.barrier()
 
-    def close(self) -> None:
-        """Leave the group, if this process started one."""
-        if self.world_size > 1 and torch.distributed.is_initialized():
+    @staticmethod
+    def is_first() -> bool:
+        """Whether this is the process that speaks, for code without a run at hand."""
+        return int(os.environ.get("RANK", "0")) == 0
+
+    @staticmethod
+    def leave() -> None:
+        """End this process' part in the group, if it is in one."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -1,0 +1,185 @@
+"""A prompt-tuning step against the bare frozen backbone, and its memory against PEFT's, on random weights.
+
+Shapes are those of real models (MiniLM, T5 v1.1 small, a GPT-2 of width 512); the weights do not matter for
+speed. The bare step runs the same number of tokens through the same layers and the same logits, forward and
+backward, without placing prompts, collating rows or updating anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from softcue.backbones import Backbone
+from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, peak_bytes, ratio_of
+from softcue.configuration import preset
+from softcue.errors import MissingExtraError
+from softcue.methods import METHODS, TaskModel
+from softcue.readouts import ReadoutConfig, make_readout
+from softcue.tasks import Label, Task
+from softcue.training import Trainer, TrainingConfig
+from softcue.types import Example, Tokens
+
+PROMPT, TEXT, ROWS = 20, 32, 16  # P, T, B
+CLASSES = ("one", "two")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Our trainer and the same model bare, on the same rows."""
+
+    backbone: Backbone
+    trainer: Trainer
+    ids: torch.Tensor  # [B T]
+    target_ids: torch.Tensor  # [B U]
+
+
+def training_figures(repeats: int) -> dict[str, dict[str, Any]]:
+    """Every figure of `softcue bench train`."""
+    figures: dict[str, dict[str, Any]] = {}
+    worst = (0.0, 0.0, "")
+    heaviest = (0.0, "")
+    for kind in ("encoder", "encoder-decoder", "decoder"):
+        contest = make_contest(kind)
+        seconds = interleaved_seconds({"ours": our_step(contest), "bare": bare_step(contest)}, repeats)
+        ratio, spread = ratio_of(seconds, "ours", "bare")
+        worst = max(worst, (ratio, spread, kind))
+        ours = peak_bytes(our_step(contest))
+        memory = ours / peak_bytes(peft_step(kind, contest))
+        heaviest = max(heaviest, (memory, kind))
+        key = kind.replace("-", "_")
+        figures[f"step_vs_bare_{key}"] = figure(
+            ratio, 1.05, spread, repeats, f"prompt-tuning step / bare {kind} forward and backward, time"
+        )
+        figures[f"memory_vs_peft_{key}"] = figure(
+            memory, 1.0, 0.0, 1, f"peak memory of a step / PEFT prompt tuning's, {kind}"
+        )
+    figures["step_vs_bare_backbone"] = figure(
+        worst[0], 1.05, worst[1], repeats, f"the worst of the three kinds ({worst[2]})"
+    )
+    figures["memory_vs_peft"] = figure(heaviest[0], 1.0, 0.0, 1, f"the worst of the three kinds ({heaviest[1]})")
+    return figures
+
+
+def make_contest(kind: str) -> Contest:
+    """Random weights of a real shape, random tokens, our trainer on them."""
+    torch.manual_seed(0)
+    backbone = Backbone(_random_model(kind), _Tokenizer(), f"random {kind}")
+    task = Task(name="bench", labels={name: Label(words=name) for name in CLASSES})
+    method_class = METHODS["prompt-tuning"]
+    config = method_class.Config.model_validate({"name": "prompt-tuning", "prompt_length": PROMPT, "init": "uniform"})
+    method = method_class.build(config, backbone, task, torch.Generator().manual_seed(0))
+    readout = make_readout(ReadoutConfig(), task, backbone)
+    model = TaskModel(task, method, readout, backbone)
+    ids = torch.randint(10, 1000, (ROWS, TEXT))
+    with _fixed_tokens(model, ids):
+        examples = [Example((str(row),), CLASSES[row % 2]) for row in range(ROWS)]
+        training = TrainingConfig.model_validate({**preset("prompt-tuning", kind)["training"], "batch_size": ROWS})
+        trainer = Trainer(backbone, model, examples, examples, training)
+    target_ids = torch.tensor([row.target_ids or (0,) for row in trainer.rows])
+    return Contest(backbone, trainer, ids, target_ids)
+
+
+def our_step(contest: Contest) -> Step:
+    """A whole optimizer step of the trainer."""
+    return contest.trainer._step
+
+
+def bare_step(contest: Contest) -> Step:
+    """Forward and backward of the backbone alone, at the same number of tokens and logits."""
+    model, backbone = contest.backbone.model, contest.backbone
+    num_answers = contest.target_ids.shape[1]
+    prompted = PROMPT + TEXT + (num_answers if backbone.kind == "decoder" else 0)
+    embeds = torch.randn(ROWS, prompted, backbone.width, requires_grad=True)
+    mask = torch.ones(ROWS, prompted, dtype=torch.long)
+
+    def step() -> None:
+        embeds.grad = None
+        if backbone.kind == "encoder":
+            backbone.base(inputs_embeds=embeds, attention_mask=mask).last_hidden_state.sum().backward()
+            return
+        if backbone.kind == "decoder":
+            logits = model(inputs_embeds=embeds, attention_mask=mask, logits_to_keep=num_answers, use_cache=False).logits
+        else:
+            logits = model(
+                inputs_embeds=embeds, attention_mask=mask, decoder_input_ids=contest.target_ids, use_cache=False
+            ).logits
+        functional.cross_entropy(logits.flatten(0, 1), contest.target_ids.flatten()).backward()
+
+    return step
+
+
+def peft_step(kind: str, contest: Contest) -> Step:
+    """PEFT's prompt tuning on the same rows, at its documented settings."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError("peft", "bench") from error
+    task_type = {"encoder": "SEQ_CLS", "encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}[kind]
+    torch.manual_seed(0)
+    model = peft.get_peft_model(
+        _random_model(kind, classes=len(CLASSES)),
+        peft.PromptTuningConfig(task_type=task_type, num_virtual_tokens=PROMPT),
+    )
+    model.train()
+    model.base_model.eval()  # ours runs the frozen backbone without dropout
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    ids, labels = contest.ids, contest.target_ids
+    if kind == "decoder":
+        ids = torch.cat([ids, labels], dim=1)
+        labels = torch.cat([torch.full_like(contest.ids, -100), labels], dim=1)
+    elif kind == "encoder":
+        labels = torch.zeros(ROWS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _random_model(kind: str, classes: int = 0) -> Any:
+    import transformers as hf
+
+    if kind == "encoder":
+        config = hf.BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12,
+                               intermediate_size=1536, num_labels=classes or 2)  # fmt: skip
+        return hf.BertForSequenceClassification(config) if classes else hf.BertModel(config)
+    if kind == "encoder-decoder":
+        return hf.T5ForConditionalGeneration(hf.T5Config(
+            vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_heads=6,
+            feed_forward_proj="gated-gelu", decoder_start_token_id=0))  # fmt: skip
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=32000, n_embd=512, n_layer=8, n_head=8, eos_token_id=1, bos_token_id=1))
+
+
+class _Tokenizer:
+    """Enough of a tokenizer for rows that are already numbers."""
+
+    pad_token_id, eos_token_id, pad_token, eos_token, all_special_ids = 0, 1, "0", "1", (0, 1)
+    model_max_length = 512
+
+    def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
+        return {"input_ids": [2 + len(word) for word in text.split()]}
+
+
+@contextmanager
+def _fixed_tokens(model: TaskModel, ids: torch.Tensor) -> Iterator[None]:
+    """Examples carry a row number; their tokens are that row of `ids`."""
+    plain = TaskModel.tokens
+
+    def tokens(self: TaskModel, example: Example, with_answer: bool = False) -> Tokens:
+        row = Tokens(tuple(ids[int(example.texts[0])].tolist()), None, insert_at=0)
+        return self.readout.answered(row, example)
+
+    TaskModel.tokens = tokens  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TaskModel.tokens = plain  # type: ignore[method-assign]

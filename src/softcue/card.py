@@ -1,0 +1,76 @@
+"""The README.md of a cue folder: what it does, how well, on what, and how to use it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from softcue.cue import CueRecord
+
+
+def model_card(record: CueRecord, name: str) -> str:
+    """A card a person would like to read."""
+    task, method = record.task, record.method
+    answer = {
+        "classification": f"one of {len(task.labels)} labels",
+        "regression": "a number",
+        "generation": "a text",
+    }[task.kind]
+    reads = " and ".join(f"`{column}`" for column in task.text)
+    lines = [
+        f"# {name}",
+        "",
+        task.description or f"Reads {reads}, answers with {answer}.",
+        "",
+        f"A softcue cue: `{method['name']}` on the frozen backbone `{record.backbone.name}` "
+        f"({record.backbone.kind}). The backbone's weights are not in this folder and were not changed.",
+        "",
+        "## Use it",
+        "```python",
+        "import softcue",
+        "",
+        f'cue = softcue.load("{name}")',
+        f"print(cue.predict({_call(len(task.text))})[0])",
+        "```",
+        f"or `softcue predict {name} --input FILE` with column(s) {reads}.",
+        "",
+    ]
+    if record.scores:
+        metrics = list(next(iter(record.scores.values())))
+        lines += ["## Scores", "", "| rows | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
+        lines += [
+            f"| {split} | " + " | ".join(f"{scores[metric]:.1f}" for metric in metrics) + " |"
+            for split, scores in record.scores.items()
+        ]
+        lines.append("")
+    if task.labels:
+        lines += ["## Labels", "", "| label | words | meaning |", "|---|---|---|"]
+        lines += [
+            f"| {label} | {entry.words} | {entry.description or '-'} |" for label, entry in task.labels.items()
+        ]
+        lines.append("")
+    counts, training = record.counts, record.training
+    lines += [
+        "## Numbers",
+        "",
+        f"- trained by gradient: {counts.get('gradient', 0):,}; of a running average: {counts.get('ema', 0):,}; "
+        f"head: {counts.get('head', 0):,}",
+        f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
+        f"{training.get('batch_size')} rows, best after {training.get('best_step')}; "
+        f"{training.get('train_rows')} training and {training.get('validation_rows')} validation rows",
+        f"- backbone fingerprint: {', '.join(f'{k} {v}' for k, v in record.backbone.fingerprint.items())}",
+        f"- made with: {', '.join(f'{k} {v}' for k, v in record.versions.items())}",
+        "",
+        "## Limits",
+        "",
+        "It was trained and scored on the rows named above; texts of another kind or language may be answered "
+        "wrongly with confidence. Scores are probabilities among the labels it knows: there is no label for "
+        "\"none of these\".",
+    ]
+    if task.citation or task.licence:
+        lines += ["", f"Data: {task.citation} {('Licence: ' + task.licence) if task.licence else ''}".rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def _call(num_texts: int) -> str:
+    return '["..."]' if num_texts == 1 else '[("...", "...")]'

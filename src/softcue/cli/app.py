@@ -1,0 +1,59 @@
+"""`softcue`: the verbs, and how errors end. Heavy packages are imported inside the verbs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from softcue.cli import backbones, bench, demo, doctor, evaluate, inspect, lists, predict, train
+from softcue.errors import SoftcueError
+
+app = typer.Typer(
+    name="softcue",
+    help="Teach a frozen language model new tasks with small learned prompts that read the input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("inspect")(inspect.inspect)
+app.command("methods")(lists.methods)
+app.command("tasks")(lists.tasks)
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+app.add_typer(backbones.app, name="backbones")
+app.add_typer(bench.app, name="bench")
+
+
+def _version(value: bool) -> None:
+    if value:
+        from softcue import __version__
+
+        typer.echo(f"softcue {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Teach a frozen language model new tasks with small learned prompts that read the input."""
+
+
+def main() -> None:
+    """Run a verb; an error a user can mend is one line on standard error and exit code 2."""
+    try:
+        app()
+    except SoftcueError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; go on with --resume if this was a training run\n")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        sys.stderr.close()
+        sys.exit(0)

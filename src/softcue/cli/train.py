@@ -1,0 +1,65 @@
+"""`softcue train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."),
+    ] = None,
+    output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
+    method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
+    task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`.")] = None,
+    train: Annotated[str | None, typer.Option(help="Training rows: csv, tsv, jsonl, parquet, hub:NAME@SPLIT.")] = None,
+    validation: Annotated[str | None, typer.Option(help="Validation rows; else a share is held out.")] = None,
+    test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column to read, or two: COL,COL.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column with the answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output-dir.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a cue: small learned prompts for one task on a frozen backbone."""
+    from softcue.api import train as run
+    from softcue.cli.output import print_json, print_table
+    from softcue.errors import ConfigurationError
+    from softcue.training import Processes
+
+    config, overrides = split_words(words or [])
+    if output_dir is None:
+        raise ConfigurationError("--output-dir", None, "a folder for the cue", "pass --output-dir cues/NAME")
+    cue = run(
+        output_dir, backbone=backbone, method=method, task=task, train=train, validation=validation, test=test,
+        text=text, label=label, seed=seed, config=config, overrides=overrides, resume=resume, overwrite=overwrite,
+        progress=not as_json,
+    )  # fmt: skip
+    if Processes.is_first():
+        record = cue.record
+        if as_json:
+            print_json({"cue": str(cue.path), "scores": record.scores, "counts": record.counts,
+                        "best_step": record.training["best_step"], "steps": record.training["steps_done"]})  # fmt: skip
+        else:
+            metrics = list(next(iter(cue.scores.values())))
+            rows = [[split, *(scores[metric] for metric in metrics)] for split, scores in cue.scores.items()]
+            print_table(f"{cue.path}: {record.method['name']} on {record.backbone.name}", ["rows", *metrics], rows)
+    Processes.leave()
+
+
+def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+    """The configuration file, if one is named, and the overrides.
+
+    Example:
+        >>> split_words(["run.yaml", "training.epochs=3"])
+        ('run.yaml', ['training.epochs=3'])
+    """
+    if words and "=" not in words[0]:
+        return words[0], words[1:]
+    return None, words

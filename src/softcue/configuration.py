@@ -1,0 +1,183 @@
+"""A run's whole configuration: five sections, merged from presets, a YAML file, flags and dotted overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from softcue.backbones import BackboneConfig
+from softcue.errors import ConfigurationError, near_matches
+from softcue.methods import METHODS, MethodConfig
+from softcue.readouts import ReadoutConfig
+from softcue.tasks.task import TaskKind
+from softcue.training import TrainingConfig
+
+Settings = dict[str, Any]
+Part = TypeVar("Part", bound=BaseModel)
+
+
+class TaskConfig(BaseModel):
+    """Which task: one that comes with softcue, or columns of the user's own files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("", description="a task of `softcue tasks`, or a name for one's own")
+    train: str = Field("", description="training rows: csv, tsv, jsonl, parquet, or hub:NAME@SPLIT")
+    validation: str = Field("", description="validation rows; without them a share of the training rows is held out")
+    test: str = Field("", description="test rows, scored once at the end")
+    text: tuple[str, ...] = Field((), description="the column to read, or two of them")
+    label: str = Field("", description="the column with the answer")
+    kind: TaskKind | None = Field(None, description="classification, regression or generation")
+    label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
+    metric: str = Field("", description="what early stopping watches")
+    template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
+    train_rows: int = Field(0, ge=0, description="use only this many training rows (seeded sample); 0 uses all")
+    validation_rows: int = Field(0, ge=0, description="use only this many validation rows; 0 uses all")
+    test_rows: int = Field(0, ge=0, description="use only this many test rows; 0 uses all")
+    validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
+    sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "backbone": BackboneConfig,
+    "task": TaskConfig,
+    "method": MethodConfig,
+    "readout": ReadoutConfig,
+    "training": TrainingConfig,
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run depends on, besides the rows themselves."""
+
+    backbone: BackboneConfig
+    task: TaskConfig
+    method: MethodConfig
+    readout: ReadoutConfig
+    training: TrainingConfig
+
+    def as_settings(self) -> Settings:
+        """Plain values, for YAML and JSON."""
+        return {name: getattr(self, name).model_dump(mode="json") for name in SECTIONS}
+
+
+def read_settings(path: str | Path) -> Settings:
+    """The sections of a YAML file."""
+    try:
+        found = yaml.safe_load(Path(path).read_text("utf-8")) or {}
+    except OSError as error:
+        raise ConfigurationError("configuration file", path, "a readable YAML file", str(error)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError("configuration file", path, "valid YAML", reason) from error
+    if not isinstance(found, dict):
+        raise ConfigurationError("configuration file", path, "sections such as `training:`", "see the README")
+    return found
+
+
+def parse_overrides(words: Iterable[str]) -> Settings:
+    """Dotted `section.key=value` words as nested settings; values are read as YAML.
+
+    Example:
+        >>> parse_overrides(["training.epochs=3", "method.prompt_length=20"])
+        {'training': {'epochs': 3}, 'method': {'prompt_length': 20}}
+    """
+    found: Settings = {}
+    for word in words:
+        path, equals, text = word.partition("=")
+        section, dot, key = path.partition(".")
+        if not (equals and dot and key and section in SECTIONS):
+            raise ConfigurationError(
+                "override", word, "section.key=value", f"sections are {', '.join(SECTIONS)}; "
+                "for example training.epochs=3",
+            )  # fmt: skip
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(path, text, "a plain value", "quote it") from error
+        if key.startswith("label_words."):  # task.label_words.0=negative
+            found.setdefault(section, {}).setdefault("label_words", {})[key.partition(".")[2]] = str(value)
+        else:
+            found.setdefault(section, {})[key] = value
+    return found
+
+
+def merged(*layers: Mapping[str, Any]) -> Settings:
+    """Later layers win, key by key within each section.
+
+    Example:
+        >>> merged({"training": {"epochs": 3, "seed": 1}}, {"training": {"epochs": 5}})
+        {'training': {'epochs': 5, 'seed': 1}}
+    """
+    found: Settings = {}
+    for layer in layers:
+        for section, values in layer.items():
+            if section not in SECTIONS:
+                raise ConfigurationError("section", section, "a known section", near_matches(section, SECTIONS))
+            if not isinstance(values, Mapping):
+                raise ConfigurationError(section, values, "keys and values below it", "indent them under the section")
+            found.setdefault(section, {}).update(values)
+    return found
+
+
+def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
+    """Checked configuration. With the backbone's kind known, the method's preset for it lies underneath."""
+    method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
+    if method_name not in METHODS:
+        raise ConfigurationError("method.name", method_name, "a known method", near_matches(method_name, METHODS))
+    under = preset(method_name, kind) if kind else {}
+    whole = merged(under, settings, {"method": {"name": method_name}})
+    task = whole.get("task", {})
+    if isinstance(task.get("text"), str):
+        task["text"] = [column.strip() for column in task["text"].split(",")]
+    return RunConfig(
+        backbone=_checked("backbone", BackboneConfig, whole),
+        task=_checked("task", TaskConfig, whole),
+        method=_checked("method", METHODS[method_name].Config, whole),
+        readout=_checked("readout", ReadoutConfig, whole),
+        training=_checked("training", TrainingConfig, whole),
+    )
+
+
+@cache
+def _presets() -> dict[str, dict[str, Settings]]:
+    text = files("softcue.methods").joinpath("presets.yaml").read_text("utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]
+
+
+def preset(method: str, kind: str) -> Settings:
+    """The settings with which a method learns out of the box on a kind of backbone."""
+    return _presets().get(method, {}).get(kind, {})
+
+
+def method_config(values: Mapping[str, Any]) -> MethodConfig:
+    """A method's configuration from plain values, by the name among them."""
+    return resolve({"method": dict(values)}).method
+
+
+def _checked(section: str, model: type[Part], whole: Settings) -> Part:
+    values = whole.get(section, {})
+    unknown = [key for key in values if key not in model.model_fields]
+    if unknown:
+        raise ConfigurationError(f"{section}.{unknown[0]}", values[unknown[0]], "a known key",
+                                 near_matches(str(unknown[0]), model.model_fields))  # fmt: skip
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise as_configuration_error(section, error) from error
+
+
+def as_configuration_error(section: str, error: ValidationError) -> ConfigurationError:
+    """Pydantic's first complaint in our words."""
+    first = error.errors()[0]
+    path = ".".join([section, *(str(part) for part in first["loc"])])
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return ConfigurationError(path, first["input"], expected, "correct the value")

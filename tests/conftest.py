@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in every test file
+
+
+@pytest.fixture(autouse=True)
+def _fixed_draws() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Two test processes on two cores: more threads only get into each other's way."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny models of each kind saved as ordinary model folders."""
+    from tiny import ONE_OF_EACH_KIND, tiny_model, tiny_tokenizer
+
+    folders = {}
+    for model_type in ONE_OF_EACH_KIND:
+        folder = tmp_path_factory.mktemp("models") / model_type
+        tiny_model(model_type).save_pretrained(folder)
+        tiny_tokenizer(model_type).save_pretrained(folder)
+        folders[model_type] = folder
+    return folders
