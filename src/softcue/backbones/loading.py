@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from softcue.backbones.aliases import ALIASES, alias_folder
 from softcue.backbones.architectures import architecture_of
 from softcue.backbones.backbone import Backbone
-from softcue.errors import BackboneError, MissingExtraError
+from softcue.errors import BackboneError, MissingExtraError, near_matches
 
 
 class BackboneConfig(BaseModel):
@@ -41,18 +41,21 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     device = _device(config.device)
     source = str(folder) if folder else config.name
     extra = _gguf_file(folder)
-    with _quiet(), _clear_errors(config.name):
+    safe = {"trust_remote_code": False, **extra}
+    with _quiet(), _clear_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
 
-        model_config = AutoConfig.from_pretrained(source, **extra)
+        model_config = AutoConfig.from_pretrained(source, **safe)
         architecture = architecture_of(model_config.model_type)
-        tokenizer = AutoTokenizer.from_pretrained(source, **extra)
+        tokenizer = AutoTokenizer.from_pretrained(source, **safe)
         auto_class = _auto_class(architecture.kind, model_config)
         model, report = auto_class.from_pretrained(
             source, config=None if extra else model_config, output_loading_info=True,
-            dtype=torch.float32, **({} if extra else {"use_safetensors": True}), **extra,
+            ignore_mismatched_sizes=True,  # _check_complete names them better
+            dtype=torch.float32, **({} if extra else {"use_safetensors": True}), **safe,
         )  # fmt: skip
     _check_complete(config.name, model, report)
+    _check_tokenizer(config.name, model, tokenizer)
     return Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
 
 
@@ -60,15 +63,19 @@ def _folder_of(name: str) -> Path | None:
     """The local folder of a name, or None for a hub id."""
     if name in ALIASES:
         return alias_folder(name)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    path = os.path.expanduser(name)  # os.path, because pathlib raises for names no file can have
+    if path and os.path.isdir(path):
+        folder = Path(path)
+        if (folder / "adapter_config.json").is_file():  # transformers would load it, and its base, unasked
+            raise BackboneError("backbone.name", name, "a whole model rather than an adapter",
+                                "merge the adapter into its model and save that")  # fmt: skip
         has_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
         if not has_model:
             raise BackboneError("backbone.name", name, "a folder with config.json or one .gguf file",
                                 "point to the model folder itself")  # fmt: skip
         return folder
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name
-    if looks_like_path or folder.exists():
+    if looks_like_path or os.path.exists(path) or len(name) > 200:
         raise BackboneError("backbone.name", name, "an existing model folder, a hub id or one of "
                             f"{', '.join(ALIASES)}", "check the path")  # fmt: skip
     return None
@@ -96,8 +103,8 @@ def _auto_class(kind: str, model_config: Any) -> Any:
     if kind == "encoder-decoder":
         return transformers.AutoModelForSeq2SeqLM
     names = getattr(model_config, "architectures", None) or [""]
-    # Only a checkpoint saved with a masked-word head has weights for one.
-    has_words = names[0].endswith(("ForMaskedLM", "ForPreTraining"))
+    # Only a checkpoint saved with a masked-word head has weights for one; ELECTRA's ForPreTraining has none.
+    has_words = names[0].endswith("ForMaskedLM") or names[0] == "BertForPreTraining"
     return transformers.AutoModelForMaskedLM if has_words else transformers.AutoModel
 
 
@@ -107,12 +114,25 @@ def _check_complete(name: str, model: Any, report: dict[str, Any]) -> None:
     missing = {key for key in report["missing_keys"] if "pooler" not in key and "position_ids" not in key}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing -= tied
-    if missing or report["mismatched_keys"]:
-        first = sorted(missing or map(str, report["mismatched_keys"]))[0]
+    wrong = sorted(missing | {key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]})
+    if wrong:
         raise BackboneError(
             "backbone.name", name, f"weights for all of {type(base).__name__}",
-            f"{len(missing) or len(report['mismatched_keys'])} are missing or of another shape, first: {first}; "
-            "fetch the model again",
+            f"{len(wrong)} are missing or of another shape, first: {wrong[0]}; fetch the model again",
+        )  # fmt: skip
+
+
+def _check_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
+    """Without tokenizer files transformers makes an empty tokenizer, which reads every text as unknown."""
+    vocabulary = tokenizer.get_vocab()
+    if len(vocabulary.keys() - set(tokenizer.all_special_tokens)) < 10:
+        raise BackboneError("backbone.name", name, "a tokenizer beside the model",
+                            "its files are missing or empty; fetch the model again")  # fmt: skip
+    num_words = model.get_input_embeddings().weight.shape[0]
+    if (last := max(vocabulary.values())) >= num_words:
+        raise BackboneError(
+            "backbone.name", name, f"a tokenizer for its {num_words} word embeddings",
+            f"this one numbers words up to {last}, so it belongs to another model; fetch the model again",
         )  # fmt: skip
 
 
@@ -162,17 +182,20 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _clear_errors(name: str) -> Iterator[None]:
+def _clear_errors(name: str, folder: Path | None) -> Iterator[None]:
     """Loaders fail in many ways; each means that this model cannot be had."""
     try:
         yield
     except BackboneError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = (lines or [type(error).__name__])[0][:200].rstrip(".")
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:200].rstrip(".")
+        if folder is not None:
+            raise BackboneError("backbone.name", name, "a complete safetensors model folder",
+                                f"check its files: {reason}") from error  # fmt: skip
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise BackboneError(
-            "backbone.name", name, "a complete safetensors model folder or a hub id that can be downloaded",
-            f"check the files or the network{offline}: {reason}",
+            "backbone.name", name, "a model folder, an alias or a hub id that can be downloaded",
+            f"{near_matches(name, ALIASES)}; or check the network{offline}: {reason}",
         ) from error  # fmt: skip

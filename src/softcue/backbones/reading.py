@@ -41,6 +41,7 @@ class Reading(ABC):
     segments: Tensor | None  # [B S]
     ids: Tensor  # [B T] source tokens
     prompt: Prompt | None
+    parts: Tensor | None = None  # [B T] which of two texts a token belongs to
     _hidden: Tensor | None = None  # [B S D]
 
     @property
@@ -73,6 +74,7 @@ class Reading(ABC):
             embeds=self.embeds[index],
             segments=None if self.segments is None else self.segments[index],
             ids=self.ids[index],
+            parts=None if self.parts is None else self.parts[index],
             prompt=self._prompt_rows(index),
             _hidden=None if self._hidden is None else self._hidden[index],
         )

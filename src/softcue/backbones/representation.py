@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Pooling = Literal["cls", "mean", "last"]
 
@@ -27,3 +28,18 @@ def pooled(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         return hidden[rows, mask.long().argmax(dim=1)]
     last = hidden.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)  # [B]
     return hidden[rows, last]
+
+
+def compared(hidden: Tensor, parts: Tensor) -> Tensor:
+    """Two texts read together, as features of their likeness: |u - v| and u * v. [B T D], [B T] -> [B 2D]
+
+    u and v are the texts' mean vectors at the length sqrt(D), so that features are of the size of 1.
+
+    Example:
+        >>> hidden = torch.tensor([[[3.0, 4.0], [3.0, 4.0]]])
+        >>> compared(hidden, torch.tensor([[0, 1]])).tolist()[0][:2]
+        [0.0, 0.0]
+    """
+    size = hidden.shape[2] ** 0.5
+    first, second = (functional.normalize(pooled(hidden, parts == part, "mean"), dim=1) * size for part in (0, 1))
+    return torch.cat([(first - second).abs(), first * second], dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -39,7 +40,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def common(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
     """Teach a frozen language model new tasks with small learned prompts that read the input."""
 
@@ -51,9 +54,19 @@ def main() -> None:
     except SoftcueError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; go on with --resume if this was a training run\n")
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output left, as `head` does
-        sys.stderr.close()
-        sys.exit(0)
+    except SystemExit as end:  # typer ends every verb with one, also after Ctrl-C and a closed pipe
+        if end.code == 130:
+            sys.stderr.write("stopped; go on with --resume if this was a training run\n")
+        if isinstance(end.__context__, BrokenPipeError) or not _flushed():
+            sys.exit(0)  # the reader of our output left, as `head` does
+        raise
+
+
+def _flushed() -> bool:
+    """Whether the reader of our output is still there; if not, what is left goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

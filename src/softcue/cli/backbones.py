@@ -32,7 +32,12 @@ def backbones(
         })  # fmt: skip
         return
     rows = [
-        [name, alias.kind, alias.description, "yes" if found_folder(name) else f"softcue backbones pull {name}"]
+        [
+            name,
+            alias.kind,
+            alias.description,
+            "yes" if found_folder(name) else f"softcue backbones pull {name}",
+        ]
         for name, alias in ALIASES.items()
     ]
     print_table("", ["alias", "kind", "what it is", "installed"], rows)

@@ -27,6 +27,14 @@ def train(
     if as_json:
         print_json({"figures": figures})
         return
-    rows = [[name, f"{f['ratio']:.3f}", f"{f['comparison']} {f['target']}", "yes" if f["met"] else "NO", f["meaning"]]
-            for name, f in figures.items()]  # fmt: skip
+    rows = [
+        [
+            name,
+            f"{f['ratio']:.3f}",
+            f"{f['comparison']} {f['target']}",
+            "yes" if f["met"] else "NO",
+            f["meaning"],
+        ]
+        for name, f in figures.items()
+    ]
     print_table("", ["figure", "ratio", "target", "met", "meaning"], rows)

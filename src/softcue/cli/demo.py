@@ -9,7 +9,9 @@ import typer
 
 
 def demo(
-    output_dir: Annotated[Path, typer.Option("--output-dir", help="Where the three cue folders go.")] = Path("cues"),
+    output_dir: Annotated[Path, typer.Option("--output-dir", help="Where the three cue folders go.")] = Path(
+        "cues"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train the three sample tasks on the frozen MiniLM and compare them with simple baselines."""
@@ -31,12 +33,13 @@ def demo(
         cue = train(output_dir / name, task=name, backbone=backbone, resume=True, progress=not as_json)
         assert cue.path is not None
         metrics = json.loads((cue.path / "metrics.json").read_text("utf-8"))
+        probe = linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"])
         found.append({
             "task": name,
             "method": cue.record.method["name"],
             "score": cue.scores["test"][task.main_metric],
             "no training": untrained(backbone, task, rows["test"]).main,
-            "linear probe": linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"]).main,
+            "linear probe": probe.main,
             "trained numbers": cue.counts.gradient + cue.counts.head,
             "cue KB": round((cue.path / "cue.safetensors").stat().st_size / 1024, 1),
             "seconds": metrics["seconds"],
@@ -47,6 +50,8 @@ def demo(
     print_table("accuracy on test rows; one frozen MiniLM, three cues", list(found[0]),
                 [list(row.values()) for row in found])  # fmt: skip
     typer.echo(f"Cues are in {output_dir}/. Try next:")
-    typer.echo(f"  echo 'My parcel never came!' | softcue predict {output_dir}/tickets {output_dir}/urgency --input -")
+    cues = f"{output_dir}/tickets {output_dir}/urgency"
+    typer.echo(f"  echo 'My parcel never came!' | softcue predict {cues} --input -")
     typer.echo(f"  softcue inspect {output_dir}/tickets")
-    typer.echo("  softcue train --train YOUR.csv --text COLUMN --label COLUMN --backbone minilm --output-dir cues/mine")
+    flags = "--text COLUMN --label COLUMN --backbone minilm --output-dir cues/mine"
+    typer.echo(f"  softcue train --train YOUR.csv {flags}")

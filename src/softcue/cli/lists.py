@@ -14,17 +14,18 @@ def methods(as_json: Json = False) -> None:
     from softcue.cli.output import print_json, print_table
     from softcue.methods import METHODS
 
+    found = []
+    for name, method in METHODS.items():
+        settings = {
+            key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+            for key, field in method.Config.model_fields.items()
+            if key != "name"
+        }
+        found.append({"name": name, "summary": method.summary, "paper": method.paper, "settings": settings})
     if as_json:
-        print_json({"methods": [
-            {"name": name, "summary": method.summary, "paper": method.paper,
-             "settings": {key: {"default": field.get_default(call_default_factory=True), "description": field.description}
-                          for key, field in method.Config.model_fields.items() if key != "name"}}
-            for name, method in METHODS.items()]})  # fmt: skip
+        print_json({"methods": found})
         return
-    rows = [
-        [name, method.paper, method.summary, " ".join(key for key in method.Config.model_fields if key != "name")]
-        for name, method in METHODS.items()
-    ]
+    rows = [[m["name"], m["paper"], m["summary"], " ".join(m["settings"])] for m in found]
     print_table("", ["method", "paper", "what is trained", "settings (method.KEY=value)"], rows)
 
 
@@ -33,19 +34,19 @@ def tasks(as_json: Json = False) -> None:
     from softcue.cli.output import print_json, print_table
     from softcue.tasks import examples_from, library_names, library_task
 
-    found = []
+    found, rows = [], []
     for name in library_names():
         task = library_task(name)
         sizes = {
             split: len(examples_from(getattr(task, split), task)) for split in ("train", "validation", "test")
         }
-        found.append({"name": name, "description": task.description, "kind": task.kind, "text": list(task.text),
-                      "labels": list(task.label_names), "metric": task.main_metric, "rows": sizes})  # fmt: skip
+        found.append({
+            "name": name, "description": task.description, "kind": task.kind, "text": list(task.text),
+            "labels": list(task.label_names), "metric": task.main_metric, "rows": sizes,
+        })  # fmt: skip
+        counts, labels = "/".join(map(str, sizes.values())), ", ".join(task.label_names)
+        rows.append([name, task.description, counts, task.main_metric, labels])
     if as_json:
         print_json({"tasks": found})
         return
-    rows = [
-        [t["name"], t["description"], "/".join(map(str, t["rows"].values())), t["metric"], ", ".join(t["labels"])]  # type: ignore[attr-defined, arg-type]
-        for t in found
-    ]
     print_table("", ["task", "what it asks", "train/validation/test", "metric", "labels"], rows)

@@ -23,10 +23,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         table.add_column(column, justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*[shown(cell) for cell in row])
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
+    width = None if Console().is_terminal else 160
+    # Cells are users' words: "[unused1]" is no markup and ":bug:" no picture.
+    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
 def shown(cell: object) -> str:

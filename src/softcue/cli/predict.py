@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 def predict(
     cues: Annotated[list[Path], typer.Argument(help="Cue folders; several are answered in one mixed pass.")],
-    source: Annotated[str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")],
-    output: Annotated[Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")] = None,
+    source: Annotated[
+        str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per pass.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -30,15 +34,23 @@ def predict(
     from softcue.evaluation import predict as answer
     from softcue.files import write_whole
 
-    if output is not None and output.suffix not in (".jsonl", ".csv"):
-        raise ConfigurationError("--output", output, "a name ending in .jsonl or .csv", "rename it")
+    if output is not None:
+        if output.suffix not in (".jsonl", ".csv") or output.is_dir():
+            raise ConfigurationError("--output", output, "a file name ending in .jsonl or .csv", "rename it")
+        if not output.parent.is_dir():
+            raise ConfigurationError(
+                "--output", output, "a file in an existing folder", f"make {output.parent}"
+            )
     loaded = [load(cues[0], backbone)]
     loaded += [load(path, loaded[0].backbone) for path in cues[1:]]
     names = [cue.name for cue in loaded]
     if len(set(names)) < len(names):
         raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
-    per_cue = [_examples(cue, source) for cue in loaded]
-    requests = [(cue.model, example) for cue, examples in zip(loaded, per_cue, strict=True) for example in examples]
+    typed = _standard_input() if source == "-" else []
+    per_cue = [_examples(cue, source, typed) for cue in loaded]
+    requests = [
+        (cue.model, example) for cue, examples in zip(loaded, per_cue, strict=True) for example in examples
+    ]
     found = answer(loaded[0].backbone, requests, batch_size)
     num_rows = len(per_cue[0])
     lines: list[dict[str, Any]] = []
@@ -47,7 +59,9 @@ def predict(
         line: dict[str, Any] = {}
         for number, cue in enumerate(loaded):
             line |= dict(zip(cue.task.text, per_cue[number][row].texts, strict=True))
-        answers = {name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)}
+        answers = {
+            name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)
+        }
         line |= answers[names[0]] if len(names) == 1 else {"cues": answers}
         lines.append(line)
     if found.num_truncated:
@@ -60,34 +74,39 @@ def predict(
         sys.stdout.write(_jsonl(lines))
 
 
-def _examples(cue: Cue, source: str) -> list[Any]:
+def _examples(cue: Cue, source: str, typed: list[Any]) -> list[Any]:
     if source != "-":
         from softcue.tasks import examples_from
 
         return examples_from(source, cue.task, needs_target=False)
-    return cue.examples(_standard_input(cue.task.text))
+    num_texts = len(cue.task.text)
+    return cue.examples([
+        tuple(row.split("\t")) if isinstance(row, str) and num_texts == 2 else row for row in typed
+    ])  # fmt: skip
 
 
-_read: list[str] = []
-
-
-def _standard_input(columns: tuple[str, ...]) -> list[Any]:
-    """JSON objects if the lines look like them, otherwise one text per line (two parted by a tab)."""
+def _standard_input() -> list[Any]:
+    """JSON objects if the first line looks like one, otherwise one text per line (two parted by a tab)."""
     from softcue.errors import DataError
+    from softcue.tasks.readers import decoded
 
-    if not _read:
-        _read.extend(line for line in sys.stdin.read().split("\n") if line.strip())
-    if not _read:
+    text = decoded(sys.stdin.buffer.read(), "standard input")
+    lines = [
+        (number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
+    ]
+    if not lines:
         raise DataError("standard input", "", "at least one line", "pipe texts or JSON lines into it")
+    if not lines[0][1].lstrip().startswith("{"):
+        return [line for _, line in lines]
     rows: list[Any] = []
-    for number, line in enumerate(_read, start=1):
-        if line.lstrip().startswith("{"):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise DataError(f"standard input, line {number}", line[:60], "a JSON object", str(error)) from error
-        else:
-            rows.append(line if len(columns) == 1 else tuple(line.split("\t")))
+    for number, line in lines:
+        place, next_step = f"standard input, line {number}", "write {...} on every line, or plain texts only"
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise DataError(place, line[:60], "a JSON object", next_step) from error
+        if not isinstance(rows[-1], dict):
+            raise DataError(place, line[:60], "a JSON object", next_step)
     return rows
 
 

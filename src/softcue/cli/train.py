@@ -11,13 +11,19 @@ import typer
 def train(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."),
+        typer.Argument(
+            metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."
+        ),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
     task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`.")] = None,
-    train: Annotated[str | None, typer.Option(help="Training rows: csv, tsv, jsonl, parquet, hub:NAME@SPLIT.")] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Training rows: csv, tsv, jsonl, parquet, hub:NAME@SPLIT.")
+    ] = None,
     validation: Annotated[str | None, typer.Option(help="Validation rows; else a share is held out.")] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
     text: Annotated[str | None, typer.Option(help="The column to read, or two: COL,COL.")] = None,
@@ -37,19 +43,23 @@ def train(
     if output_dir is None:
         raise ConfigurationError("--output-dir", None, "a folder for the cue", "pass --output-dir cues/NAME")
     cue = run(
-        output_dir, backbone=backbone, method=method, task=task, train=train, validation=validation, test=test,
-        text=text, label=label, seed=seed, config=config, overrides=overrides, resume=resume, overwrite=overwrite,
-        progress=not as_json,
+        output_dir, backbone=backbone, method=method, task=task, train=train, validation=validation,
+        test=test, text=text, label=label, seed=seed, config=config, overrides=overrides, resume=resume,
+        overwrite=overwrite, progress=not as_json,
     )  # fmt: skip
     if Processes.is_first():
         record = cue.record
         if as_json:
-            print_json({"cue": str(cue.path), "scores": record.scores, "counts": record.counts,
-                        "best_step": record.training["best_step"], "steps": record.training["steps_done"]})  # fmt: skip
+            print_json({
+                "cue": str(cue.path), "scores": record.scores, "counts": record.counts,
+                "best_step": record.training["best_step"], "steps": record.training["steps_done"],
+            })  # fmt: skip
         else:
             metrics = list(next(iter(cue.scores.values())))
             rows = [[split, *(scores[metric] for metric in metrics)] for split, scores in cue.scores.items()]
-            print_table(f"{cue.path}: {record.method['name']} on {record.backbone.name}", ["rows", *metrics], rows)
+            print_table(
+                f"{cue.path}: {record.method['name']} on {record.backbone.name}", ["rows", *metrics], rows
+            )
     Processes.leave()
 
 

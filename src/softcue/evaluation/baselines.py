@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softcue.backbones import Backbone, pooled
+from softcue.backbones import Backbone, compared, pooled
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import ReadoutConfig, make_readout
@@ -21,12 +21,14 @@ PROBE_STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # inverse regularisation, chose
 
 
 def untrained(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
-    """The backbone as it came: it ranks the label strings, or (encoders) takes the nearest label description."""
+    """The backbone as it came: it ranks the label strings; an encoder takes the nearest label description."""
+    if backbone.kind == "encoder" and len(task.text) == 2:
+        # Nothing in an untrained encoder relates two texts to a label; all it can do is guess one.
+        return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
     if backbone.kind == "encoder":
         texts = representations(backbone, task, examples)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
-        one_text = task.model_copy(update={"text": ("text",), "template": ""})
-        labels = representations(backbone, one_text, described)  # [C D]
+        labels = representations(backbone, task, described)  # [C D]
         nearest = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
         answers = [Prediction(task.label_names[index]) for index in nearest.argmax(dim=1).tolist()]
         return score(task, answers, examples)
@@ -64,12 +66,22 @@ def linear_probe(
 
 @torch.no_grad()
 def representations(backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64) -> Tensor:
-    """M(x): the unprompted backbone's pooled last layer for each example. [N D]"""
+    """M(x): the unprompted backbone's pooled last layer for each example. [N R]
+
+    Two texts give their likeness instead where the backbone pools by mean, as the classifier's head does.
+    """
     wording = Wording(task, backbone.tokenizer, backbone.kind, backbone.max_length)
     rows = [wording.source(example) for example in examples]
-    found = torch.zeros(len(rows), backbone.hidden_width)
+    pooling = backbone.natural_pooling
+    compares = backbone.kind == "encoder" and len(task.text) == 2 and pooling == "mean"
+    found = torch.zeros(len(rows), backbone.hidden_width * (2 if compares else 1))
     for numbers in by_length([len(row.ids) for row in rows], batch_size):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         reading = backbone.read(batch, None, backbone.embed(batch.ids))
-        found[numbers] = pooled(reading.text(), reading.text_mask, backbone.natural_pooling).cpu()
+        if compares:
+            assert reading.parts is not None
+            vectors = compared(reading.text(), reading.parts)
+        else:
+            vectors = pooled(reading.text(), reading.text_mask, pooling)
+        found[numbers] = vectors.cpu()
     return found

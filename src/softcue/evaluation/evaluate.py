@@ -81,7 +81,7 @@ def score(
         return Evaluation(scores, scores[task.main_metric], len(examples), num_truncated, 0, {})
     labels = [str(answer.label) for answer in answers]
     wanted = [str(example.target) for example in examples]
-    scores = {name: metric(labels, wanted) for name, metric in METRICS_OF[task.kind].items()}  # type: ignore[operator]
+    scores = {name: metric(labels, wanted) for name, metric in METRICS_OF[task.kind].items()}
     counts = {label: labels.count(label) for label in sorted(set(labels))} if task.labels else {}
     illegal = sum(label not in task.labels for label in labels) if task.labels else 0
     return Evaluation(scores, scores[task.main_metric], len(examples), num_truncated, illegal, counts)

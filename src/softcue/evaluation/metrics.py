@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
@@ -47,6 +47,8 @@ def matthews(predicted: Sequence[str], true: Sequence[str]) -> float:
     """Matthews correlation, for any number of labels; 0 when either side is constant."""
     from sklearn.metrics import matthews_corrcoef
 
+    if len(set(predicted)) == 1 or len(set(true)) == 1:
+        return 0.0  # sklearn says so too, with a warning
     return 100.0 * float(matthews_corrcoef(list(true), list(predicted)))
 
 
@@ -64,8 +66,8 @@ def word_f1(predicted: Sequence[str], true: Sequence[str]) -> float:
     """SQuAD's F1 over normalised words.
 
     Example:
-        >>> word_f1(["the black cat"], ["a cat"])  # precision 1/2, recall 1
-        66.66666666666667
+        >>> round(word_f1(["the black cat"], ["a cat"]), 2)  # precision 1/2, recall 1
+        66.67
     """
     return 100.0 * sum(_overlap(p, t) for p, t in zip(predicted, true, strict=True)) / len(true)
 
@@ -100,7 +102,11 @@ NUMBER_METRICS: dict[str, NumberMetric] = {
     "spearman": spearman,
     "pearson_spearman": pearson_spearman,
 }
-METRICS_OF = {"classification": LABEL_METRICS, "generation": TEXT_METRICS, "regression": NUMBER_METRICS}
+METRICS_OF: dict[str, Mapping[str, Callable[..., float]]] = {
+    "classification": LABEL_METRICS,
+    "generation": TEXT_METRICS,
+    "regression": NUMBER_METRICS,
+}
 
 
 def check_metric(name: str, kind: str) -> None:

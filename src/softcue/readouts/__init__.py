@@ -36,10 +36,15 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
 
 
 def _settled(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutConfig:
+    can_compare = backbone.kind == "encoder" and len(task.text) == 2
+    if config.pairs == "compare" and not can_compare:
+        raise ConfigurationError("readout.pairs", "compare", "an encoder and a task that reads two texts",
+                                 "leave it at auto")  # fmt: skip
     usual = "classifier" if backbone.kind == "encoder" else "generation"
     automatic = {
         "name": usual if task.kind == "classification" else task.kind,
         "pooling": backbone.natural_pooling,
+        "pairs": "compare" if can_compare and backbone.natural_pooling == "mean" else "joint",
         "decoding": "rank" if task.kind == "classification" else "greedy",
     }
     return config.model_copy(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Pooling, Reading, pooled
+from softcue.backbones import Backbone, Pooling, Reading, compared, pooled
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Tokens
@@ -41,11 +41,18 @@ class PooledHead(Readout):
         assert config.pooling != "auto", "settled by make_readout"
         self.pooling: Pooling = config.pooling
         num_outputs = 1 if task.kind == "regression" else len(task.labels)
-        self.head = make_head(config.head, backbone.hidden_width, num_outputs, config.dropout, config.head_init)
+        self.compares = config.pairs == "compare" and len(task.text) == 2
+        width = backbone.hidden_width * (2 if self.compares else 1)
+        self.head = make_head(config.head, width, num_outputs, config.dropout, config.head_init)
 
     def outputs(self, reading: Reading) -> Tensor:
         """The head's outputs. [B C]"""
-        return self.head(pooled(reading.text(), reading.text_mask, self.pooling))  # type: ignore[no-any-return]
+        if self.compares:
+            assert reading.parts is not None
+            features = compared(reading.text(), reading.parts)  # [B 2D]
+        else:
+            features = pooled(reading.text(), reading.text_mask, self.pooling)  # [B D]
+        return self.head(features)  # type: ignore[no-any-return]
 
 
 class Classifier(PooledHead):

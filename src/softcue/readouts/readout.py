@@ -29,6 +29,9 @@ class ReadoutConfig(BaseModel):
     pooling: Literal["auto", "cls", "mean", "last"] = Field(
         "auto", description="one vector for the text; auto follows the backbone's own pooling config"
     )
+    pairs: Literal["auto", "joint", "compare"] = Field(
+        "auto", description="two texts: joint pools them as one; compare uses |u-v| and u*v; auto compares on mean pooling"
+    )
     head: Literal["linear", "mlp"] = Field("linear", description="mlp is RoBERTa's dense-tanh-linear head")
     head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")

@@ -16,6 +16,7 @@ from softcue.errors import DataError, MissingExtraError, near_matches
 
 HUB_PREFIX = "hub:"
 FIELD_LIMIT = 1 << 24  # characters in one csv field; the csv module's own limit is 131,072
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 Row = tuple[str, Mapping[str, object]]
 
@@ -42,19 +43,23 @@ def read_rows(source: Source) -> Iterator[Row]:
     if isinstance(source, DataFrame):
         return _numbered(source.to_dict("records"))
     if not isinstance(source, (str, Path)):
+        if not isinstance(source, Iterable) or isinstance(source, Mapping):
+            raise DataError("data", source, "a file, a DataFrame or a list of dictionaries",
+                            "pass rows such as [{'text': ..., 'label': ...}]")  # fmt: skip
         return _numbered(source)
     if str(source).startswith(HUB_PREFIX):
         return _read_hub(str(source))
     path = Path(source)
-    readers = {".csv": _read_csv, ".tsv": _read_tsv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    if path.suffix.lower() not in readers:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise DataError("data file", path, "a name ending in .csv, .tsv, .jsonl or .parquet",
                         "rename or convert it")  # fmt: skip
     if not path.is_file():
-        siblings = [file.name for file in path.parent.glob("*")] if path.parent.is_dir() else []
+        siblings = sorted(file.name for file in path.parent.glob("*") if file.suffix.lower() in SUFFIXES)
         hint = near_matches(path.name, siblings[:50]) if siblings else "check the path"
         raise DataError("data file", path, "an existing file", hint)
-    return readers[path.suffix.lower()](path)
+    readers = dict(zip(SUFFIXES, (_read_csv, _read_tsv, _read_jsonl, _read_parquet), strict=True))
+    return readers[suffix](path)
 
 
 def name_of(source: Source) -> str:
@@ -70,14 +75,29 @@ def _numbered(rows: Iterable[Mapping[str, object]]) -> Iterator[Row]:
         yield f"row {number}", row
 
 
-def _decoded(path: Path) -> str:
-    data = path.read_bytes()
+def decoded(data: bytes, name: str) -> str:
+    """Bytes of a file (or standard input) as text; a byte order mark is dropped.
+
+    Example:
+        >>> decoded(b"\\xef\\xbb\\xbftext", "rows.csv")
+        'text'
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}", f"byte 0x{data[error.start]:02x}", "UTF-8 text",
+        # the codec counts from behind a byte order mark
+        bad = error.object[error.start]
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"{name}, line {line}", f"byte 0x{bad:02x}", "UTF-8 text",
                         "convert it, for example: iconv -f latin1 -t utf-8 IN > OUT") from error  # fmt: skip
+
+
+def _content(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError("data file", path, "a readable file", f"check it: {error.strerror}") from error
+    return decoded(data, str(path))
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -91,33 +111,42 @@ def _read_tsv(path: Path) -> Iterator[Row]:
 
 def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
     csv.field_size_limit(FIELD_LIMIT)
-    reader = csv.reader(io.StringIO(_decoded(path), newline=""), delimiter=delimiter, quoting=quoting,  # type: ignore[arg-type]
+    reader = csv.reader(io.StringIO(_content(path), newline=""), delimiter=delimiter, quoting=quoting,  # type: ignore[arg-type]
                         strict=quoting == csv.QUOTE_MINIMAL)  # fmt: skip
     header: list[str] = []
+    first_line = 1  # of the row at hand; a quoted field may run over several lines
     try:
         for cells in reader:
+            place, first_line = f"{path}, line {first_line}", reader.line_num + 1
             if not cells:
                 continue  # a blank line
             if not header:
-                header = cells
+                header = _header(place, cells)
                 continue
             if len(cells) != len(header):
-                raise DataError(f"{path}, line {reader.line_num}", f"{len(cells)} fields",
-                                f"{len(header)}, as in the header", "quote or fix that line")  # fmt: skip
-            yield f"{path}, line {reader.line_num}", dict(zip(header, cells, strict=True))
+                raise DataError(place, f"{len(cells)} fields", f"{len(header)}, as in the header",
+                                "quote or fix that line")  # fmt: skip
+            yield place, dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}", str(error), "well-formed fields",
+        raise DataError(f"{path}, line {first_line}", str(error), "well-formed fields",
                         "fix the quoting of that line") from error  # fmt: skip
 
 
+def _header(place: str, names: list[str]) -> list[str]:
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{place}, column", name, "a name of its own for every column", "rename one")
+    return names
+
+
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(_decoded(path).split("\n"), start=1):
+    for number, line in enumerate(_content(path).split("\n"), start=1):
         if not line.strip():
             continue
         place = f"{path}, line {number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(place, line[:60], "one JSON object per line", f"fix it: {error}") from error
         if not isinstance(value, dict):
             raise DataError(place, line[:60], "a JSON object", "write {...} on every line")
@@ -149,16 +178,14 @@ def _read_hub(address: str) -> Iterator[Row]:
     try:
         table: Any = datasets.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # network, permission and name errors come in many kinds
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError("hub data set", address, "a data set that can be downloaded or is cached",
                         f"check name and network, or pass a local file: {first_line}") from error  # fmt: skip
     for number, row in enumerate(table, start=1):
-        named = {
-            column: table.features[column].int2str(value) if _is_class(table.features[column], value) else value
-            for column, value in row.items()
-        }
+        named = {column: _class_name(table.features[column], value) for column, value in row.items()}
         yield f"{address}, row {number}", named
 
 
-def _is_class(feature: object, value: object) -> bool:
-    return hasattr(feature, "int2str") and isinstance(value, int) and value >= 0
+def _class_name(feature: Any, value: object) -> object:
+    is_class = hasattr(feature, "int2str") and isinstance(value, int) and value >= 0
+    return feature.int2str(value) if is_class else value

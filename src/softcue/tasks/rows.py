@@ -6,6 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Number, Real
 
 from softcue.errors import DataError, near_matches
 from softcue.tasks.readers import Source, name_of, read_rows
@@ -34,7 +35,7 @@ def examples_from(source: Source, task: Task, needs_target: bool = True) -> list
 def with_labels(task: Task, examples: Sequence[Example], words: Mapping[str, str]) -> Task:
     """The task with the labels its training rows show, in sorted order, and the user's words for them."""
     found = sorted({str(example.target) for example in examples})
-    labels = dict(task.labels) or {name: Label(words=name) for name in found}
+    labels = dict(task.labels) or {name: Label(words=name, description="") for name in found}
     for name, label_words in words.items():
         if name not in labels:
             raise DataError("task.label_words", name, "a label of the training rows",
@@ -47,9 +48,11 @@ def with_labels(task: Task, examples: Sequence[Example], words: Mapping[str, str
 
 
 def split_off(
-    examples: Sequence[Example], share: float, seed: int
+    examples: Sequence[Example], share: float, seed: int, by_class: bool = True
 ) -> tuple[list[Example], list[Example]]:
-    """Hold out a share of every class for validation; the order depends on the seed alone.
+    """Hold out a share of every class (or of all rows alike) for validation; the seed alone decides which.
+
+    Every class keeps at least one row for training.
 
     Example:
         >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
@@ -59,13 +62,13 @@ def split_off(
     """
     classes: dict[object, list[int]] = defaultdict(list)
     for index, example in enumerate(examples):
-        classes[example.target if isinstance(example.target, str) else None].append(index)
+        classes[example.target if by_class and isinstance(example.target, str) else None].append(index)
     generator = random.Random(seed)
     held: set[int] = set()
     for indices in classes.values():
         generator.shuffle(indices)
-        wanted = max(1, round(share * len(indices))) if len(indices) > 1 else 0
-        held.update(indices[:wanted])
+        wanted = max(1, round(share * len(indices)))
+        held.update(indices[: min(wanted, len(indices) - 1)])
     kept = [example for index, example in enumerate(examples) if index not in held]
     return kept, [example for index, example in enumerate(examples) if index in held]
 
@@ -85,7 +88,8 @@ def sample(examples: Sequence[Example], num_rows: int, seed: int) -> list[Exampl
 
 def _cell(place: str, row: Mapping[str, object], column: str) -> object:
     if column not in row:
-        raise DataError(f"{place}, column", column, "a column of the data", near_matches(column, map(str, row)))
+        known = near_matches(column, map(str, row))
+        raise DataError(f"{place}, column", column, "a column of the data", known)
     return row[column]
 
 
@@ -94,10 +98,15 @@ def _text(place: str, row: Mapping[str, object], column: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{place}, column '{column}'", value, "a text that is not empty",
                         "fill it in or remove the row")  # fmt: skip
+    return _whole_characters(f"{place}, column '{column}'", value)
+
+
+def _whole_characters(where: str, value: str) -> str:
+    """The text, if it can be written as UTF-8: a JSON escape can hold half of a character."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"{place}, column '{column}'", repr(value[:40]), "text without lone surrogates",
+        raise DataError(where, repr(value[:40]), "text without lone surrogates",
                         "repair the escape sequence") from error  # fmt: skip
     return value
 
@@ -108,18 +117,24 @@ def _target(place: str, row: Mapping[str, object], task: Task) -> str | float:
     if task.kind == "regression":
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             raise DataError(where, value, "a finite number", "fix the row, or set task.kind=classification")
         return number
-    if isinstance(value, bool):
-        value = str(value).lower()
-    elif isinstance(value, float) and value.is_integer():
-        value = int(value)  # a DataFrame column with gaps turns class numbers into floats
-    text = "" if value is None else str(value).strip()
-    if not text or text == "nan":
+    text = _whole_characters(where, _label_text(value))
+    if not text:
         raise DataError(where, value, "a label", "fill it in or remove the row")
     if task.kind == "classification" and task.labels and text not in task.labels:
         raise DataError(where, text, "a label seen in training", near_matches(text, task.labels))
     return text
+
+
+def _label_text(value: object) -> str:
+    """A label as text; empty for what is none: null, DataFrame gaps, lists and objects."""
+    if type(value).__name__ in ("bool", "bool_"):  # Python's and numpy's
+        return str(value).lower()
+    if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
+        value = int(float(value))  # a DataFrame column with gaps turns class numbers into floats
+    is_plain = isinstance(value, str) or (isinstance(value, Number) and value == value)
+    return str(value).strip() if is_plain else ""

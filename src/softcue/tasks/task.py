@@ -47,9 +47,7 @@ class Task(BaseModel):
     @field_validator("text")
     @classmethod
     def _one_or_two(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        if not 1 <= len(columns) <= 2:
-            raise ValueError("expected one or two text columns")
-        return columns
+        return text_columns(columns)
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -70,7 +68,10 @@ class Task(BaseModel):
     def source(self, texts: tuple[str, ...]) -> str:
         """One text for a text-to-text backbone: the template, or the columns named in front of their text."""
         if self.template:
-            return self.template.format_map(dict(zip(self.text, texts, strict=True)))
+            values = dict(zip(self.text, texts, strict=True))
+            # Not str.format, which takes a column such as "review.text" for an attribute.
+            parts = string.Formatter().parse(self.template)
+            return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in parts)
         if len(texts) == 1:
             return texts[0]
         return " ".join(f"{name}: {text}" for name, text in zip(self.text, texts, strict=True))
@@ -80,11 +81,27 @@ class Task(BaseModel):
     def _known_fields(cls, template: str, info: object) -> str:
         columns = getattr(info, "data", {}).get("text", ())
         try:
-            fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+            found = string.Formatter().parse(template)
+            parts = [(name, form or mark) for _, name, form, mark in found if name is not None]
         except ValueError as error:
-            raise ValueError(f"not a template with {{column}} fields: {error}") from error
+            raise ValueError(f"a template with {{column}} fields: {error}") from error
+        fields = {name for name, _ in parts}
         if unknown := fields - set(columns):
-            raise ValueError(f"names unknown columns {sorted(unknown)}; the text columns are {list(columns)}")
+            raise ValueError(f"only the text columns {list(columns)} as fields, not {sorted(unknown)}")
         if template and fields != set(columns):
-            raise ValueError(f"leaves out columns {sorted(set(columns) - fields)}")
+            raise ValueError(f"a field for every text column; it leaves out {sorted(set(columns) - fields)}")
+        if any(form for _, form in parts):
+            raise ValueError("plain {column} fields without a format behind them")
         return template
+
+
+def text_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns a task reads, checked.
+
+    Example:
+        >>> text_columns(("first", "second"))
+        ('first', 'second')
+    """
+    if not 1 <= len(columns) <= 2 or len(set(columns)) < len(columns) or "" in columns:
+        raise ValueError("the name of one text column, or of two different ones")
+    return columns

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from softcue.errors import RunError
-from softcue.files import TEMPORARY_SUFFIX, folder_is_whole, tensor_bytes, write_folder_whole
+from softcue.files import TEMPORARY_SUFFIX, folder_is_whole, remove, tensor_bytes, write_folder_whole
 
 KEPT = 2  # the newest, and one to fall back to
 _NAME = re.compile(r"step-(\d{8})")
@@ -51,7 +51,7 @@ class Checkpoints:
         self.run = run  # digest of what the run is, so that another run's checkpoint is not taken for its own
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write one and drop the oldest."""
+        """Write one; drop the oldest, and any of a later step, which the run passed over as damaged."""
         tensors = {
             f"{part}/{name}": tensor
             for part in ("model", "best", "optimizer")
@@ -59,21 +59,22 @@ class Checkpoints:
         }
         state = {"run": self.run, "progress": asdict(checkpoint.progress)}
         self.folder.mkdir(parents=True, exist_ok=True)
+        current = self.folder / f"step-{checkpoint.progress.step:08d}"
         write_folder_whole(
-            self.folder / f"step-{checkpoint.progress.step:08d}",
-            {"state.safetensors": tensor_bytes(tensors), "state.json": json.dumps(state).encode()},
+            current, {"state.safetensors": tensor_bytes(tensors), "state.json": json.dumps(state).encode()}
         )
-        for old in self._found()[KEPT:]:
-            shutil.rmtree(old)
+        found = self._found()
+        position = found.index(current)
+        for other in found[:position] + found[position + KEPT :]:
+            remove(other)
 
     def newest(self) -> tuple[Checkpoint | None, list[Path]]:
         """The newest whole checkpoint, and the damaged ones that were passed over."""
         skipped = sorted(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
         for folder in self._found():
-            if not folder_is_whole(folder):
-                skipped.append(folder)
-                continue
-            return self._load(folder), skipped
+            if checkpoint := self._load(folder) if folder_is_whole(folder) else None:
+                return checkpoint, skipped
+            skipped.append(folder)
         return None, skipped
 
     def remove(self) -> None:
@@ -88,17 +89,23 @@ class Checkpoints:
         folders = [folder for folder in self.folder.glob("step-*") if _NAME.fullmatch(folder.name)]
         return sorted(folders, key=lambda folder: folder.name, reverse=True)
 
-    def _load(self, folder: Path) -> Checkpoint:
+    def _load(self, folder: Path) -> Checkpoint | None:
+        """A checkpoint, or None where the files are whole but not what this version writes."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        state = json.loads((folder / "state.json").read_text("utf-8"))
-        if state["run"] != self.run:
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}}
+        try:
+            state = json.loads((folder / "state.json").read_text("utf-8"))
+            run, progress = state["run"], Progress(**state["progress"])
+            for full_name, tensor in load_file(folder / "state.safetensors").items():
+                part, _, name = full_name.partition("/")
+                parts[part][name] = tensor
+        except (OSError, ValueError, TypeError, KeyError, SafetensorError):
+            return None
+        if run != self.run:
             raise RunError(
                 "--resume", folder, "a checkpoint of the same run (backbone, data and settings)",
                 "use the settings in config.yaml beside it, another --output-dir, or --overwrite",
             )  # fmt: skip
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}}
-        for full_name, tensor in load_file(folder / "state.safetensors").items():
-            part, _, name = full_name.partition("/")
-            parts[part][name] = tensor
-        return Checkpoint(Progress(**state["progress"]), parts["model"], parts["best"], parts["optimizer"])
+        return Checkpoint(progress, parts["model"], parts["best"], parts["optimizer"])

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from softcue.errors import DataError, MissingExtraError
+from softcue.tasks.readers import read_rows
+
+ROWS = [{"text": "hello there", "label": "greeting"}, {"text": "see you", "label": "farewell"}]
+
+
+def values_of(source: Any) -> list[dict[str, object]]:
+    return [dict(row) for _, row in read_rows(source)]
+
+
+def places_of(source: Any) -> list[str]:
+    return [place for place, _ in read_rows(source)]
+
+
+def message_of(source: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        list(read_rows(source))
+    return str(caught.value)
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def saved(folder: Path, suffix: str) -> Path:
+    path = folder / f"rows{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+        return path
+    if suffix == ".jsonl":
+        return written(folder, path.name, "".join(json.dumps(row) + "\n" for row in ROWS))
+    part = {".csv": ",", ".tsv": "\t"}[suffix.lower()]
+    lines = [part.join(ROWS[0]), *(part.join(row.values()) for row in ROWS)]
+    return written(folder, path.name, "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".CSV", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("as_string", [True, False])
+def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_string: bool) -> None:
+    path = saved(tmp_path, suffix)
+    assert values_of(str(path) if as_string else path) == ROWS
+
+
+@pytest.mark.parametrize(
+    "source", [ROWS, tuple(ROWS), pandas.DataFrame(ROWS)], ids=["list", "tuple", "frame"]
+)
+def test_rows_in_memory_give_the_same_rows(source: Any) -> None:
+    assert values_of(source) == ROWS
+    assert places_of(source) == ["row 1", "row 2"]
+
+
+def test_tsv_keeps_raw_quotes_as_in_glue(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.tsv", 'text\tlabel\n"unclosed\ta\nit said "yes" twice"\tb\n')
+    assert values_of(path) == [
+        {"text": '"unclosed', "label": "a"},
+        {"text": 'it said "yes" twice"', "label": "b"},
+    ]
+
+
+def test_csv_reads_quoted_commas_quotes_and_newlines(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.csv", 'text,label\n"one, two",a\n"she said ""no""",b\n"first\nsecond",c\n')
+    assert [row["text"] for row in values_of(path)] == ["one, two", 'she said "no"', "first\nsecond"]
+
+
+def test_place_is_the_line_on_which_a_row_begins(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.csv", 'text,label\n"first\nsecond",a\n\nplain,b\n')
+    assert places_of(path) == [f"{path}, line 2", f"{path}, line 5"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl"])
+def test_byte_order_mark_is_dropped(tmp_path: Path, name: str) -> None:
+    text = '{"text": "hi"}\n' if name.endswith("jsonl") else "text\nhi\n"
+    assert values_of(written(tmp_path, name, b"\xef\xbb\xbf" + text.encode())) == [{"text": "hi"}]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl"])
+def test_windows_line_ends_leave_no_trace(tmp_path: Path, name: str) -> None:
+    text = '{"text": "hi"}\r\n\r\n' if name.endswith("jsonl") else "text\r\nhi\r\n\r\n"
+    assert values_of(written(tmp_path, name, text)) == [{"text": "hi"}]
+
+
+def test_line_separator_inside_json_text_does_not_end_the_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.jsonl", '{"text": "one\u2028two"}\n')
+    assert values_of(path) == [{"text": "one\u2028two"}]
+
+
+def test_long_csv_field_is_read_whole(tmp_path: Path) -> None:
+    assert len(str(values_of(written(tmp_path, "rows.csv", "text\n" + "a" * 200_000))[0]["text"])) == 200_000
+
+
+def test_json_values_keep_their_types(tmp_path: Path) -> None:
+    assert values_of(written(tmp_path, "rows.jsonl", '{"a": null, "b": 1.5, "c": true}')) == [
+        {"a": None, "b": 1.5, "c": True}
+    ]
+
+
+@pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl"])
+def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
+    assert values_of(written(tmp_path, name, "")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "parts"),
+    [
+        ("rows.csv", "text,label\na,b\na,b,c\n", 3, ["'3 fields'", "2, as in the header", "quote or fix"]),
+        ("rows.csv", "text,label\nonly\n", 2, ["'1 fields'", "expected 2", "quote or fix"]),
+        ("rows.tsv", "text\tlabel\na\tb\tc\n", 2, ["'3 fields'", "expected 2", "quote or fix"]),
+        ("rows.csv", 'text,label\n"a"b,c\n', 2, ["expected after", "well-formed fields", "fix the quoting"]),
+        ("rows.csv", 'text,label\na,b\n"open,c\nd,e\n', 3, ["end of data", "well-formed", "fix the quoting"]),
+        ("rows.csv", "text,text,label\na,b,c\n", 1, ["'text'", "a name of its own", "rename one"]),
+        ("rows.jsonl", '{"a": 1}\n{"a": \n', 2, ["{\"a\": ", "one JSON object", "fix it: Expecting"]),
+        ("rows.jsonl", "[" * 100_000, 1, ["[[[", "one JSON object per line", "fix it"]),
+        ("rows.jsonl", '{"a": 1}\n\n["a"]\n', 3, ['["a"]', "expected a JSON object", "write {...}"]),
+        ("rows.csv", b"text\nfine\ncaf\xe9\n", 3, ["byte 0xe9", "UTF-8 text", "iconv -f latin1"]),
+        ("rows.csv", b"\xef\xbb\xbftext\ncaf\xe9\n", 2, ["byte 0xe9", "UTF-8 text", "iconv"]),
+        ("rows.jsonl", '{"a": 1}\n'.encode("utf-16"), 1, ["byte 0xff", "UTF-8 text", "iconv"]),
+    ],
+)  # fmt: skip
+def test_unreadable_line_is_named_with_file_and_reason(
+    tmp_path: Path, name: str, content: str | bytes, line: int, parts: list[str]
+) -> None:
+    path = written(tmp_path, name, content)
+    message = message_of(path)
+    assert message.startswith(f"{path}, line {line}")
+    for part in parts:
+        assert part in message
+
+
+def test_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
+    written(tmp_path, "train.csv", "")
+    written(tmp_path, "notes.txt", "")
+    message = message_of(tmp_path / "trian.csv")
+    assert f"data file: got '{tmp_path}/trian.csv'; expected an existing file" in message
+    assert "did you mean 'train.csv'?" in message
+    assert "notes.txt" not in message
+
+
+def test_missing_folder_says_check_the_path(tmp_path: Path) -> None:
+    assert message_of(tmp_path / "nowhere" / "rows.csv").endswith("check the path")
+
+
+def test_folder_with_a_data_suffix_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").mkdir()
+    assert "expected an existing file" in message_of(tmp_path / "rows.csv")
+
+
+def test_file_that_may_not_be_read_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "rows.csv", "text\nhi\n")
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    message = message_of(path)
+    assert str(path) in message
+    assert "expected a readable file; check it: Permission denied" in message
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.json"])
+def test_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str) -> None:
+    message = message_of(written(tmp_path, name, "text\nhi\n"))
+    assert message.startswith(
+        f"data file: got '{tmp_path / name}'; expected a name ending in .csv, .tsv, .jsonl"
+    )
+    assert message.endswith("rename or convert it")
+
+
+def test_damaged_parquet_file_is_a_clear_error(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.parquet", "not parquet")
+    message = message_of(path)
+    assert f"data file: got '{path}'; expected a readable parquet file; write it again" in message
+
+
+@pytest.mark.parametrize("source", [["hello"], [["hello", "a"]]])
+def test_row_that_is_no_dictionary_is_named(source: Any) -> None:
+    message = message_of(source)
+    assert message.startswith("row 1: got ")
+    assert "expected a dictionary with a value per column; pass rows such as {'text'" in message
+
+
+@pytest.mark.parametrize("source", [5, {"text": ["a"]}])
+def test_source_of_another_kind_is_a_clear_error(source: Any) -> None:
+    message = message_of(source)
+    assert message.startswith("data: got ")
+    assert "expected a file, a DataFrame or a list of dictionaries; pass rows" in message
+
+
+class FakeTable(list[dict[str, object]]):
+    features = {  # noqa: RUF012
+        "sentence": SimpleNamespace(dtype="string"),
+        "label": SimpleNamespace(int2str=lambda number: ["negative", "positive"][number]),
+        "idx": SimpleNamespace(dtype="int32"),
+    }
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("hub:glue#sst2@train", ("glue", "sst2", "train")),
+        ("hub:stanfordnlp/sst2@test[:10]", ("stanfordnlp/sst2", None, "test[:10]")),
+    ],
+)
+def test_hub_address_is_split_and_class_numbers_become_names(
+    monkeypatch: pytest.MonkeyPatch, address: str, expected: tuple[str | None, ...]
+) -> None:
+    asked: list[tuple[str | None, ...]] = []
+
+    def load(name: str, configuration: str | None, split: str) -> FakeTable:
+        asked.append((name, configuration, split))
+        return FakeTable(
+            [{"sentence": "good", "label": 1, "idx": 0}, {"sentence": "hidden", "label": -1, "idx": 1}]
+        )
+
+    fake_hub(monkeypatch, load)
+    assert list(read_rows(address)) == [
+        (f"{address}, row 1", {"sentence": "good", "label": "positive", "idx": 0}),
+        (f"{address}, row 2", {"sentence": "hidden", "label": -1, "idx": 1}),  # GLUE hides test labels
+    ]
+    assert asked == [expected]
+
+
+def test_real_class_labels_are_named() -> None:
+    datasets = pytest.importorskip("datasets")
+    from softcue.tasks.readers import _class_name
+
+    feature = datasets.ClassLabel(names=["no", "yes"])
+    assert [_class_name(feature, value) for value in (0, 1, -1, None)] == ["no", "yes", -1, None]
+
+
+@pytest.mark.parametrize("address", ["hub:sst2", "hub:@train", "hub:sst2@"])
+def test_incomplete_hub_address_shows_an_example(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    fake_hub(monkeypatch, None)
+    message = message_of(address)
+    assert message.startswith(
+        f"hub data set: got '{address}'; expected hub:NAME@SPLIT or hub:NAME#CONFIG@SPLIT"
+    )
+    assert "for example hub:stanfordnlp/sst2@train" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ConnectionError("\nCouldn't reach the Hub\nmore"), "Couldn't reach the Hub"), (OSError(), "OSError")],
+)
+def test_hub_without_network_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    fake_hub(monkeypatch, load)
+    message = message_of("hub:sst2@train")
+    assert message.startswith(
+        "hub data set: got 'hub:sst2@train'; expected a data set that can be downloaded"
+    )
+    assert message.endswith(f"check name and network, or pass a local file: {reason}")
+
+
+def test_real_hub_package_offline_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    message = message_of("hub:softcue-tests/no-such-data@train")
+    assert message.startswith("hub data set: got 'hub:softcue-tests/no-such-data@train'; expected a data set")
+    assert "check name and network, or pass a local file: " in message
+
+
+def test_hub_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"softcue\[hub\]"):
+        list(read_rows("hub:sst2@train"))

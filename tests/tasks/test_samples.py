@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from softcue.tasks import examples_from, library_names, library_task
+from softcue.types import Example
+
+AT_LEAST = {"train": 240, "validation": 60, "test": 120}
+
+
+def splits(name: str) -> dict[str, list[Example]]:
+    task = library_task(name)
+    return {split: examples_from(getattr(task, split), task) for split in AT_LEAST}
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold()))
+
+
+def test_three_tasks_are_bundled() -> None:
+    assert library_names() == ["same-request", "tickets", "urgency"]
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_sample_files_have_enough_rows(name: str) -> None:
+    for split, rows in splits(name).items():
+        assert len(rows) >= AT_LEAST[split]
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_no_text_occurs_twice(name: str) -> None:
+    texts = [
+        " ".join(text.casefold().split()) for rows in splits(name).values() for e in rows for text in e.texts
+    ]
+    assert [text for text, count in Counter(texts).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_no_text_has_a_near_duplicate_in_another_split(name: str) -> None:
+    found = [[(words(text), text) for row in rows for text in row.texts] for rows in splits(name).values()]
+    near = [
+        (one_text, two_text)
+        for first, second in combinations(found, 2)
+        for one, one_text in first
+        for two, two_text in second
+        if len(one & two) >= 0.6 * len(one | two)
+    ]
+    assert near == []
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_labels_are_the_declared_ones_and_roughly_balanced(name: str) -> None:
+    task = library_task(name)
+    for rows in splits(name).values():
+        counts = Counter(str(row.target) for row in rows)
+        assert set(counts) == set(task.label_names)
+        fair = len(rows) / len(task.labels)
+        assert all(0.7 * fair <= count <= 1.4 * fair for count in counts.values()), counts
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_every_label_has_words_of_its_own_and_a_description(name: str) -> None:
+    task = library_task(name)
+    assert len(set(task.label_words)) == len(task.labels)
+    assert all(label.words and label.description for label in task.labels.values())

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from softcue.errors import ConfigurationError
+from softcue.tasks import Label, Task, library_names, library_task
+
+
+def test_one_text_is_its_own_source() -> None:
+    assert Task(name="t").source(("hello {text} %s",)) == "hello {text} %s"
+
+
+def test_two_texts_are_named_by_their_columns() -> None:
+    assert Task(name="t", text=("premise", "claim")).source(("A.", "B.")) == "premise: A. claim: B."
+
+
+def test_template_words_the_source() -> None:
+    task = Task(name="t", text=("a", "b"), template="{{set}} is {b} after {a}? {a}")
+    assert task.source(("{b}", "x")) == "{set} is x after {b}? {b}"
+
+
+def test_template_takes_column_names_as_they_are() -> None:
+    task = Task(name="t", text=("review.text", "items[0]"), template="{items[0]}: {review.text}")
+    assert task.source(("fine", "cup")) == "cup: fine"
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{txt} {second}", "only the text columns ['first', 'second'] as fields, not ['txt']"),
+        ("{} {first} {second}", "not ['']"),
+        ("{first.upper} {second}", "not ['first.upper']"),
+        ("{first}", "it leaves out ['second']"),
+        ("no field", "it leaves out ['first', 'second']"),
+        ("{first {second}", "a template with {column} fields"),
+        ("{first} {second}}", "a template with {column} fields"),
+        ("{first:>{second}} {second}", "plain {column} fields without a format"),
+        ("{first!r} {second}", "plain {column} fields without a format"),
+    ],
+)
+def test_bad_template_is_refused_with_its_reason(template: str, complaint: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Task(name="t", text=("first", "second"), template=template)
+    assert complaint in caught.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize("columns", [(), ("a", "b", "c"), ("a", "a"), ("",)])
+def test_text_columns_are_one_or_two_different_names(columns: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="one text column, or of two different ones"):
+        Task(name="t", text=columns)
+
+
+def test_unknown_keys_are_refused() -> None:
+    values: dict[str, Any] = {"name": "t", "lables": {}}
+    with pytest.raises(ValidationError, match="lables"):
+        Task.model_validate(values)
+
+
+def test_names_and_words_keep_the_declared_order() -> None:
+    task = Task(name="t", labels={"z": Label(words="zed"), "a": Label(words="ay")})
+    assert (task.label_names, task.label_words) == (("z", "a"), ("zed", "ay"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [("classification", "accuracy"), ("regression", "pearson_spearman"), ("generation", "exact_match")],
+)
+def test_each_kind_has_its_usual_metric(kind: Any, metric: str) -> None:
+    assert Task(name="t", kind=kind).main_metric == metric
+    assert Task(name="t", kind=kind, metric="word_f1").main_metric == "word_f1"
+
+
+def test_task_survives_json() -> None:
+    for name in library_names():
+        task = library_task(name)
+        assert Task.model_validate_json(task.model_dump_json()) == task
+        assert tuple(Task.model_validate_json(task.model_dump_json()).labels) == task.label_names
+
+
+def test_unknown_library_task_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        library_task("ticket")
+    assert str(caught.value) == (
+        "task.name: got 'ticket'; expected a task that comes with softcue; "
+        "did you mean 'tickets'? known: same-request, tickets, urgency"
+    )
