@@ -22,8 +22,9 @@ def model_card(record: CueRecord, name: str) -> str:
         "",
         task.description or f"Reads {reads}, answers with {answer}.",
         "",
-        f"A softcue cue: `{method['name']}` on the frozen backbone `{record.backbone.name}` "
-        f"({record.backbone.kind}). The backbone's weights are not in this folder and were not changed.",
+        f"A softcue cue for the task `{task.name}`: `{method['name']}` on the frozen backbone "
+        f"`{record.backbone.name}` ({record.backbone.kind}). The backbone's weights are not in this folder "
+        "and were not changed.",
         "",
         "## Use it",
         "```python",
@@ -36,25 +37,26 @@ def model_card(record: CueRecord, name: str) -> str:
         "",
     ]
     if record.scores:
-        metrics = list(next(iter(record.scores.values())))
-        lines += ["## Scores", "", "| rows | " + " | ".join(metrics) + " |", "|---" * (len(metrics) + 1) + "|"]
+        metrics = list(dict.fromkeys(metric for scores in record.scores.values() for metric in scores))
+        lines += ["## Scores", "", f"| rows | {' | '.join(metrics)} |", "|---" * (len(metrics) + 1) + "|"]
         lines += [
-            f"| {split} | " + " | ".join(f"{scores[metric]:.1f}" for metric in metrics) + " |"
+            f"| {split} | " + " | ".join(_score(scores.get(metric)) for metric in metrics) + " |"
             for split, scores in record.scores.items()
         ]
         lines.append("")
     if task.labels:
         lines += ["## Labels", "", "| label | words | meaning |", "|---|---|---|"]
         lines += [
-            f"| {label} | {entry.words} | {entry.description or '-'} |" for label, entry in task.labels.items()
+            f"| {_cell(label)} | {_cell(entry.words)} | {_cell(entry.description or '-')} |"
+            for label, entry in task.labels.items()
         ]
         lines.append("")
     counts, training = record.counts, record.training
     lines += [
         "## Numbers",
         "",
-        f"- trained by gradient: {counts.get('gradient', 0):,}; of a running average: {counts.get('ema', 0):,}; "
-        f"head: {counts.get('head', 0):,}",
+        f"- trained by gradient: {counts.get('gradient', 0):,}; "
+        f"of a running average: {counts.get('ema', 0):,}; head: {counts.get('head', 0):,}",
         f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
         f"{training.get('batch_size')} rows, best after {training.get('best_step')}; "
         f"{training.get('train_rows')} training and {training.get('validation_rows')} validation rows",
@@ -63,14 +65,24 @@ def model_card(record: CueRecord, name: str) -> str:
         "",
         "## Limits",
         "",
-        "It was trained and scored on the rows named above; texts of another kind or language may be answered "
-        "wrongly with confidence. Scores are probabilities among the labels it knows: there is no label for "
-        "\"none of these\".",
+        "It was trained and scored on the rows named above; texts of another kind or language may be "
+        "answered wrongly with confidence. Scores are probabilities among the labels it knows: there is no "
+        'label for "none of these".',
     ]
     if task.citation or task.licence:
-        lines += ["", f"Data: {task.citation} {('Licence: ' + task.licence) if task.licence else ''}".rstrip()]
+        licence = f"Licence: {task.licence}" if task.licence else ""
+        lines += ["", " ".join(part for part in ("Data:", task.citation, licence) if part)]
     return "\n".join(lines) + "\n"
 
 
 def _call(num_texts: int) -> str:
     return '["..."]' if num_texts == 1 else '[("...", "...")]'
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its table cell."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -10,19 +10,20 @@ Nothing here is pickled. Loading checks everything that could make a cue answer 
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
 
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
 from softcue.configuration import as_configuration_error, method_config
-from softcue.errors import CueError, DataError
+from softcue.errors import ConfigurationError, CueError, DataError, RunError
 from softcue.evaluation import Evaluation, evaluate, predict
 from softcue.files import sha256, tensor_bytes, write_json, write_whole
 from softcue.methods import METHODS, TaskModel
@@ -32,6 +33,7 @@ from softcue.types import Counts, Example, Prediction
 
 FORMAT = 1
 Text = str | Sequence[str]
+_AGAIN = "restore the folder or train again"
 
 
 class BackboneRecord(BaseModel):
@@ -44,6 +46,13 @@ class BackboneRecord(BaseModel):
     dtype: str
     max_length: int
     fingerprint: dict[str, str]
+
+    @field_validator("fingerprint")
+    @classmethod
+    def _all_parts(cls, parts: dict[str, str]) -> dict[str, str]:
+        if parts.keys() != Fingerprint.__dataclass_fields__.keys():
+            raise ValueError(f"digests of {', '.join(Fingerprint.__dataclass_fields__)}")
+        return parts
 
 
 class CueRecord(BaseModel):
@@ -61,6 +70,7 @@ class CueRecord(BaseModel):
     counts: dict[str, int] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     tensors_sha256: str
+    record_sha256: str = ""  # of everything above, so that a changed label or length cannot answer wrongly
 
 
 class Cue:
@@ -71,7 +81,9 @@ class Cue:
         cue.predict(["My invoice is wrong."])[0].label
     """
 
-    def __init__(self, model: TaskModel, backbone: Backbone, record: CueRecord, path: Path | None = None) -> None:
+    def __init__(
+        self, model: TaskModel, backbone: Backbone, record: CueRecord, path: Path | None = None
+    ) -> None:
         self.model, self.backbone, self.record, self.path = model, backbone, record, path
 
     @property
@@ -111,23 +123,24 @@ class Cue:
     def examples(self, texts: Any) -> list[Example]:
         """Whatever `predict` takes, as checked examples."""
         columns = self.task.text
-        if isinstance(texts, Path) or (isinstance(texts, str) and _names_a_file(texts)):
+        is_file = isinstance(texts, Path) or (isinstance(texts, str) and _names_a_file(texts))
+        if is_file or (hasattr(texts, "columns") and hasattr(texts, "to_dict")):  # a file or a DataFrame
             return examples_from(texts, self.task, needs_target=False)
-        if isinstance(texts, str):
+        is_pair = isinstance(texts, tuple) and len(texts) == len(columns) == 2
+        if isinstance(texts, (str, Mapping)) or (is_pair and all(isinstance(text, str) for text in texts)):
             texts = [texts]
-        if isinstance(texts, tuple) and len(texts) == len(columns) == 2 and all(isinstance(t, str) for t in texts):
-            texts = [texts]
-        if not isinstance(texts, Sequence):
-            return examples_from(texts, self.task, needs_target=False)
+        advice = "pass one string, or a pair for a task that reads two"
+        if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+            raise DataError("texts", texts, "a text, a list of texts, rows or a file", advice)
         rows: list[Any] = []
         for number, text in enumerate(texts, start=1):
-            if isinstance(text, dict):
+            if isinstance(text, Mapping):
                 rows.append(text)
                 continue
-            parts = (text,) if isinstance(text, str) else tuple(text)
+            parts = tuple(text) if isinstance(text, (list, tuple)) else (text,)
             if len(parts) != len(columns):
-                raise DataError(f"row {number}", text, f"{len(columns)} text(s): {', '.join(columns)}",
-                                "pass one string, or a pair for a task that reads two")  # fmt: skip
+                expected = f"{len(columns)} text(s): {', '.join(columns)}"
+                raise DataError(f"row {number}", text, expected, advice)
             rows.append(dict(zip(columns, parts, strict=True)))
         return examples_from(rows, self.task, needs_target=False) if rows else []
 
@@ -136,13 +149,18 @@ class Cue:
         from softcue.card import model_card
 
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.float() for name, value in self.model.state_dict().items()}
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
-                raise CueError(f"tensor '{name}'", "NaN or infinity", "finite numbers", "train with a lower rate")
+                advice = "train with a lower rate"
+                raise CueError(f"tensor '{name}'", "NaN or infinity", "finite numbers", advice)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError("cue folder", target, "a folder that can be made", str(error)) from error
         write_whole(target / "cue.safetensors", tensor_bytes(tensors))
         record = self.record.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
+        record = record.model_copy(update={"record_sha256": _record_digest(record.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": record.scores})
         write_whole(target / "README.md", model_card(record, target.name).encode())
         write_json(target / "cue.json", record.model_dump(mode="json"))
@@ -150,7 +168,7 @@ class Cue:
         return target
 
 
-def load(path: str | Path, backbone: Backbone | str | None = None) -> Cue:
+def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue:
     """A cue from its folder, on its own backbone or on one given (shared by several cues, say).
 
     Example:
@@ -161,10 +179,15 @@ def load(path: str | Path, backbone: Backbone | str | None = None) -> Cue:
     record = read_record(folder)
     if not isinstance(backbone, Backbone):
         settings = {} if record.backbone.dtype == "bfloat16" else {"dtype": "float32"}
-        name = backbone or record.backbone.name
+        name = str(backbone or record.backbone.name)
         backbone = load_backbone(BackboneConfig.model_validate({"name": name, **settings}))
     _check_backbone(folder, record, backbone)
-    model = build_model(record, backbone)
+    try:
+        with torch.random.fork_rng(devices=[]):  # a head draws first numbers, soon replaced
+            model = build_model(record, backbone)
+    except ConfigurationError as error:
+        expected = "a method and a readout of this softcue"
+        raise CueError(str(folder / "cue.json"), str(error), expected, _AGAIN) from error
     model.load_state_dict(_checked_tensors(folder, record, model))
     return Cue(model.to(backbone.device).eval(), backbone, record, folder)
 
@@ -180,29 +203,45 @@ def build_model(record: CueRecord, backbone: Backbone) -> TaskModel:
 def read_record(folder: Path) -> CueRecord:
     """cue.json, checked."""
     file = folder / "cue.json"
-    if not file.is_file():
-        hint = "finish its run with --resume" if (folder / "checkpoints").is_dir() else "check the path"
+    if not os.path.isfile(file):  # os.path, because pathlib raises for names no file can have
+        hint = "finish its run with --resume" if os.path.isdir(folder / "checkpoints") else "check the path"
         raise CueError("cue", folder, "a folder with cue.json", hint)
     try:
         values = json.loads(file.read_text("utf-8"))
-        if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
-            raise CueError(f"{file}, format", values["format"], f"format {FORMAT}", "load it with a newer softcue")
-        return CueRecord.model_validate(values)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CueError(str(file), str(error), "valid JSON", _AGAIN) from error
+    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+        advice = "load it with a newer softcue"
+        raise CueError(f"{file}, format", values["format"], f"format {FORMAT}", advice)
+    try:
+        record = CueRecord.model_validate(values)
     except ValidationError as error:
-        raise CueError(str(file), str(as_configuration_error("cue.json", error)), "a cue record of softcue",
-                       "restore the folder or train again") from error  # fmt: skip
-    except ValueError as error:
-        raise CueError(str(file), str(error), "valid JSON", "restore the folder or train again") from error
+        reason = str(as_configuration_error("cue.json", error))
+        raise CueError(str(file), reason, "a cue record of softcue", _AGAIN) from error
+    if (digest := _record_digest(values)) != record.record_sha256:
+        raise CueError(str(file), f"content with sha256 {digest}", f"sha256 {record.record_sha256}",
+                       f"it was changed after it was written; {_AGAIN}")  # fmt: skip
+    return record
+
+
+def _record_digest(values: Mapping[str, Any]) -> str:
+    """Of a record's content, however it is laid out."""
+    content = {key: value for key, value in values.items() if key != "record_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _check_backbone(folder: Path, record: CueRecord, backbone: Backbone) -> None:
     expected = Fingerprint(**record.backbone.fingerprint)
     if differences := expected.differences(backbone.fingerprint):
         raise CueError(
-            f"backbone of {folder}", f"{backbone.name} {vars(backbone.fingerprint)}",
-            f"{record.backbone.name} {vars(expected)}",
+            f"backbone of {folder}", f"{_shown(backbone.fingerprint)} ({backbone.name})",
+            f"{_shown(expected)} ({record.backbone.name})",
             f"{' and '.join(differences)} differ; load the cue on the backbone it was trained on",
         )  # fmt: skip
+
+
+def _shown(fingerprint: Fingerprint) -> str:
+    return " ".join(f"{part} {digest}" for part, digest in vars(fingerprint).items())
 
 
 def _checked_tensors(folder: Path, record: CueRecord, model: TaskModel) -> dict[str, Tensor]:
@@ -210,29 +249,33 @@ def _checked_tensors(folder: Path, record: CueRecord, model: TaskModel) -> dict[
     from safetensors.torch import load_file
 
     file = folder / "cue.safetensors"
-    again = "restore the folder or train again"
-    if not file.is_file():
-        raise CueError(str(file), "no such file", "the cue's numbers", again)
-    if sha256(file) != record.tensors_sha256:
+    try:
+        digest = sha256(file)
+    except OSError as error:
+        raise CueError(str(file), error.strerror or "unreadable", "the cue's numbers", _AGAIN) from error
+    if digest != record.tensors_sha256:
         raise CueError(str(file), "other content than cue.json records", f"sha256 {record.tensors_sha256}",
                        "restore the file; if a run was interrupted here, --resume it")  # fmt: skip
     try:
         tensors: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CueError(str(file), str(error), "a readable safetensors file", again) from error
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CueError(str(file), str(error), "a readable safetensors file", _AGAIN) from error
     expected = model.state_dict()
     if missing := sorted(set(expected) - set(tensors)):
-        raise CueError(str(file), f"no tensor '{missing[0]}'", f"tensors {sorted(expected)}", again)
+        raise CueError(str(file), f"no tensor '{missing[0]}'", f"tensors {sorted(expected)}", _AGAIN)
     if extra := sorted(set(tensors) - set(expected)):
-        raise CueError(str(file), f"tensor '{extra[0]}'", f"tensors {sorted(expected)} only", again)
+        raise CueError(str(file), f"tensor '{extra[0]}'", f"tensors {sorted(expected)} only", _AGAIN)
     for name, value in tensors.items():
+        where = f"{file}, tensor '{name}'"
         if value.shape != expected[name].shape:
-            raise CueError(f"{file}, tensor '{name}'", list(value.shape), f"shape {list(expected[name].shape)}", again)
-        if not math.isfinite(float(value.double().abs().sum())):
-            raise CueError(f"{file}, tensor '{name}'", "NaN or infinity", "finite numbers", again)
+            raise CueError(where, list(value.shape), f"shape {list(expected[name].shape)}", _AGAIN)
+        if value.dtype != torch.float32:
+            raise CueError(where, value.dtype, "float32", _AGAIN)
+        if not bool(torch.isfinite(value).all()):
+            raise CueError(where, "NaN or infinity", "finite numbers", _AGAIN)
     return tensors
 
 
 def _names_a_file(text: str) -> bool:
     """A path to rows rather than a text to read: a data suffix and an existing file."""
-    return len(text) < 4096 and text.endswith((".csv", ".tsv", ".jsonl", ".parquet")) and Path(text).is_file()
+    return text.lower().endswith((".csv", ".tsv", ".jsonl", ".parquet")) and os.path.isfile(text)

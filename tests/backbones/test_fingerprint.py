@@ -95,7 +95,7 @@ def test_one_changed_layer_weight_changes_the_weights_only(
         ("bert", {"layer_norm_eps": 1e-5}),
         ("bert", {"num_attention_heads": 2}),
         ("t5", {"layer_norm_epsilon": 1e-4}),
-        ("t5", {"tie_word_embeddings": False}),
+        ("t5", {"scale_decoder_outputs": False}),
         ("gpt2", {"activation_function": "relu"}),
     ],
 )

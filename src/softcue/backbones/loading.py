@@ -156,7 +156,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 def has_native_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 in hardware; emulated, it is slower than float32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
         flags = Path("/proc/cpuinfo")
         text = flags.read_text() if flags.is_file() else ""

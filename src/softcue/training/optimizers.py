@@ -101,7 +101,7 @@ def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:
     if done < config.warmup_steps:
         return done / config.warmup_steps
     if config.schedule == "linear":
-        return max(0.0, (num_steps - step) / max(1, num_steps - config.warmup_steps))
+        return min(1.0, max(0, num_steps - step) / max(1, num_steps - config.warmup_steps))
     if config.schedule == "inverse-sqrt":
         return float((max(1, config.warmup_steps) / max(done, config.warmup_steps, 1)) ** 0.5)
     return 1.0

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from softcue.training.batches import BUCKET, epoch_batches, own_share, stream_seed
+
+LENGTHS = [(7 * number) % 41 + 1 for number in range(333)]
+
+
+def test_every_row_comes_once_per_epoch() -> None:
+    batches = epoch_batches(LENGTHS, 16, seed=1, epoch=2)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(LENGTHS)))
+    assert {len(batch) for batch in batches[:-1]} <= {16, 333 % 16}
+
+
+def test_order_depends_on_seed_and_epoch_alone() -> None:
+    first = epoch_batches(LENGTHS, 16, seed=1, epoch=2)
+    assert first == epoch_batches(LENGTHS, 16, seed=1, epoch=2)
+    assert first != epoch_batches(LENGTHS, 16, seed=1, epoch=3)
+    assert first != epoch_batches(LENGTHS, 16, seed=2, epoch=2)
+
+
+def test_buckets_keep_padding_small() -> None:
+    def padding(batches: list[list[int]]) -> int:
+        return sum(max(LENGTHS[row] for row in batch) * len(batch) - sum(LENGTHS[row] for row in batch) for batch in batches)
+
+    shuffled = [list(range(start, min(start + 16, 333))) for start in range(0, 333, 16)]
+    assert padding(epoch_batches(LENGTHS, 16, 0, 0)) < 0.2 * padding(shuffled)
+    assert BUCKET > 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("micro", [0, 1, 2, 5])
+def test_processes_share_a_batch_without_loss_or_overlap(world_size: int, micro: int) -> None:
+    rows = list(range(100, 111))
+    shares = [own_share(rows, rank, world_size, micro) for rank in range(world_size)]
+    assert sorted(row for share in shares for piece in share for row in piece) == rows
+    if micro:
+        assert all(len(piece) <= micro for share in shares for piece in share)
+
+
+def test_a_process_may_be_left_without_rows() -> None:
+    assert own_share([5], rank=1, world_size=2, micro_batch_size=0) == []
+
+
+def test_streams_have_seeds_of_their_own() -> None:
+    seeds = {stream_seed(seed, name, step) for seed in range(5) for name in ("order", "step") for step in range(50)}
+    assert len(seeds) == 500

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import ONE_OF_EACH_KIND, tiny
+from toy import EXAMPLES, make_model
+
+from softcue.errors import ConfigurationError, TrainingError
+from softcue.training import Trainer, TrainingConfig
+from softcue.training.loop import Result
+from softcue.types import Example
+
+SETTINGS = {"steps": 6, "batch_size": 4, "prompt_rate": 0.1, "network_rate": 0.05, "evaluate_every": 2}
+
+
+def trained(
+    family: str, method: str = "prompt-tuning", readout: str = "auto", **settings: object
+) -> tuple[Result, dict[str, torch.Tensor], list[float]]:
+    backbone = tiny(family)
+    model = make_model(backbone, method, readout={"dropout": 0.0, "name": readout})
+    losses: list[float] = []
+
+    def listen(kind: str, values: dict[str, float]) -> None:
+        if kind == "step":
+            losses.append(values["loss"])
+
+    config = TrainingConfig.model_validate({**SETTINGS, **settings})
+    result = Trainer(backbone, model, EXAMPLES * 2, EXAMPLES, config, listener=listen).run()
+    return result, model.state_dict(), losses
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("method", ["prompt-tuning", "toy-add"])
+def test_gradient_accumulation_equals_the_whole_batch(family: str, method: str) -> None:
+    _, whole, losses = trained(family, method)
+    _, pieces, accumulated = trained(family, method, micro_batch_size=1)
+    assert accumulated == pytest.approx(losses, rel=1e-4)
+    for name, value in whole.items():
+        torch.testing.assert_close(pieces[name], value, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(family: str) -> None:
+    _, first, losses = trained(family)
+    _, second, again = trained(family)
+    assert losses == again
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    _, third, _ = trained(family, seed=1)
+    assert not all(torch.equal(first[name], third[name]) for name in first)
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_tiny_backbone_learns_its_training_rows(family: str, optimizer: str) -> None:
+    result, _, losses = trained(family, readout="classifier", optimizer=optimizer, steps=60, evaluate_every=20)
+    assert losses[-1] < 0.5 * losses[0]
+    assert result.evaluation.main == 100.0
+
+
+def test_a_prompt_alone_lowers_the_loss_of_a_decoder() -> None:
+    _, _, losses = trained("gpt2", steps=60, evaluate_every=20)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_model_ends_with_the_numbers_of_its_best_evaluation() -> None:
+    result, numbers, _ = trained("bert", steps=12, prompt_rate=3.0, network_rate=3.0)
+    best = max(entry["score"] for entry in result.progress.history)
+    assert result.progress.best_score == best
+    assert result.evaluation.main == pytest.approx(best)
+    assert numbers
+
+
+def test_early_stopping_waits_for_its_patience() -> None:
+    result, _, _ = trained("bert", steps=50, evaluate_every=1, patience=3, prompt_rate=0.0, network_rate=0.0)
+    assert result.progress.step == 4  # the first evaluation is the best, then three no better
+
+
+
+def test_clipping_scales_the_whole_gradient() -> None:
+    backbone = tiny("bert")
+    trainer = Trainer(backbone, make_model(backbone), EXAMPLES, EXAMPLES, TrainingConfig(clip_norm=0.001, batch_size=5))
+    trainer._step()
+    norms = [float(p.grad.norm()) for p in trainer.model.parameters() if p.grad is not None]
+    assert sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_collapsed_run_says_so_and_what_to_try() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone)
+    for parameter in model.readout.parameters():
+        parameter.data.zero_()
+    config = TrainingConfig(steps=1, prompt_rate=0.0, network_rate=0.0)
+    result = Trainer(backbone, model, EXAMPLES, EXAMPLES, config).run()
+    assert len(result.warnings) == 1
+    assert "every validation row is predicted as" in result.warnings[0]
+    assert "training.prompt_rate" in result.warnings[0]
+
+
+def test_a_loss_that_is_no_number_stops_the_run() -> None:
+    with pytest.raises(TrainingError, match=r"training\.prompt_rate"):
+        trained("bert", prompt_rate=1e30, network_rate=1e30, steps=20)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="something to train"):
+        trained("gpt2", "no-prompt")
+
+
+def test_truncated_training_texts_are_counted() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone)
+    rows = [Example(("word " * 200,), "a"), *EXAMPLES]
+    result = Trainer(backbone, model, rows, EXAMPLES, TrainingConfig(steps=1)).run()
+    assert result.num_truncated == 1
+    assert any("1 of 6 training texts were cut to 92 tokens" in warning for warning in result.warnings)
+
+
+def test_training_leaves_the_callers_random_state_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    backbone = tiny("bert")
+    state = torch.random.get_rng_state()
+    model = make_model(backbone)
+    torch.random.set_rng_state(state)
+    Trainer(backbone, model, EXAMPLES, EXAMPLES, TrainingConfig(steps=1)).run()
+    assert torch.equal(torch.rand(3), expected)

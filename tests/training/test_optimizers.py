@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tiny import tiny
+from toy import make_model
+from torch import Tensor, nn
+
+from softcue.training.config import TrainingConfig
+from softcue.training.optimizers import (
+    Adafactor,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    rate_factor,
+)
+
+
+def literal_adafactor(values: list[list[float]], gradients: list[list[list[float]]], rate: float, decay: float) -> list[list[float]]:
+    """The rule of the paper's appendix and t5x, number by number, unfactored."""
+    rows, columns = len(values), len(values[0])
+    moment = [[0.0] * columns for _ in range(rows)]
+    for step, gradient in enumerate(gradients, start=1):
+        beta2 = 1.0 - step**-0.8
+        update = [[0.0] * columns for _ in range(rows)]
+        for i in range(rows):
+            for j in range(columns):
+                moment[i][j] = beta2 * moment[i][j] + (1.0 - beta2) * (gradient[i][j] ** 2 + 1e-30)
+                update[i][j] = gradient[i][j] / math.sqrt(moment[i][j])
+        rms = math.sqrt(sum(u * u for row in update for u in row) / (rows * columns))
+        for i in range(rows):
+            for j in range(columns):
+                values[i][j] = (1.0 - decay) * values[i][j] - rate * update[i][j] / max(1.0, rms / 1.0)
+    return values
+
+
+def run(parameter: nn.Parameter, gradients: list[Tensor], rate: float, decay: float) -> Tensor:
+    optimizer = Adafactor([{"params": [parameter], "lr": rate}], weight_decay=decay)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+def test_adafactor_equals_the_literal_rule() -> None:
+    start = torch.randn(3, 5, dtype=torch.float64)
+    gradients = [torch.randn(3, 5, dtype=torch.float64) * 10.0 ** (step % 3 - 1) for step in range(6)]
+    expected = literal_adafactor(start.tolist(), [g.tolist() for g in gradients], 0.3, 1e-2)
+    found = run(nn.Parameter(start.float()), [g.float() for g in gradients], 0.3, 1e-2)
+    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_weight_decay_is_not_multiplied_by_the_rate() -> None:
+    parameter = nn.Parameter(torch.ones(2, 2))
+    found = run(parameter, [torch.zeros(2, 2)], rate=0.0, decay=0.25)
+    assert torch.equal(found, torch.full((2, 2), 0.75))
+
+
+@pytest.mark.parametrize(("shape", "is_factored"), [((127, 512), False), ((100, 512), False), ((128, 128), True), ((300,), False)])
+def test_only_matrices_of_128_rows_and_columns_are_factored(shape: tuple[int, ...], is_factored: bool) -> None:
+    parameter = nn.Parameter(torch.zeros(shape))
+    optimizer = Adafactor([{"params": [parameter], "lr": 0.1}], weight_decay=0.0)
+    parameter.grad = torch.randn(shape)
+    optimizer.step()
+    assert ("rows" in optimizer.state[parameter]) == is_factored
+
+
+def test_factored_moments_equal_the_literal_outer_product() -> None:
+    gradient = torch.randn(128, 130)
+    found = run(nn.Parameter(torch.zeros(128, 130)), [gradient], 1.0, 0.0)
+    square = gradient**2 + 1e-30  # after one step beta2 is 0, so the moments are the squares' means
+    moment = torch.outer(square.mean(1), square.mean(0)) / square.mean()
+    update = gradient / moment.sqrt()
+    update = update / max(1.0, float(update.square().mean().sqrt()))
+    torch.testing.assert_close(found, -update, rtol=1e-4, atol=1e-6)
+
+
+def test_prompts_and_networks_have_their_own_rates() -> None:
+    model = make_model(tiny("bert"))
+    optimizer = make_optimizer(model, TrainingConfig(prompt_rate=0.3, network_rate=0.001, optimizer="adafactor"))
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {rates[id(p)] for p in model.method.parameters()} == {0.3}
+    assert {rates[id(p)] for p in model.readout.parameters()} == {0.001}
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw"])
+def test_optimizer_state_survives_as_plain_tensors(name: str) -> None:
+    def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    config = TrainingConfig.model_validate({"optimizer": name})
+    one, two = make_model(tiny("bert")), make_model(tiny("bert"))
+    first, second = make_optimizer(one, config), make_optimizer(two, config)
+    stepped(one, first, 1)
+    two.load_state_dict(one.state_dict())
+    load_optimizer_tensors(two, second, {k: v.clone() for k, v in optimizer_tensors(one, first).items()})
+    stepped(one, first, 2)
+    stepped(two, second, 2)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_schedules_follow_their_formulas() -> None:
+    linear = TrainingConfig(schedule="linear", warmup_steps=4)
+    assert [rate_factor(linear, step, 14) for step in (0, 1, 3, 4, 9, 13)] == pytest.approx([0.25, 0.5, 1.0, 1.0, 0.5, 0.1])
+    root = TrainingConfig(schedule="inverse-sqrt", warmup_steps=4)
+    assert [rate_factor(root, step, 99) for step in (0, 3, 15, 35)] == pytest.approx([0.25, 1.0, 0.5, 1 / 3])
+    constant = TrainingConfig(schedule="constant", warmup_steps=2)
+    assert [rate_factor(constant, step, 9) for step in (0, 1, 8)] == [0.5, 1.0, 1.0]
