@@ -254,5 +254,5 @@ def test_unreadable_file_is_refused(tmp_path: Path, content: bytes, expected: st
 
 @pytest.mark.parametrize("name", ["missing.yaml", "."])
 def test_missing_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="configuration file: got .* expected a readable YAML file"):
+    with pytest.raises(ConfigurationError, match=r"configuration file: got .* expected a readable YAML file"):
         read_settings(tmp_path / name)

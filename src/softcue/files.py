@@ -101,8 +101,6 @@ def folder_is_whole(folder: Path) -> bool:
     """Whether every file named by the folder's manifest is there with the recorded content."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        return bool(manifest) and all(
-            sha256(folder / name) == digest for name, digest in manifest.items()
-        )
+        return bool(manifest) and all(sha256(folder / name) == digest for name, digest in manifest.items())
     except (OSError, ValueError, AttributeError, RecursionError):
         return False

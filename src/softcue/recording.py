@@ -94,7 +94,7 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise MissingExtraError("tensorboard", "tensorboard") from error
-    return SummaryWriter(folder / "tensorboard")  # type: ignore[no-untyped-call]
+    return SummaryWriter(folder / "tensorboard")
 
 
 def _step_of(line: str) -> int:

@@ -8,7 +8,7 @@ Shape letters, the same everywhere:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on another device."""
-        moved = {name: None if value is None else value.to(device) for name, value in vars(self).items()}
-        return Batch(**moved)
+        moved = {name: value.to(device) for name, value in vars(self).items() if value is not None}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class EncoderDecoderReading(Reading):
             decoding, encoder_outputs=BaseModelOutput(last_hidden_state=self.hidden()),
             attention_mask=self.layout.mask.long(),
         )  # fmt: skip
-        return written[:, 1:].tolist()  # type: ignore[no-any-return]  # without the start token
+        return written[:, 1:].tolist()  # without the start token
 
     def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:
         hidden, mask = self.hidden(), self.layout.mask.long()
@@ -247,7 +247,7 @@ class DecoderReading(Reading):
             written = self.backbone.generate(
                 decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long()
             )
-        return written.tolist()  # type: ignore[no-any-return]
+        return written.tolist()
 
     def rows(self, index: Tensor) -> Reading:
         """Keys, values and logits of some rows."""
@@ -272,7 +272,7 @@ class DecoderReading(Reading):
         columns, where = slots.unique(return_inverse=True)
         with deep_prompts(self.backbone.layers, self.layout, self.prompt):
             output = self.backbone.model(**self._inputs(), use_cache=False, logits_to_keep=columns)
-        logits = output.logits.float()  # [B columns V]
+        logits: Tensor = output.logits.float()  # [B columns V]
         return logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))
 
 

@@ -16,7 +16,7 @@ import torch
 Step = Callable[[], object]
 
 
-def interleaved_seconds(steps: Mapping[str, Step], repeats: int, warmup: int = 2) -> dict[str, list[float]]:
+def interleaved_seconds(steps: dict[str, Step], repeats: int, warmup: int = 2) -> dict[str, list[float]]:
     """Seconds of each contestant, taken in turn so that a slow moment hits all alike.
 
     Example:

@@ -90,7 +90,7 @@ def read_prompt(origin: str) -> Tensor:
             return torch.from_numpy(numpy.load(file, allow_pickle=False)).float()
         from safetensors.torch import load_file
 
-        tensors = load_file(file)
+        tensors: dict[str, Tensor] = load_file(file)
     except Exception as error:
         raise ConfigurationError("method.init_from", origin, expected, f"check the path: {error}") from error
     named = [tensor for name, tensor in tensors.items() if name.split(".")[-1] == "prompt"]

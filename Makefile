@@ -1,0 +1,49 @@
+# make demo   train three cues on a frozen MiniLM and print what they are worth
+# make test   run the tests                       make check   format, lint, types, import direction
+# make bench  speed and memory against peers      make results the tables of docs/results.md (about an hour)
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow check format bench results clean
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by its exact version: a looser requirement would bring gigabytes of CUDA packages
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) -r constraints.txt
+	touch $@
+
+$(VENV)/.%: pyproject.toml $(VENV)/.torch
+	@echo "installing softcue[$*] into $(VENV)"
+	$(PIP) -e '.[$*]'
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/softcue demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.dev
+	PATH="$(abspath $(BIN)):$$PATH" scripts/check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench
+	$(BIN)/softcue bench train
+
+results: $(VENV)/.dev
+	$(BIN)/python benchmarks/results.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

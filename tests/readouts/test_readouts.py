@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import ENCODERS, ONE_OF_EACH_KIND, tiny
+from torch.nn import functional
+from toy import EXAMPLES, PAIRS, TASK, make_model
+
+from softcue.backbones import compared, pooled
+from softcue.errors import ConfigurationError
+from softcue.evaluation import predict
+from softcue.methods import TaskModel
+from softcue.readouts import ReadoutConfig, make_readout
+from softcue.tasks import Label, Task
+from softcue.tokens import answer_tokens, collate
+from softcue.types import Example, Instance
+
+SCORES = Task(name="scores", kind="regression")
+WRITING = Task(name="writing", kind="generation")
+
+
+def reading_of(model: TaskModel, family: str, examples: list[Example], with_target: bool = False):  # type: ignore[no-untyped-def]
+    backbone = tiny(family)
+    batch = collate([model.tokens(example, with_answer=True) for example in examples], 0)
+    embeds = backbone.embed(batch.ids)
+    prompt = model.method.prompt(Instance(embeds, batch.mask))
+    return backbone.read(batch, prompt, embeds, with_target=with_target), batch
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+@torch.no_grad()
+def test_classifier_loss_is_the_cross_entropy_of_its_head(family: str, pooling: str) -> None:
+    model = make_model(tiny(family), readout={"name": "classifier", "pooling": pooling})
+    reading, batch = reading_of(model, family, EXAMPLES)
+    loss = model.readout.loss(reading, batch)
+    vectors = pooled(reading.text(), batch.mask, pooling)  # type: ignore[arg-type]
+    logits = vectors @ model.readout.head[-1].weight.T + model.readout.head[-1].bias  # type: ignore[index, union-attr]
+    expected = sum(-logits[i].log_softmax(0)[TASK.label_names.index(str(e.target))] for i, e in enumerate(EXAMPLES))
+    assert float(loss.total) == pytest.approx(float(expected), rel=1e-5)
+    assert loss.count == len(EXAMPLES)
+
+
+@torch.no_grad()
+def test_auto_pooling_follows_the_backbone() -> None:
+    names = {family: make_readout(ReadoutConfig(), TASK, tiny(family)).config for family in ONE_OF_EACH_KIND}
+    assert (names["bert"].name, names["bert"].pooling) == ("classifier", "cls")
+    assert (names["t5"].name, names["t5"].decoding) == ("generation", "rank")
+    assert (names["gpt2"].name, names["gpt2"].pooling) == ("generation", "last")
+
+
+@torch.no_grad()
+def test_a_pair_is_compared_by_its_two_texts_only() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, task=PAIRS, readout={"pairs": "compare"})
+    examples = [Example(("My invoice is wrong", "the bill"), "same"), Example(("a b", "where is my parcel today"), "other")]
+    reading, batch = reading_of(model, "bert", examples)
+    assert batch.parts is not None
+    features = compared(reading.text(), batch.parts)
+    for row, example in enumerate(examples):
+        ids = batch.ids[row].tolist()
+        first, second = (backbone.tokenizer(text, add_special_tokens=False)["input_ids"] for text in example.texts)
+        assert ids[1 : 1 + len(first)] == first
+        start = 2 + len(first)
+        states = reading.text()[row]
+        u, v = states[1 : 1 + len(first)].mean(0), states[start : start + len(second)].mean(0)
+        u, v = (functional.normalize(x, dim=0) * 32**0.5 for x in (u, v))
+        torch.testing.assert_close(features[row], torch.cat([(u - v).abs(), u * v]), rtol=1e-4, atol=1e-4)
+
+
+def test_comparing_needs_an_encoder_and_two_texts() -> None:
+    for family, task in (("bert", TASK), ("gpt2", PAIRS)):
+        with pytest.raises(ConfigurationError, match=r"readout\.pairs"):
+            make_readout(ReadoutConfig(pairs="compare"), task, tiny(family))
+
+
+@torch.no_grad()
+def test_regression_predicts_in_the_units_of_the_training_scores() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, task=SCORES)
+    model.readout.see([Example(("x",), 10.0), Example(("y",), 30.0)])
+    for parameter in model.readout.parameters():
+        parameter.data.zero_()
+    answers = predict(backbone, [(model, Example(("hello",)))]).answers
+    assert answers[0].value == pytest.approx(20.0)
+    reading, batch = reading_of(model, "bert", [Example(("hello",), 40.0)])
+    assert float(model.readout.loss(reading, batch).total) == pytest.approx(4.0)  # two standard deviations of 10
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert", "t5", "bart", "gpt2", "llama", "opt"])
+@torch.no_grad()
+def test_label_words_are_a_softmax_over_their_words_alone(family: str) -> None:
+    backbone = tiny(family)
+    task = Task(name="words", labels={"p": Label(words="the"), "q": Label(words="is")})
+    model = make_model(backbone, task=task, readout={"name": "label-words"})
+    reading, _ = reading_of(model, family, [Example(example.texts, "p") for example in EXAMPLES])
+    logits = reading.first_logits()
+    if family in ENCODERS:
+        ids = [backbone.tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in ("the", "is")]
+    else:
+        special = set(backbone.tokenizer.all_special_ids)
+        answers = [answer_tokens(backbone.tokenizer, backbone.kind, word) for word in ("the", "is")]
+        ids = [next(i for i in answer if i not in special) for answer in answers]
+    expected = logits[:, ids].softmax(-1)
+    for row, answer in enumerate(model.readout.predict(reading)):
+        assert list((answer.scores or {}).values()) == pytest.approx(expected[row].tolist(), rel=1e-5)
+
+
+def test_label_words_that_share_a_piece_are_refused() -> None:
+    task = Task(name="words", labels={"p": Label(words="the one"), "q": Label(words="the two")})
+    for family in ("bert", "gpt2"):
+        with pytest.raises(ConfigurationError, match="label_words"):
+            make_model(tiny(family), task=task, readout={"name": "label-words"})
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "gpt2", "llama"])
+@torch.no_grad()
+def test_generation_loss_averages_over_target_tokens_and_adds_z_loss(family: str) -> None:
+    model = make_model(tiny(family), readout={"z_loss": 0.1})
+    reading, batch = reading_of(model, family, EXAMPLES, with_target=True)
+    loss = model.readout.loss(reading, batch)
+    logits = reading.target_logits(batch.target_ids)
+    expected = 0.0
+    for row in range(batch.size):
+        for position in range(int(batch.target_mask[row].sum())):
+            values = logits[row, position]
+            normaliser = float(values.logsumexp(0))
+            expected += normaliser - float(values[batch.target_ids[row, position]]) + 0.1 * normaliser**2
+    assert float(loss.total) == pytest.approx(expected, rel=1e-4)
+    assert loss.count == float(batch.target_mask.sum())
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+@pytest.mark.parametrize("decoding", ["greedy", "beam"])
+def test_free_generation_returns_text(family: str, decoding: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, task=WRITING, readout={"decoding": decoding, "max_new_tokens": 4, "num_beams": 2})
+    answers = predict(backbone, [(model, Example(("hello there",))), (model, Example(("x",)))]).answers
+    assert all(isinstance(answer.label, str) and answer.scores is None for answer in answers)
+
+
+def test_a_readout_that_does_not_fit_the_task_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="fits regression: regression"):
+        make_readout(ReadoutConfig(name="classifier"), SCORES, tiny("bert"))
+    with pytest.raises(ConfigurationError, match="closed set of labels"):
+        make_readout(ReadoutConfig(decoding="rank"), WRITING, tiny("t5"))
