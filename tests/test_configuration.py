@@ -174,9 +174,7 @@ def test_key_of_another_method_is_refused() -> None:
 
 def test_unknown_method_suggests_the_nearest() -> None:
     message = message_of("method.name=promt-tuning")
-    assert message.startswith(
-        "method.name: got 'promt-tuning'; expected a known method; did you mean 'prompt-tun"
-    )
+    assert message.startswith("method.name: got 'promt-tuning'; expected a known method; did you mean 'prompt-tun")
 
 
 @pytest.mark.parametrize(
@@ -219,9 +217,7 @@ def test_value_that_is_no_yaml_is_refused() -> None:
 
 def test_settings_are_read_from_yaml(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(
-        "training:\n  prompt_rate: 1e-3\ntask:\n  text: [a, b]\n  label_words: {0: bad, 1: good}\n"
-    )
+    path.write_text("training:\n  prompt_rate: 1e-3\ntask:\n  text: [a, b]\n  label_words: {0: bad, 1: good}\n")
     run = resolve(read_settings(path))
     assert run.training.prompt_rate == 0.001
     assert run.task.text == ("a", "b")

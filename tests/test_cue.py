@@ -36,16 +36,12 @@ ROWS = [
 FILES = ["README.md", "config.yaml", "cue.json", "cue.safetensors", "metrics.json", "metrics.jsonl"]
 
 
-def train(
-    folder: Path, model_type: str = "bert", backbone: Backbone | str | None = None, **settings: Any
-) -> Cue:
+def train(folder: Path, model_type: str = "bert", backbone: Backbone | str | None = None, **settings: Any) -> Cue:
     overrides = {"training.epochs": 1, **settings.pop("overrides", {})}
     if settings.get("method") != "no-prompt":
         overrides.setdefault("method.prompt_length", 3)
     given = {"train": ROWS, "validation": ROWS, "text": "text", "label": "label", **settings}
-    return softcue.train(
-        folder, backbone=backbone or tiny(model_type), overrides=overrides, progress=False, **given
-    )
+    return softcue.train(folder, backbone=backbone or tiny(model_type), overrides=overrides, progress=False, **given)
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +124,7 @@ def rewrite_tensors(folder: Path, edit: Callable[[dict[str, Any]], object]) -> N
         ("t5", {"overrides": {"task.kind": "generation", "readout.max_new_tokens": 4}}),
     ],
 )
-def test_loaded_cue_predicts_the_same_bit_for_bit(
-    tmp_path: Path, model_type: str, settings: dict[str, Any]
-) -> None:
+def test_loaded_cue_predicts_the_same_bit_for_bit(tmp_path: Path, model_type: str, settings: dict[str, Any]) -> None:
     cue = train(tmp_path / "cue", model_type, **settings)
     again = softcue.load(tmp_path / "cue", tiny(model_type))
     texts = TEXTS if len(cue.task.text) == 1 else [(text, "more") for text in TEXTS]
@@ -192,9 +186,7 @@ def test_equal_cues_give_equal_bytes(trained: Cue, tmp_path: Path) -> None:
 def test_other_seeds_give_other_bytes(trained: Cue, tmp_path: Path) -> None:
     assert trained.path is not None
     train(tmp_path / "cue", seed=1)
-    assert (tmp_path / "cue" / "cue.safetensors").read_bytes() != (
-        trained.path / "cue.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "cue" / "cue.safetensors").read_bytes() != (trained.path / "cue.safetensors").read_bytes()
 
 
 def test_saving_where_a_file_stands_is_refused(trained: Cue, tmp_path: Path) -> None:
@@ -250,9 +242,7 @@ def test_table_cells_of_the_card_hold_whatever_a_label_is(trained: Cue) -> None:
 
 
 def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
-    task = trained.task.model_copy(
-        update={"citation": "", "licence": "CC0", "description": "Sorts messages."}
-    )
+    task = trained.task.model_copy(update={"citation": "", "licence": "CC0", "description": "Sorts messages."})
     card = model_card(trained.record.model_copy(update={"task": task, "scores": {}}), "x")
     assert "Data: Licence: CC0" in card
     assert "Sorts messages." in card
@@ -270,9 +260,7 @@ def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
         ({"layer_norm_eps": 0.01}, "config"),
     ],
 )
-def test_another_backbone_of_the_same_shape_is_refused(
-    folder: Path, change: dict[str, Any], part: str
-) -> None:
+def test_another_backbone_of_the_same_shape_is_refused(folder: Path, change: dict[str, Any], part: str) -> None:
     other = other_bert(**change)
     message = refusal(folder, backbone=other)
     assert f"{part} differ" in message

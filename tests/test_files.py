@@ -27,9 +27,7 @@ def test_write_whole_replaces_the_whole_content(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_failed_write_keeps_the_old_content_and_no_temporary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_content_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "note.txt"
     write_whole(path, b"old")
 
@@ -136,9 +134,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "manifest of another type": lambda folder: (folder / "manifest.json").write_text('["state.json"]'),
     "manifest of binary": lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe\x00"),
     "manifest of deep nesting": lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
-    "manifest with an impossible name": lambda folder: (folder / "manifest.json").write_text(
-        '{"\\u0000": "1"}'
-    ),
+    "manifest with an impossible name": lambda folder: (folder / "manifest.json").write_text('{"\\u0000": "1"}'),
 }
 
 
@@ -173,9 +169,7 @@ def test_killed_writer_never_leaves_a_half_folder_that_counts_as_whole(tmp_path:
     waits = random.Random(5)
     num_whole = 0
     for _ in range(6):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
-        ) as writer:
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
             time.sleep(waits.uniform(0.0, 0.1))

@@ -148,9 +148,7 @@ def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings:
     with pytest.raises(ConfigurationError) as caught:
         wording("bert", limit, **settings).source(Example(texts))
     message = str(caught.value)
-    assert message.startswith(
-        f"backbone.max_length: got {limit}; expected room for at least one token of text"
-    )
+    assert message.startswith(f"backbone.max_length less prompt and answer: got {limit}; expected room for ")
     assert "shorten method.prompt_length or raise backbone.max_length" in message
 
 
@@ -175,9 +173,7 @@ def test_prompt_at_the_end_comes_before_the_mask() -> None:
 
 
 def test_unknown_words_count_as_text() -> None:
-    found = [
-        wording("t5", insert_at=place).source(Example(("<unk> hi <unk>",))) for place in ("start", "end")
-    ]
+    found = [wording("t5", insert_at=place).source(Example(("<unk> hi <unk>",))) for place in ("start", "end")]
     assert found[0].ids[0] == found[0].ids[-2] == UNKNOWN
     assert [tokens.insert_at for tokens in found] == [0, len(found[1].ids) - 1]
 
@@ -232,16 +228,10 @@ def test_collate_pads_the_source_on_the_left_and_the_target_on_the_right() -> No
     assert batch.target_mask.tolist() == [[True, False], [True, True]]
 
 
-@pytest.mark.parametrize(
-    ("labels", "dtype"), [((1, 0), torch.long), ((0.5, 2.0), torch.float32), ((1, None), None)]
-)
+@pytest.mark.parametrize(("labels", "dtype"), [((1, 0), torch.long), ((0.5, 2.0), torch.float32), ((1, None), None)])
 def test_collate_takes_labels_only_if_every_row_has_one(labels: Any, dtype: torch.dtype | None) -> None:
     batch = collate([Tokens((5,), None, 0, label=label) for label in labels], pad_id=0)
-    assert (
-        (batch.labels is None)
-        if dtype is None
-        else (batch.labels is not None and batch.labels.dtype == dtype)
-    )
+    assert (batch.labels is None) if dtype is None else (batch.labels is not None and batch.labels.dtype == dtype)
     assert batch.segments is None
     assert batch.target_ids.shape == (2, 0)
     assert batch.ids.dtype == torch.long

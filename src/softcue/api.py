@@ -121,6 +121,15 @@ def train(
     return cue
 
 
+def rows_of_run(folder: str | Path) -> Rows:
+    """The very rows a run was trained and scored on, read again from its config.yaml.
+
+    Example:
+        rows_of_run("cues/tickets").test[0].texts
+    """
+    return _rows(resolve(read_settings(Path(folder) / "config.yaml")).task, {})
+
+
 def _override_settings(overrides: Mapping[str, Any] | Iterable[str]) -> Settings:
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]

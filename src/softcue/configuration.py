@@ -31,9 +31,7 @@ class TaskConfig(BaseModel):
 
     name: str = Field("", description="a task of `softcue tasks`, or a name for one's own")
     train: str = Field("", description="training rows: csv, tsv, jsonl, parquet, or hub:NAME@SPLIT")
-    validation: str = Field(
-        "", description="validation rows; without them a share of the training rows is held out"
-    )
+    validation: str = Field("", description="validation rows; without them a share of the training rows is held out")
     test: str = Field("", description="test rows, scored once at the end")
     text: tuple[str, ...] = Field((), description="the column to read, or two of them")
     label: str = Field("", description="the column with the answer")
@@ -41,14 +39,10 @@ class TaskConfig(BaseModel):
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
     metric: str = Field("", description="what early stopping watches")
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
-    train_rows: int = Field(
-        0, ge=0, description="use only this many training rows (seeded sample); 0 uses all"
-    )
+    train_rows: int = Field(0, ge=0, description="use only this many training rows (seeded sample); 0 uses all")
     validation_rows: int = Field(0, ge=0, description="use only this many validation rows; 0 uses all")
     test_rows: int = Field(0, ge=0, description="use only this many test rows; 0 uses all")
-    validation_share: float = Field(
-        0.15, gt=0, lt=1, description="held out of training if validation is empty"
-    )
+    validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
     sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
 
     @field_validator("text", mode="before")
@@ -143,9 +137,7 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
                 known = near_matches(str(section), SECTIONS)
                 raise ConfigurationError("section", section, "a known section", known)
             if not isinstance(values, Mapping):
-                raise ConfigurationError(
-                    section, values, "keys and values below it", "indent them under the section"
-                )
+                raise ConfigurationError(section, values, "keys and values below it", "indent them under the section")
             under = found.setdefault(section, {})
             for key, value in values.items():
                 if isinstance(value, Mapping):
@@ -159,9 +151,7 @@ def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
     """Checked configuration. With the backbone's kind known, the method's preset for it lies underneath."""
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     if method_name not in METHODS:
-        raise ConfigurationError(
-            "method.name", method_name, "a known method", near_matches(method_name, METHODS)
-        )
+        raise ConfigurationError("method.name", method_name, "a known method", near_matches(method_name, METHODS))
     under = preset(method_name, kind) if kind else {}
     whole = merged(under, settings, {"method": {"name": method_name}})
     return RunConfig(

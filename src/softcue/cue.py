@@ -81,9 +81,7 @@ class Cue:
         cue.predict(["My invoice is wrong."])[0].label
     """
 
-    def __init__(
-        self, model: TaskModel, backbone: Backbone, record: CueRecord, path: Path | None = None
-    ) -> None:
+    def __init__(self, model: TaskModel, backbone: Backbone, record: CueRecord, path: Path | None = None) -> None:
         self.model, self.backbone, self.record, self.path = model, backbone, record, path
 
     @property

@@ -68,9 +68,7 @@ class Wording:
     def _shortened(self, texts: tuple[str, ...], excess: int) -> tuple[str, ...]:
         """The texts with `excess` tokens cut from the end of the longest."""
         offsets = [
-            self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
-                "offset_mapping"
-            ]
+            self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
             for text in texts
         ]
         longest = max(range(len(texts)), key=lambda index: len(offsets[index]))
@@ -82,7 +80,7 @@ class Wording:
         end = min(offsets[longest][keep - 1][1], offsets[longest][keep][0]) if keep > 0 else 0
         if end == 0:
             raise ConfigurationError(
-                "backbone.max_length", self.limit, "room for at least one token of text besides the prompt",
+                "backbone.max_length less prompt and answer", self.limit, "room for at least one token of text",
                 "shorten method.prompt_length or raise backbone.max_length",
             )  # fmt: skip
         shortened = texts[longest][:end]
@@ -90,11 +88,7 @@ class Wording:
 
     def _insertion(self, ids: tuple[int, ...]) -> int:
         special = set(self.tokenizer.all_special_ids)
-        names = [
-            name
-            for name, token in self.tokenizer.special_tokens_map.items()
-            if token == self.tokenizer.unk_token
-        ]
+        names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
         if names == ["unk_token"]:  # an unknown word is text; OPT calls its first token so, too
             special.discard(self.tokenizer.unk_token_id)
         if self.insert_at == "front":

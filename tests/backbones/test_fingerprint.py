@@ -114,9 +114,7 @@ def test_another_config_changes_the_config_only(
         {"use_cache": False},
     ],
 )
-def test_settings_without_an_effect_keep_it(
-    changed: Callable[..., Fingerprint], config: dict[str, Any]
-) -> None:
+def test_settings_without_an_effect_keep_it(changed: Callable[..., Fingerprint], config: dict[str, Any]) -> None:
     assert changed("bert", **config) == tiny("bert").fingerprint
 
 

@@ -66,9 +66,7 @@ def saved(model: Any, folder: Path, model_type: str = "bert") -> Path:
 
 @pytest.mark.parametrize("model_type", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_kind_loads_frozen_and_in_eval_mode(
-    model_folders: dict[str, Path], model_type: str, dtype: str
-) -> None:
+def test_each_kind_loads_frozen_and_in_eval_mode(model_folders: dict[str, Path], model_type: str, dtype: str) -> None:
     backbone = load(model_folders[model_type], dtype)
     assert backbone.kind == KINDS[model_type]
     assert backbone.folder == model_folders[model_type]
@@ -112,9 +110,7 @@ def test_name_of_nothing_is_refused(name: str) -> None:
     assert "existing model folder" in refusal(name)
 
 
-def test_empty_name_is_not_the_current_folder(
-    model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_name_is_not_the_current_folder(model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_folders["bert"])
     assert "existing model folder" in refusal("")
     assert load(".").kind == "encoder"
@@ -184,9 +180,7 @@ def test_config_with_more_layers_than_the_file_is_refused(copied: Callable[[str]
     assert "encoder.layer.3" in refusal(folder)
 
 
-@pytest.mark.parametrize(
-    "text", ["{not json", "[]", "{}", "", "\x00", '{"model_type": "bert", "hidden_size": "wide"}']
-)
+@pytest.mark.parametrize("text", ["{not json", "[]", "{}", "", "\x00", '{"model_type": "bert", "hidden_size": "wide"}'])
 def test_broken_config_is_refused(copied: Callable[[str], Path], text: str) -> None:
     folder = copied("bert")
     (folder / "config.json").write_text(text)
@@ -333,18 +327,14 @@ def literal_t5_logits(w: dict[str, Tensor], ids: Tensor, decoder_ids: Tensor, is
                 size = abs(distance) if stack == "encoder" else max(-distance, 0)
                 exact = half // 2
                 if size >= exact:
-                    size = min(
-                        half - 1, exact + int(math.log(size / exact) / math.log(128 / exact) * (half - exact))
-                    )
+                    size = min(half - 1, exact + int(math.log(size / exact) / math.log(128 / exact) * (half - exact)))
                 found[:, query, key] = table[first + size]
                 if stack == "decoder" and distance > 0:
                     found[:, query, key] = -torch.inf
         return found
 
     def attend(x: Tensor, source: Tensor, name: str, added: Tensor | float) -> Tensor:
-        scores = (
-            heads(x, f"{name}.q") @ heads(source, f"{name}.k").transpose(1, 2) + added
-        )  # T5 does not scale
+        scores = heads(x, f"{name}.q") @ heads(source, f"{name}.k").transpose(1, 2) + added  # T5 does not scale
         mixed = scores.softmax(-1) @ heads(source, f"{name}.v")
         return mixed.transpose(0, 1).reshape(len(x), 32) @ w[f"{name}.o.weight"].T
 
@@ -393,9 +383,7 @@ def test_t5_computes_with_the_output_words_of_its_file(
 
 
 @pytest.mark.parametrize("says_tied", [True, False])
-def test_t5_saved_again_computes_the_same(
-    copied: Callable[[str], Path], tmp_path: Path, says_tied: bool
-) -> None:
+def test_t5_saved_again_computes_the_same(copied: Callable[[str], Path], tmp_path: Path, says_tied: bool) -> None:
     folder = copied("t5")
     change_config(folder, tie_word_embeddings=says_tied, scale_decoder_outputs=says_tied)
     change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": torch.randn(VOCABULARY, 32)}))
@@ -409,9 +397,7 @@ def test_t5_saved_again_computes_the_same(
     ("model_type", "values", "length"),
     [("bert", {"max_position_embeddings": 40}, 40), ("gpt2", {"n_positions": 40}, 40)],
 )
-def test_max_length_follows_the_positions(
-    tmp_path: Path, model_type: str, values: dict[str, int], length: int
-) -> None:
+def test_max_length_follows_the_positions(tmp_path: Path, model_type: str, values: dict[str, int], length: int) -> None:
     config = tiny_model(model_type).config
     config.update(values)
     maker = hf.BertForMaskedLM if model_type == "bert" else hf.GPT2LMHeadModel
@@ -419,9 +405,7 @@ def test_max_length_follows_the_positions(
 
 
 def test_max_length_of_roberta_leaves_out_the_rows_for_padding(tmp_path: Path) -> None:
-    config = hf.RobertaConfig(
-        vocab_size=VOCABULARY, **(SIZES | {"pad_token_id": 1, "max_position_embeddings": 98})
-    )
+    config = hf.RobertaConfig(vocab_size=VOCABULARY, **(SIZES | {"pad_token_id": 1, "max_position_embeddings": 98}))
     assert load(saved(hf.RobertaForMaskedLM(config), tmp_path, "roberta")).max_length == 96
 
 

@@ -52,9 +52,7 @@ def test_matthews_of_perfect_and_inverted_answers(guess: list[str]) -> None:
 
 
 def test_exact_match_ignores_case_punctuation_articles_and_spaces() -> None:
-    assert exact_match(["The  Cat!", "a dog", "Another"], ["cat", "the hog", "other"]) == pytest.approx(
-        100 / 3
-    )
+    assert exact_match(["The  Cat!", "a dog", "Another"], ["cat", "the hog", "other"]) == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +177,5 @@ def test_numbers_and_texts_are_scored_by_their_own_metrics() -> None:
 def test_metric_of_another_kind_is_refused(kind: str) -> None:
     for name in METRICS_OF[kind]:
         check_metric(name, kind)
-    with pytest.raises(
-        ConfigurationError, match=f"task.metric: got 'f1'; expected a metric for {kind}; .*known: "
-    ):
+    with pytest.raises(ConfigurationError, match=f"task.metric: got 'f1'; expected a metric for {kind}; .*known: "):
         check_metric("f1", kind)

@@ -56,9 +56,7 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_s
     assert values_of(str(path) if as_string else path) == ROWS
 
 
-@pytest.mark.parametrize(
-    "source", [ROWS, tuple(ROWS), pandas.DataFrame(ROWS)], ids=["list", "tuple", "frame"]
-)
+@pytest.mark.parametrize("source", [ROWS, tuple(ROWS), pandas.DataFrame(ROWS)], ids=["list", "tuple", "frame"])
 def test_rows_in_memory_give_the_same_rows(source: Any) -> None:
     assert values_of(source) == ROWS
     assert places_of(source) == ["row 1", "row 2"]
@@ -174,9 +172,7 @@ def test_file_that_may_not_be_read_is_a_clear_error(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.json"])
 def test_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str) -> None:
     message = message_of(written(tmp_path, name, "text\nhi\n"))
-    assert message.startswith(
-        f"data file: got '{tmp_path / name}'; expected a name ending in .csv, .tsv, .jsonl"
-    )
+    assert message.startswith(f"data file: got '{tmp_path / name}'; expected a name ending in .csv, .tsv, .jsonl")
     assert message.endswith("rename or convert it")
 
 
@@ -226,9 +222,7 @@ def test_hub_address_is_split_and_class_numbers_become_names(
 
     def load(name: str, configuration: str | None, split: str) -> FakeTable:
         asked.append((name, configuration, split))
-        return FakeTable(
-            [{"sentence": "good", "label": 1, "idx": 0}, {"sentence": "hidden", "label": -1, "idx": 1}]
-        )
+        return FakeTable([{"sentence": "good", "label": 1, "idx": 0}, {"sentence": "hidden", "label": -1, "idx": 1}])
 
     fake_hub(monkeypatch, load)
     assert list(read_rows(address)) == [
@@ -250,9 +244,7 @@ def test_real_class_labels_are_named() -> None:
 def test_incomplete_hub_address_shows_an_example(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     fake_hub(monkeypatch, None)
     message = message_of(address)
-    assert message.startswith(
-        f"hub data set: got '{address}'; expected hub:NAME@SPLIT or hub:NAME#CONFIG@SPLIT"
-    )
+    assert message.startswith(f"hub data set: got '{address}'; expected hub:NAME@SPLIT or hub:NAME#CONFIG@SPLIT")
     assert "for example hub:stanfordnlp/sst2@train" in message
 
 
@@ -260,17 +252,13 @@ def test_incomplete_hub_address_shows_an_example(monkeypatch: pytest.MonkeyPatch
     ("error", "reason"),
     [(ConnectionError("\nCouldn't reach the Hub\nmore"), "Couldn't reach the Hub"), (OSError(), "OSError")],
 )
-def test_hub_without_network_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
+def test_hub_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
     def load(*_: object, **__: object) -> None:
         raise error
 
     fake_hub(monkeypatch, load)
     message = message_of("hub:sst2@train")
-    assert message.startswith(
-        "hub data set: got 'hub:sst2@train'; expected a data set that can be downloaded"
-    )
+    assert message.startswith("hub data set: got 'hub:sst2@train'; expected a data set that can be downloaded")
     assert message.endswith(f"check name and network, or pass a local file: {reason}")
 
 

@@ -58,9 +58,7 @@ def test_scores_are_read_as_numbers(value: object) -> None:
 def test_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(content)
-    assert message_of(path, OPEN) == (
-        f"data: got '{path}'; expected at least one row below the header; check the file"
-    )
+    assert message_of(path, OPEN) == (f"data: got '{path}'; expected at least one row below the header; check the file")
 
 
 def test_no_rows_in_memory_are_refused() -> None:
@@ -114,7 +112,7 @@ def test_unknown_label_in_validation_suggests_the_nearest(tmp_path: Path) -> Non
     path = tmp_path / "validation.csv"
     path.write_text("text,label\nhi,ham\nhi,spma\n")
     assert message_of(path, CLOSED) == (
-        f"{path}, line 3, column 'label': got 'spma'; expected a label seen in training; "
+        f"{path}, line 3, column 'label': got 'spma'; expected a label of the task or its training rows; "
         "did you mean 'spam'? known: ham, spam"
     )
 
@@ -140,9 +138,7 @@ def test_declared_labels_keep_their_order_and_description() -> None:
 
 def test_words_for_an_unknown_label_are_refused() -> None:
     rows = [Example(("x",), "spam"), Example(("x",), "ham")]
-    with pytest.raises(
-        DataError, match=r"task.label_words: got 'spm'; .*did you mean 'spam'\? known: ham, spam"
-    ):
+    with pytest.raises(DataError, match=r"task.label_words: got 'spm'; .*did you mean 'spam'\? known: ham, spam"):
         with_labels(OPEN, rows, {"spm": "junk"})
 
 

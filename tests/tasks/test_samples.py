@@ -33,9 +33,7 @@ def test_sample_files_have_enough_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", library_names())
 def test_no_text_occurs_twice(name: str) -> None:
-    texts = [
-        " ".join(text.casefold().split()) for rows in splits(name).values() for e in rows for text in e.texts
-    ]
+    texts = [" ".join(text.casefold().split()) for rows in splits(name).values() for e in rows for text in e.texts]
     assert [text for text, count in Counter(texts).items() if count > 1] == []
 
 

@@ -157,9 +157,7 @@ def test_all_damaged_gives_none_and_names_them(checkpoints: Checkpoints, folder:
     assert skipped == [folder / "step-00000002", folder / "step-00000001"]
 
 
-def test_new_checkpoint_is_not_dropped_for_damaged_ones_of_later_steps(
-    checkpoints: Checkpoints, folder: Path
-) -> None:
+def test_new_checkpoint_is_not_dropped_for_damaged_ones_of_later_steps(checkpoints: Checkpoints, folder: Path) -> None:
     checkpoints.save(checkpoint(1))
     for step in (8, 9):
         (folder / f"step-{step:08d}").mkdir()

@@ -40,9 +40,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def common(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version."
-    ),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Teach a frozen language model new tasks with small learned prompts that read the input."""
 

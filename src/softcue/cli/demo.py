@@ -9,9 +9,7 @@ import typer
 
 
 def demo(
-    output_dir: Annotated[Path, typer.Option("--output-dir", help="Where the three cue folders go.")] = Path(
-        "cues"
-    ),
+    output_dir: Annotated[Path, typer.Option("--output-dir", help="Where the three cue folders go.")] = Path("cues"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train the three sample tasks on the frozen MiniLM and compare them with simple baselines."""

@@ -46,10 +46,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         "native bfloat16": "yes" if has_native_bfloat16(device) else "no: dtype=auto takes float32",
         "cache folder": str(cache_folder()),
         **{f"backbone {name}": alias_state(name) for name in ALIASES},
-        **{
-            f"extra: {name}": installed(name)
-            for name in ("gguf", "datasets", "peft", "tensorboard", "pandas")
-        },
+        **{f"extra: {name}": installed(name) for name in ("gguf", "datasets", "peft", "tensorboard", "pandas")},
     }
     if as_json:
         print_json(checks)

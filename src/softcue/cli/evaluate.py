@@ -10,9 +10,7 @@ import typer
 
 def evaluate(
     cue: Annotated[Path, typer.Argument(help="A cue folder.")],
-    data: Annotated[
-        str | None, typer.Option(help="Rows with answers; a bundled task has its own test rows.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Rows with answers; a bundled task has its own test rows.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -30,8 +30,6 @@ def inspect(
         [row.position, f"{row.norm:.2f}", ", ".join(f"{n.word} {n.cosine:.2f}" for n in row.neighbours)]
         for row in found.vectors
     ]
-    print_table(
-        f"{cue}: {found.num_vectors} prompt vectors", ["#", "norm", f"nearest {top} words (cosine)"], rows
-    )
+    print_table(f"{cue}: {found.num_vectors} prompt vectors", ["#", "norm", f"nearest {top} words (cosine)"], rows)
     typer.echo(f"labels still nearest to a vector: {', '.join(found.labels_kept) or 'none'}")
     typer.echo(f"words that are nearest to several vectors: {', '.join(found.repeated) or 'none'}")

@@ -37,9 +37,7 @@ def tasks(as_json: Json = False) -> None:
     found, rows = [], []
     for name in library_names():
         task = library_task(name)
-        sizes = {
-            split: len(examples_from(getattr(task, split), task)) for split in ("train", "validation", "test")
-        }
+        sizes = {split: len(examples_from(getattr(task, split), task)) for split in ("train", "validation", "test")}
         found.append({
             "name": name, "description": task.description, "kind": task.kind, "text": list(task.text),
             "labels": list(task.label_names), "metric": task.main_metric, "rows": sizes,

@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 def predict(
     cues: Annotated[list[Path], typer.Argument(help="Cue folders; several are answered in one mixed pass.")],
-    source: Annotated[
-        str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")
-    ] = None,
+    source: Annotated[str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")],
+    output: Annotated[Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per pass.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -38,9 +34,7 @@ def predict(
         if output.suffix not in (".jsonl", ".csv") or output.is_dir():
             raise ConfigurationError("--output", output, "a file name ending in .jsonl or .csv", "rename it")
         if not output.parent.is_dir():
-            raise ConfigurationError(
-                "--output", output, "a file in an existing folder", f"make {output.parent}"
-            )
+            raise ConfigurationError("--output", output, "a file in an existing folder", f"make {output.parent}")
     loaded = [load(cues[0], backbone)]
     loaded += [load(path, loaded[0].backbone) for path in cues[1:]]
     names = [cue.name for cue in loaded]
@@ -48,9 +42,7 @@ def predict(
         raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
     typed = _standard_input() if source == "-" else []
     per_cue = [_examples(cue, source, typed) for cue in loaded]
-    requests = [
-        (cue.model, example) for cue, examples in zip(loaded, per_cue, strict=True) for example in examples
-    ]
+    requests = [(cue.model, example) for cue, examples in zip(loaded, per_cue, strict=True) for example in examples]
     found = answer(loaded[0].backbone, requests, batch_size)
     num_rows = len(per_cue[0])
     lines: list[dict[str, Any]] = []
@@ -59,9 +51,7 @@ def predict(
         line: dict[str, Any] = {}
         for number, cue in enumerate(loaded):
             line |= dict(zip(cue.task.text, per_cue[number][row].texts, strict=True))
-        answers = {
-            name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)
-        }
+        answers = {name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)}
         line |= answers[names[0]] if len(names) == 1 else {"cues": answers}
         lines.append(line)
     if found.num_truncated:
@@ -91,9 +81,7 @@ def _standard_input() -> list[Any]:
     from softcue.tasks.readers import decoded
 
     text = decoded(sys.stdin.buffer.read(), "standard input")
-    lines = [
-        (number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
-    ]
+    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise DataError("standard input", "", "at least one line", "pipe texts or JSON lines into it")
     if not lines[0][1].lstrip().startswith("{"):

@@ -11,19 +11,13 @@ import typer
 def train(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."
-        ),
+        typer.Argument(metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."),
     ] = None,
-    output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")
-    ] = None,
+    output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")] = None,
     backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
     task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`.")] = None,
-    train: Annotated[
-        str | None, typer.Option(help="Training rows: csv, tsv, jsonl, parquet, hub:NAME@SPLIT.")
-    ] = None,
+    train: Annotated[str | None, typer.Option(help="Training rows: csv, tsv, jsonl, parquet, hub:NAME@SPLIT.")] = None,
     validation: Annotated[str | None, typer.Option(help="Validation rows; else a share is held out.")] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
     text: Annotated[str | None, typer.Option(help="The column to read, or two: COL,COL.")] = None,
@@ -57,9 +51,7 @@ def train(
         else:
             metrics = list(next(iter(cue.scores.values())))
             rows = [[split, *(scores[metric] for metric in metrics)] for split, scores in cue.scores.items()]
-            print_table(
-                f"{cue.path}: {record.method['name']} on {record.backbone.name}", ["rows", *metrics], rows
-            )
+            print_table(f"{cue.path}: {record.method['name']} on {record.backbone.name}", ["rows", *metrics], rows)
     Processes.leave()
 
 

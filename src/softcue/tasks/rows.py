@@ -126,7 +126,7 @@ def _target(place: str, row: Mapping[str, object], task: Task) -> str | float:
     if not text:
         raise DataError(where, value, "a label", "fill it in or remove the row")
     if task.kind == "classification" and task.labels and text not in task.labels:
-        raise DataError(where, text, "a label seen in training", near_matches(text, task.labels))
+        raise DataError(where, text, "a label of the task or its training rows", near_matches(text, task.labels))
     return text
 
 
