@@ -33,8 +33,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/results"))
     arguments = parser.parse_args()
-    print("| backbone | seed | untrained | linear probe | prompt-tuning | validation | trained numbers | steps | minutes |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = "backbone, seed, untrained, linear probe, prompt-tuning, validation, trained numbers, steps, minutes"
+    print("| " + " | ".join(columns.split(", ")) + " |")
+    print("|---" * 9 + "|")
     commands = []
     for name, extra in SETTINGS.items():
         if (arguments.only and name != arguments.only) or (name == "t5" and not arguments.t5):

@@ -61,7 +61,9 @@ def test_nothing_is_pickled() -> None:
 
 
 def test_modules_stay_small() -> None:
-    long = {str(path.relative_to(SOURCE)): count for path in MODULES if (count := path.read_text("utf-8").count("\n")) > 350}
+    long = {
+        str(path.relative_to(SOURCE)): count for path in MODULES if (count := path.read_text("utf-8").count("\n")) > 350
+    }
     assert not long
 
 

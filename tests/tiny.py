@@ -71,7 +71,9 @@ def _model(model_type: str) -> Any:
                 decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=96,
                 pad_token_id=0, bos_token_id=2, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=None))  # fmt: skip
         case "gpt2":
-            return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=96, **ends))
+            return hf.GPT2LMHeadModel(
+                hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=96, **ends)
+            )
         case "opt":
             return hf.OPTForCausalLM(hf.OPTConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, ffn_dim=48,
                                                   num_attention_heads=4, max_position_embeddings=96, word_embed_proj_dim=32,

@@ -1,10 +1,10 @@
 """softcue teaches a frozen language model new tasks with small learned prompts that read the input.
 
-    import softcue
+import softcue
 
-    cue = softcue.train("cues/tickets", task="tickets", backbone="minilm")
-    cue = softcue.load("cues/tickets")
-    cue.predict(["My invoice is wrong."])
+cue = softcue.train("cues/tickets", task="tickets", backbone="minilm")
+cue = softcue.load("cues/tickets")
+cue.predict(["My invoice is wrong."])
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import ValidationError
 
 import softcue
 from softcue.backbones import Backbone, load_backbone
@@ -20,17 +21,19 @@ from softcue.configuration import (
     RunConfig,
     Settings,
     TaskConfig,
+    as_configuration_error,
     merged,
     parse_overrides,
     read_settings,
     resolve,
 )
-from softcue.cue import FORMAT, BackboneRecord, Cue, CueRecord, load
+from softcue.cue import Cue, load
 from softcue.errors import ConfigurationError, RunError
 from softcue.evaluation import check_metric, evaluate
 from softcue.files import write_whole
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import make_readout
+from softcue.record import FORMAT, BackboneRecord, CueRecord, read_record
 from softcue.recording import Recorder, locked
 from softcue.tasks import Source, Task, examples_from, library_task, sample, split_off, with_labels
 from softcue.tasks.catalogue import library_names
@@ -103,7 +106,7 @@ def train(
             stack.enter_context(locked(folder))
             _check_output(folder, checkpoints, resume, overwrite)
         if resume and (folder / "cue.json").is_file() and not checkpoints.exist():
-            return load(folder, frozen)
+            return _finished(folder, frozen, checkpoints.run)
         recorder = stack.enter_context(
             Recorder(folder, run, trainer.num_steps, len(rows.train), progress) if processes.is_main else ExitStack()
         )
@@ -111,7 +114,7 @@ def train(
             trainer.listener = recorder
         _start(trainer, checkpoints, folder, run, resume, recorder)
         result = trainer.run()
-        cue = _cue(run, rows, frozen, model, result)
+        cue = _cue(run, rows, frozen, model, result, checkpoints.run)
         if processes.is_main:
             _write(cue, folder, rows, result, checkpoints)
             if isinstance(recorder, Recorder):
@@ -140,20 +143,22 @@ def _rows(config: TaskConfig, objects: Mapping[str, Any]) -> Rows:
     """Read and check every row the run will touch."""
     task = _task(config)
     sources: dict[str, Source] = {split: getattr(task, split) for split in ("train", "validation", "test")}
+    if "train" in objects:  # a bundled task's other splits do not belong to the user's rows
+        sources |= {"validation": config.validation, "test": config.test}
     sources |= objects
     if isinstance(sources["train"], str) and not sources["train"]:
         raise ConfigurationError("task.train", "", "training rows",
                                  f"pass --train FILE or --task NAME ({', '.join(library_names())})")  # fmt: skip
     train = examples_from(sources["train"], task)
     if task.kind == "classification":
-        words = {name: entry.words for name, entry in task.labels.items()} | config.label_words
-        task = with_labels(task.model_copy(update={"labels": {}}) if not task.labels else task, train, words)
+        task = with_labels(task, train, config.label_words)
     found = {
         split: [] if isinstance(sources[split], str) and not sources[split] else examples_from(sources[split], task)
         for split in ("validation", "test")
     }
     if not found["validation"]:
-        train, found["validation"] = split_off(train, config.validation_share, config.sample_seed)
+        by_class = task.kind == "classification"
+        train, found["validation"] = split_off(train, config.validation_share, config.sample_seed, by_class=by_class)
         if not found["validation"]:
             raise ConfigurationError("task.validation", "", "validation rows", "pass --validation FILE: "
                                      "too few training rows to hold any out")  # fmt: skip
@@ -173,10 +178,14 @@ def _task(config: TaskConfig) -> Task:
         for key in ("train", "validation", "test", "text", "label", "kind", "metric", "template")
         if (value := getattr(config, key))
     }
-    has_own_rows = bool(config.text or config.label)
-    if config.name and (config.name in library_names() or not has_own_rows):
-        return Task.model_validate(library_task(config.name).model_dump() | given)
-    return Task.model_validate({"name": config.name or "task"} | given)
+    is_bundled = config.name in library_names() or (config.name and not (config.text or config.label))
+    base = library_task(config.name).model_dump() if is_bundled else {"name": config.name or "task"}
+    if config.train:
+        base |= {"validation": "", "test": ""}
+    try:
+        return Task.model_validate(base | given)
+    except ValidationError as error:
+        raise as_configuration_error("task", error) from error
 
 
 def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
@@ -191,9 +200,7 @@ def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
     return model.to(backbone.device)
 
 
-def _trainer(
-    run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, processes: Processes
-) -> Trainer:
+def _trainer(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, processes: Processes) -> Trainer:
     return Trainer(backbone, model, rows.train, rows.validation, run.training, processes=processes)
 
 
@@ -221,7 +228,9 @@ def _check_output(folder: Path, checkpoints: Checkpoints, resume: bool, overwrit
                        "pass --resume to go on with it, or --overwrite to start again")  # fmt: skip
 
 
-def _start(trainer: Trainer, checkpoints: Checkpoints, folder: Path, run: RunConfig, resume: bool, recorder: Any) -> None:
+def _start(
+    trainer: Trainer, checkpoints: Checkpoints, folder: Path, run: RunConfig, resume: bool, recorder: Any
+) -> None:
     """Make the folder, or go on from its newest whole checkpoint."""
     step = 0
     if resume:
@@ -241,7 +250,15 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, folder: Path, run: RunCon
     trainer.processes.wait()
 
 
-def _cue(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, result: Result) -> Cue:
+def _finished(folder: Path, backbone: Backbone, run: str) -> Cue:
+    """A finished run has nothing to resume; its cue is loaded, if it is the run that was asked for."""
+    if read_record(folder).training.get("run") != run:
+        raise RunError("--resume", folder, "a run with the same backbone, data and settings",
+                       "its cue is finished, with others: choose another folder, or pass --overwrite")  # fmt: skip
+    return load(folder, backbone)
+
+
+def _cue(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, result: Result, digest: str) -> Cue:
     scores = {"validation": result.evaluation.scores}
     if rows.test:
         scores["test"] = evaluate(backbone, model, rows.test, run.training.evaluation_batch_size).scores
@@ -251,13 +268,13 @@ def _cue(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, resul
         method=run.method.model_dump(mode="json"),
         readout=model.readout.config,
         backbone=BackboneRecord(
-            name=backbone.name, kind=backbone.kind, dtype=str(backbone.dtype).removeprefix("torch."),
+            name=_portable_name(backbone), kind=backbone.kind, dtype=str(backbone.dtype).removeprefix("torch."),
             max_length=model.max_length, fingerprint=asdict(backbone.fingerprint),
         ),
         training={
             **run.training.model_dump(mode="json"),
             "steps_done": result.progress.step, "best_step": result.progress.best_step,
-            "train_rows": len(rows.train), "validation_rows": len(rows.validation),
+            "train_rows": len(rows.train), "validation_rows": len(rows.validation), "run": digest,
         },
         scores=scores,
         counts=asdict(model.counts()),
@@ -265,6 +282,12 @@ def _cue(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, resul
         tensors_sha256="",
     )  # fmt: skip
     return Cue(model, backbone, record)
+
+
+def _portable_name(backbone: Backbone) -> str:
+    """A model folder by its full path, so that the cue finds it from any working directory."""
+    is_folder = backbone.folder is not None and Path(backbone.name).is_dir()
+    return str(backbone.folder.resolve()) if is_folder and backbone.folder else backbone.name
 
 
 def _write(cue: Cue, folder: Path, rows: Rows, result: Result, checkpoints: Checkpoints) -> None:
@@ -290,5 +313,3 @@ def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {"softcue": softcue.__version__, "torch": torch.__version__, "transformers": version("transformers")}
-
-

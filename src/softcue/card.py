@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from softcue.cue import CueRecord
+from softcue.record import CueRecord
 
 
 def model_card(record: CueRecord, name: str) -> str:

@@ -10,67 +10,27 @@ Nothing here is pickled. Loading checks everything that could make a cue answer 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
 
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
-from softcue.configuration import as_configuration_error, method_config
+from softcue.card import model_card
+from softcue.configuration import method_config
 from softcue.errors import ConfigurationError, CueError, DataError, RunError
 from softcue.evaluation import Evaluation, evaluate, predict
 from softcue.files import sha256, tensor_bytes, write_json, write_whole
 from softcue.methods import METHODS, TaskModel
-from softcue.readouts import ReadoutConfig, make_readout
+from softcue.readouts import make_readout
+from softcue.record import TRY_AGAIN, CueRecord, read_record, record_digest
 from softcue.tasks import Source, Task, examples_from
 from softcue.types import Counts, Example, Prediction
 
-FORMAT = 1
 Text = str | Sequence[str]
-_AGAIN = "restore the folder or train again"
-
-
-class BackboneRecord(BaseModel):
-    """The backbone a cue was trained on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    kind: str
-    dtype: str
-    max_length: int
-    fingerprint: dict[str, str]
-
-    @field_validator("fingerprint")
-    @classmethod
-    def _all_parts(cls, parts: dict[str, str]) -> dict[str, str]:
-        if parts.keys() != Fingerprint.__dataclass_fields__.keys():
-            raise ValueError(f"digests of {', '.join(Fingerprint.__dataclass_fields__)}")
-        return parts
-
-
-class CueRecord(BaseModel):
-    """What cue.json holds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int
-    task: Task
-    method: dict[str, Any]
-    readout: ReadoutConfig
-    backbone: BackboneRecord
-    training: dict[str, Any] = Field(default_factory=dict)
-    scores: dict[str, dict[str, float]] = Field(default_factory=dict)  # split -> metric -> score
-    counts: dict[str, int] = Field(default_factory=dict)
-    versions: dict[str, str] = Field(default_factory=dict)
-    tensors_sha256: str
-    record_sha256: str = ""  # of everything above, so that a changed label or length cannot answer wrongly
 
 
 class Cue:
@@ -144,8 +104,6 @@ class Cue:
 
     def save(self, folder: str | Path, metrics: dict[str, Any] | None = None) -> Path:
         """Write the cue folder; cue.json comes last, so a folder that has it is whole."""
-        from softcue.card import model_card
-
         target = Path(folder)
         tensors = {name: value.float() for name, value in self.model.state_dict().items()}
         for name, value in tensors.items():
@@ -158,7 +116,7 @@ class Cue:
             raise RunError("cue folder", target, "a folder that can be made", str(error)) from error
         write_whole(target / "cue.safetensors", tensor_bytes(tensors))
         record = self.record.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
-        record = record.model_copy(update={"record_sha256": _record_digest(record.model_dump(mode="json"))})
+        record = record.model_copy(update={"record_sha256": record_digest(record.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": record.scores})
         write_whole(target / "README.md", model_card(record, target.name).encode())
         write_json(target / "cue.json", record.model_dump(mode="json"))
@@ -185,7 +143,7 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue
             model = build_model(record, backbone)
     except ConfigurationError as error:
         expected = "a method and a readout of this softcue"
-        raise CueError(str(folder / "cue.json"), str(error), expected, _AGAIN) from error
+        raise CueError(str(folder / "cue.json"), str(error), expected, TRY_AGAIN) from error
     model.load_state_dict(_checked_tensors(folder, record, model))
     return Cue(model.to(backbone.device).eval(), backbone, record, folder)
 
@@ -196,36 +154,6 @@ def build_model(record: CueRecord, backbone: Backbone) -> TaskModel:
     method = METHODS[config.name].build(config, backbone, record.task, None)
     readout = make_readout(record.readout, record.task, backbone)
     return TaskModel(record.task, method, readout, backbone, record.backbone.max_length)
-
-
-def read_record(folder: Path) -> CueRecord:
-    """cue.json, checked."""
-    file = folder / "cue.json"
-    if not os.path.isfile(file):  # os.path, because pathlib raises for names no file can have
-        hint = "finish its run with --resume" if os.path.isdir(folder / "checkpoints") else "check the path"
-        raise CueError("cue", folder, "a folder with cue.json", hint)
-    try:
-        values = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CueError(str(file), str(error), "valid JSON", _AGAIN) from error
-    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
-        advice = "load it with a newer softcue"
-        raise CueError(f"{file}, format", values["format"], f"format {FORMAT}", advice)
-    try:
-        record = CueRecord.model_validate(values)
-    except ValidationError as error:
-        reason = str(as_configuration_error("cue.json", error))
-        raise CueError(str(file), reason, "a cue record of softcue", _AGAIN) from error
-    if (digest := _record_digest(values)) != record.record_sha256:
-        raise CueError(str(file), f"content with sha256 {digest}", f"sha256 {record.record_sha256}",
-                       f"it was changed after it was written; {_AGAIN}")  # fmt: skip
-    return record
-
-
-def _record_digest(values: Mapping[str, Any]) -> str:
-    """Of a record's content, however it is laid out."""
-    content = {key: value for key, value in values.items() if key != "record_sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _check_backbone(folder: Path, record: CueRecord, backbone: Backbone) -> None:
@@ -250,27 +178,27 @@ def _checked_tensors(folder: Path, record: CueRecord, model: TaskModel) -> dict[
     try:
         digest = sha256(file)
     except OSError as error:
-        raise CueError(str(file), error.strerror or "unreadable", "the cue's numbers", _AGAIN) from error
+        raise CueError(str(file), error.strerror or "unreadable", "the cue's numbers", TRY_AGAIN) from error
     if digest != record.tensors_sha256:
         raise CueError(str(file), "other content than cue.json records", f"sha256 {record.tensors_sha256}",
                        "restore the file; if a run was interrupted here, --resume it")  # fmt: skip
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise CueError(str(file), str(error), "a readable safetensors file", _AGAIN) from error
+        raise CueError(str(file), str(error), "a readable safetensors file", TRY_AGAIN) from error
     expected = model.state_dict()
     if missing := sorted(set(expected) - set(tensors)):
-        raise CueError(str(file), f"no tensor '{missing[0]}'", f"tensors {sorted(expected)}", _AGAIN)
+        raise CueError(str(file), f"no tensor '{missing[0]}'", f"tensors {sorted(expected)}", TRY_AGAIN)
     if extra := sorted(set(tensors) - set(expected)):
-        raise CueError(str(file), f"tensor '{extra[0]}'", f"tensors {sorted(expected)} only", _AGAIN)
+        raise CueError(str(file), f"tensor '{extra[0]}'", f"tensors {sorted(expected)} only", TRY_AGAIN)
     for name, value in tensors.items():
         where = f"{file}, tensor '{name}'"
         if value.shape != expected[name].shape:
-            raise CueError(where, list(value.shape), f"shape {list(expected[name].shape)}", _AGAIN)
+            raise CueError(where, list(value.shape), f"shape {list(expected[name].shape)}", TRY_AGAIN)
         if value.dtype != torch.float32:
-            raise CueError(where, value.dtype, "float32", _AGAIN)
+            raise CueError(where, value.dtype, "float32", TRY_AGAIN)
         if not bool(torch.isfinite(value).all()):
-            raise CueError(where, "NaN or infinity", "finite numbers", _AGAIN)
+            raise CueError(where, "NaN or infinity", "finite numbers", TRY_AGAIN)
     return tensors
 
 

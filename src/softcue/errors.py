@@ -63,8 +63,8 @@ class MissingExtraError(SoftcueError):
     """An optional package is not installed.
 
     Example:
-        >>> str(MissingExtraError("datasets", "hub"))
-        "package 'datasets': got 'not installed'; expected it for this command; run: pip install -c constraints.txt 'softcue[hub]'"
+        >>> MissingExtraError("datasets", "hub").next_step
+        "run: pip install -c constraints.txt 'softcue[hub]'"
     """
 
     def __init__(self, package: str, extra: str) -> None:

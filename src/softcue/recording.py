@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -37,7 +39,7 @@ class Recorder:
             TextColumn("loss {task.fields[loss]}  score {task.fields[score]}  {task.fields[speed]} rows/s"),
             TimeRemainingColumn(), console=self.console, disable=not shows_bar,
         )  # fmt: skip
-        self.title = f"{folder.name}: {run.method.name}"
+        self.title = escape(f"{folder.name}: {run.method.name}")
         self.shows_bar = shows_bar
         self.board = _tensorboard(folder) if run.training.tensorboard else None
         self._bar_task: TaskID | None = None
@@ -57,6 +59,7 @@ class Recorder:
         )
 
     def __call__(self, kind: str, values: dict[str, Any]) -> None:
+        """Record one step or one evaluation."""
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as handle:
             handle.write(json.dumps({"kind": kind, **values}) + "\n")
         if self.board is not None:
@@ -68,14 +71,16 @@ class Recorder:
         if kind == "step":
             self._rows_done += values["rows"]
             speed = self._rows_done / max(1e-9, time.monotonic() - self._started)
-            self.bar.update(self._bar_task, completed=values["step"], loss=f"{values['loss']:.3f}", speed=f"{speed:.0f}")
+            self.bar.update(
+                self._bar_task, completed=values["step"], loss=f"{values['loss']:.3f}", speed=f"{speed:.0f}"
+            )
         else:
             self.bar.update(self._bar_task, score=f"{values['score']:.1f} (best {values['best_score']:.1f})")
 
     def warn(self, messages: Sequence[str]) -> None:
         """Say what a user must know, above the bar."""
         for message in messages:
-            self.console.print(f"[yellow]warning:[/] {message}", highlight=False, soft_wrap=True)
+            self.console.print(f"[yellow]warning:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -107,14 +112,24 @@ def _step_of(line: str) -> int:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of an output folder; the lock ends with the process, however it ends."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f".{folder.name}.lock"
-    with path.open("w") as handle:
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError("a file has that name")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("w")
+    except OSError as error:
+        raise RunError("--output-dir", folder, "a folder that can be made and written to", str(error)) from error
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            # the holder before us may have removed the file between our open and our lock
+            is_ours = path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino
+        except OSError:
+            is_ours = False
+        if not is_ours:
             raise RunError("--output-dir", folder, "a folder no other run is writing to",
-                           "wait for that run, or choose another folder") from error  # fmt: skip
+                           "wait for that run, or choose another folder")  # fmt: skip
         try:
             yield
         finally:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+
 @dataclass(frozen=True)
 class Example:
     """One row of a task, before tokens: the text to read and, when known, the answer."""

@@ -31,7 +31,9 @@ def random_batch(side: PaddingSide) -> tuple[Batch, Tensor]:
 @pytest.mark.parametrize("batch_side", ["left", "right"])
 @pytest.mark.parametrize("layout_side", ["left", "right"])
 @pytest.mark.parametrize("with_target", [True, False])
-def test_layout_equals_row_by_row_construction(batch_side: PaddingSide, layout_side: PaddingSide, with_target: bool) -> None:
+def test_layout_equals_row_by_row_construction(
+    batch_side: PaddingSide, layout_side: PaddingSide, with_target: bool
+) -> None:
     batch, prompt_mask = random_batch(batch_side)
     layout = lay_out(batch, prompt_mask, layout_side, with_target)
     prompt = -1.0 - torch.arange(30.0).view(6, 5, 1)
@@ -51,7 +53,11 @@ def test_layout_equals_row_by_row_construction(batch_side: PaddingSide, layout_s
             expected += answer
             kinds += [0] * len(answer)
         missing = placed.shape[1] - len(expected)
-        real = [False] * missing + [True] * len(expected) if layout_side == "left" else [True] * len(expected) + [False] * missing
+        real = (
+            [False] * missing + [True] * len(expected)
+            if layout_side == "left"
+            else [True] * len(expected) + [False] * missing
+        )
         assert layout.mask[row].tolist() == real
         assert placed[row][layout.mask[row]].tolist() == [float(value) for value in expected]
         assert placed[row][~layout.mask[row]].tolist() == [0.0] * missing

@@ -327,12 +327,7 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
 }  # fmt: skip
 
 
-_RAW_ERROR = pytest.mark.xfail(strict=True, reason="api._task lets pydantic's ValidationError through")
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=_RAW_ERROR if "template" in case else ()) for case in BAD_TRAINING]
-)
+@pytest.mark.parametrize("case", BAD_TRAINING)
 def test_bad_training_input_is_refused_and_nothing_written(
     case: str, tmp_path: Path, model_folders: dict[str, Path]
 ) -> None:
@@ -358,7 +353,6 @@ def test_finished_cue_is_not_overwritten(cues: Cues) -> None:
     assert {path.name: path.read_bytes() for path in cues["teams"].iterdir()} == before
 
 
-@pytest.mark.xfail(strict=True, reason="api._start and recording.locked let mkdir's OSError through")
 def test_output_folder_that_is_a_file_is_refused(tmp_path: Path, model_folders: dict[str, Path]) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "cue").write_text("precious")

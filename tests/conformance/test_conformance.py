@@ -23,7 +23,9 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 each_method = pytest.mark.parametrize("method", ALL_METHODS)
 
 
-def batch_of(model: TaskModel, backbone: Backbone, examples: list[Example], side: PaddingSide = "right", answers: bool = False) -> Batch:
+def batch_of(
+    model: TaskModel, backbone: Backbone, examples: list[Example], side: PaddingSide = "right", answers: bool = False
+) -> Batch:
     rows = [model.tokens(example, with_answer=answers) for example in examples]
     return collate(rows, backbone.tokenizer.pad_token_id, side)
 
@@ -183,10 +185,14 @@ def test_a_mixed_batch_equals_separate_runs(family: str) -> None:
     backbone = tiny(family)
     models = [make_model(backbone, method, seed=number) for number, method in enumerate(ALL_METHODS)]
     models.append(make_model(backbone, "prompt-tuning", task=PAIRS, prompt_length=9))
-    models.append(make_model(backbone, "prompt-tuning", readout={"name": "classifier"}, prompt_length=2, init="uniform"))
+    models.append(
+        make_model(backbone, "prompt-tuning", readout={"name": "classifier"}, prompt_length=2, init="uniform")
+    )
     rows = []
     for model in models:
-        examples = EXAMPLES if model.task is TASK else [Example(("My invoice", "The parcel is late")), Example(("a", "b"))]
+        examples = (
+            EXAMPLES if model.task is TASK else [Example(("My invoice", "The parcel is late")), Example(("a", "b"))]
+        )
         rows += [(model, model.tokens(example)) for example in examples]
     order = torch.randperm(len(rows)).tolist()
     mixed = predict_mixed(backbone, [rows[number] for number in order])

@@ -67,12 +67,18 @@ def test_a_run_that_dies_around_any_checkpoint_resumes_to_the_same_cue(
     monkeypatch.setattr(Checkpoints, "save", save)
     run(tmp_path / "broken", resume=True)
     assert cue_bytes(tmp_path / "broken") == cue_bytes(tmp_path / "whole")
-    steps = [json.loads(line)["step"] for line in (tmp_path / "broken/metrics.jsonl").read_text().splitlines() if '"kind": "step"' in line]
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "broken/metrics.jsonl").read_text().splitlines()
+        if '"kind": "step"' in line
+    ]
     assert steps == list(range(1, 7))
     assert not (tmp_path / "broken/checkpoints").exists()
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "whole")
     monkeypatch.setattr(Checkpoints, "remove", lambda self: None)
     run(tmp_path / "again")
@@ -162,7 +168,19 @@ def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
 
 def test_two_processes_give_the_loss_curve_of_one(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "0",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+    ]
     for name, launcher in (("one", [sys.executable]), ("two", torchrun)):
         words = [*launcher, *command(tmp_path / name, model_folders["gpt2"], data)]
         result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)

@@ -96,7 +96,9 @@ def test_a_prompt_starts_from_a_file_or_another_cue(tmp_path: Path, kind: str) -
     elif kind == "safetensors":
         save_file({"anything": values}, path)
     else:
-        save_file({"method.encoder.prompt": values, "readout.head.1.weight": torch.zeros(2, 32)}, path / "cue.safetensors")
+        save_file(
+            {"method.encoder.prompt": values, "readout.head.1.weight": torch.zeros(2, 32)}, path / "cue.safetensors"
+        )
     assert torch.equal(prompt_of(init="file", init_from=str(path), prompt_length=4), values)
 
 

@@ -53,7 +53,10 @@ def test_auto_pooling_follows_the_backbone() -> None:
 def test_a_pair_is_compared_by_its_two_texts_only() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, task=PAIRS, readout={"pairs": "compare"})
-    examples = [Example(("My invoice is wrong", "the bill"), "same"), Example(("a b", "where is my parcel today"), "other")]
+    examples = [
+        Example(("My invoice is wrong", "the bill"), "same"),
+        Example(("a b", "where is my parcel today"), "other"),
+    ]
     reading, batch = reading_of(model, "bert", examples)
     assert batch.parts is not None
     features = compared(reading.text(), batch.parts)
@@ -87,7 +90,10 @@ def test_regression_predicts_in_the_units_of_the_training_scores() -> None:
     assert float(model.readout.loss(reading, batch).total) == pytest.approx(4.0)  # two standard deviations of 10
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert", "t5", "bart", "gpt2", "llama", "opt"])
+@pytest.mark.parametrize(
+    "family",
+    ["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert", "t5", "bart", "gpt2", "llama", "opt"],
+)
 @torch.no_grad()
 def test_label_words_are_a_softmax_over_their_words_alone(family: str) -> None:
     backbone = tiny(family)
@@ -144,3 +150,16 @@ def test_a_readout_that_does_not_fit_the_task_is_refused() -> None:
         make_readout(ReadoutConfig(name="classifier"), SCORES, tiny("bert"))
     with pytest.raises(ConfigurationError, match="closed set of labels"):
         make_readout(ReadoutConfig(decoding="rank"), WRITING, tiny("t5"))
+
+
+@pytest.mark.parametrize("phrase", ["no mask", " {mask} or {mask}", " {mask", " {mask} {other}"])
+def test_a_mask_phrase_must_hold_one_mask(phrase: str) -> None:
+    with pytest.raises(ValueError, match="mask"):
+        ReadoutConfig(mask_phrase=phrase)
+
+
+@pytest.mark.parametrize("words", [("same", "same"), ("x", " ")])
+def test_labels_must_differ_in_their_words(words: tuple[str, str]) -> None:
+    task = Task(name="words", labels={name: Label(words=text) for name, text in zip("pq", words, strict=True)})
+    with pytest.raises(ConfigurationError, match="label_words"):
+        make_readout(ReadoutConfig(), task, tiny("t5"))

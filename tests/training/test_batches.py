@@ -22,7 +22,9 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
 
 def test_buckets_keep_padding_small() -> None:
     def padding(batches: list[list[int]]) -> int:
-        return sum(max(LENGTHS[row] for row in batch) * len(batch) - sum(LENGTHS[row] for row in batch) for batch in batches)
+        return sum(
+            max(LENGTHS[row] for row in batch) * len(batch) - sum(LENGTHS[row] for row in batch) for batch in batches
+        )
 
     shuffled = [list(range(start, min(start + 16, 333))) for start in range(0, 333, 16)]
     assert padding(epoch_batches(LENGTHS, 16, 0, 0)) < 0.2 * padding(shuffled)

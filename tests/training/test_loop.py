@@ -75,7 +75,6 @@ def test_early_stopping_waits_for_its_patience() -> None:
     assert result.progress.step == 4  # the first evaluation is the best, then three no better
 
 
-
 def test_clipping_scales_the_whole_gradient() -> None:
     backbone = tiny("bert")
     trainer = Trainer(backbone, make_model(backbone), EXAMPLES, EXAMPLES, TrainingConfig(clip_norm=0.001, batch_size=5))

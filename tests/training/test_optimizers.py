@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from tiny import tiny
-from toy import make_model
 from torch import Tensor, nn
+from toy import make_model
 
 from softcue.training.config import TrainingConfig
 from softcue.training.optimizers import (
@@ -18,7 +18,9 @@ from softcue.training.optimizers import (
 )
 
 
-def literal_adafactor(values: list[list[float]], gradients: list[list[list[float]]], rate: float, decay: float) -> list[list[float]]:
+def literal_adafactor(
+    values: list[list[float]], gradients: list[list[list[float]]], rate: float, decay: float
+) -> list[list[float]]:
     """The rule of the paper's appendix and t5x, number by number, unfactored."""
     rows, columns = len(values), len(values[0])
     moment = [[0.0] * columns for _ in range(rows)]
@@ -58,7 +60,9 @@ def test_weight_decay_is_not_multiplied_by_the_rate() -> None:
     assert torch.equal(found, torch.full((2, 2), 0.75))
 
 
-@pytest.mark.parametrize(("shape", "is_factored"), [((127, 512), False), ((100, 512), False), ((128, 128), True), ((300,), False)])
+@pytest.mark.parametrize(
+    ("shape", "is_factored"), [((127, 512), False), ((100, 512), False), ((128, 128), True), ((300,), False)]
+)
 def test_only_matrices_of_128_rows_and_columns_are_factored(shape: tuple[int, ...], is_factored: bool) -> None:
     parameter = nn.Parameter(torch.zeros(shape))
     optimizer = Adafactor([{"params": [parameter], "lr": 0.1}], weight_decay=0.0)
@@ -107,7 +111,9 @@ def test_optimizer_state_survives_as_plain_tensors(name: str) -> None:
 
 def test_schedules_follow_their_formulas() -> None:
     linear = TrainingConfig(schedule="linear", warmup_steps=4)
-    assert [rate_factor(linear, step, 14) for step in (0, 1, 3, 4, 9, 13)] == pytest.approx([0.25, 0.5, 1.0, 1.0, 0.5, 0.1])
+    assert [rate_factor(linear, step, 14) for step in (0, 1, 3, 4, 9, 13)] == pytest.approx(
+        [0.25, 0.5, 1.0, 1.0, 0.5, 0.1]
+    )
     root = TrainingConfig(schedule="inverse-sqrt", warmup_steps=4)
     assert [rate_factor(root, step, 99) for step in (0, 3, 15, 35)] == pytest.approx([0.25, 1.0, 0.5, 1 / 3])
     constant = TrainingConfig(schedule="constant", warmup_steps=2)

@@ -5,4 +5,14 @@ from softcue.backbones.loading import BackboneConfig, load_backbone
 from softcue.backbones.reading import Decoding, Reading
 from softcue.backbones.representation import Pooling, compared, pooled
 
-__all__ = ["Backbone", "BackboneConfig", "Decoding", "Fingerprint", "Pooling", "Reading", "compared", "load_backbone", "pooled"]
+__all__ = [
+    "Backbone",
+    "BackboneConfig",
+    "Decoding",
+    "Fingerprint",
+    "Pooling",
+    "Reading",
+    "compared",
+    "load_backbone",
+    "pooled",
+]

@@ -22,6 +22,7 @@ from softcue.backbones.reading import (
     Reading,
 )
 from softcue.backbones.representation import Pooling
+from softcue.errors import BackboneError
 from softcue.tokens import Kind, PaddingSide
 from softcue.types import Batch, Prompt
 
@@ -93,7 +94,11 @@ class Backbone:
     @property
     def start_id(self) -> int:
         """The token an encoder-decoder's decoder starts from."""
-        return int(self.model.generation_config.decoder_start_token_id or self.model.config.decoder_start_token_id)
+        for config in (self.model.generation_config, self.model.config):
+            if (found := getattr(config, "decoder_start_token_id", None)) is not None:
+                return int(found)
+        raise BackboneError("backbone decoder_start_token_id", None, "a token number in its config.json",
+                            f"add it to the config of {self.name}")  # fmt: skip
 
     @cached_property
     def max_length(self) -> int:
@@ -113,8 +118,15 @@ class Backbone:
             return "mean"
         path = self.folder / "1_Pooling" / "config.json" if self.folder else None
         if path and path.is_file():
-            config = json.loads(path.read_text("utf-8"))
-            return "mean" if config.get("pooling_mode_mean_tokens") else "cls"
+            try:
+                config = json.loads(path.read_text("utf-8"))
+                modes = {name for name, value in config.items() if value is True}
+            except (ValueError, AttributeError) as error:
+                raise BackboneError("pooling config", path, "a JSON object of sentence-transformers",
+                                    "repair it or set readout.pooling") from error  # fmt: skip
+            if "pooling_mode_lasttoken" in modes:
+                return "last"
+            return "cls" if "pooling_mode_cls_token" in modes else "mean"
         return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
 
     @cached_property
@@ -165,21 +177,25 @@ class Fingerprint:
 
 # Settings that change neither what a model computes nor what it is.
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
-_SAMPLES = 256  # numbers looked at in each weight besides the word embeddings
+_SAMPLES = 256  # numbers of each weight whose place counts too
 
 
 def fingerprint_of(model: Any, tokenizer: Any) -> Fingerprint:
-    """Config, weights (all word embeddings, a sample of every other tensor) and tokenizer, as short digests.
+    """Config, weights and tokenizer, as short digests.
 
-    Weights are compared in bfloat16, so the same model loaded in another number format is still itself.
+    Word embeddings count to the last bit; of every other tensor (output words included) an exact sum over all
+    numbers and a sample of them, which is quick also for large models. Weights are taken in bfloat16, so the
+    same model loaded in another number format is still itself.
     """
     config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
     weights = hashlib.sha256()
     table = model.get_input_embeddings().weight
-    weights.update(_bfloat16_bytes(table))
-    for name, parameter in sorted(model.base_model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        weights.update(name.encode() + _bfloat16_bytes(flat[:: max(1, flat.numel() // _SAMPLES)]))
+    weights.update(_bfloat16_bits(table).numpy().tobytes())
+    for name, parameter in sorted(model.named_parameters()):
+        bits = _bfloat16_bits(parameter.reshape(-1))
+        sample = bits[:: max(1, bits.numel() // _SAMPLES)]
+        weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=torch.int64))}".encode())
+        weights.update(sample.contiguous().numpy().tobytes())
     return Fingerprint(
         config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
         weights=weights.hexdigest()[:16],
@@ -196,8 +212,9 @@ def _tokenizer_text(tokenizer: Any) -> str:
     return json.dumps(tokenizer.get_vocab(), sort_keys=True)
 
 
-def _bfloat16_bytes(values: Tensor) -> bytes:
-    return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+def _bfloat16_bits(values: Tensor) -> Tensor:
+    """As 16-bit whole numbers, whose sum does not depend on the order of adding."""
+    return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
 
 
 def _digest(data: bytes) -> str:

@@ -159,12 +159,15 @@ class EncoderDecoderReading(Reading):
         return self.backbone.model.get_encoder()(**inputs).last_hidden_state  # type: ignore[no-any-return]
 
     def first_logits(self) -> Tensor:
+        """At the decoder's first step."""
         return self._decode(self._start(len(self.ids)), repeats=1)[:, 0]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
+        """The decoder reads the target shifted by one."""
         return self._decode(self._shifted(target_ids), repeats=1)
 
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
+        """The encoder's states serve all candidates."""
         ids, mask = _stacked(candidates, self.ids.device)  # [C U]
         num_rows, num_candidates = len(self.ids), len(ids)
         every = ids.repeat(num_rows, 1)  # [B*C U]
@@ -172,6 +175,7 @@ class EncoderDecoderReading(Reading):
         return _likelihood(logits, every, mask.repeat(num_rows, 1)).view(num_rows, num_candidates)
 
     def generate(self, decoding: Decoding) -> list[list[int]]:
+        """The decoder writes, from the encoder's states."""
         from transformers.modeling_outputs import BaseModelOutput
 
         written = self.backbone.generate(
@@ -207,6 +211,7 @@ class DecoderReading(Reading):
         return self.backbone.base(**self._inputs(), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def first_logits(self) -> Tensor:
+        """At the last token of the source."""
         last_source = self.layout.text_slots.max(dim=1, keepdim=True).values  # [B 1]
         return self._logits_at(last_source)[:, 0]
 

@@ -104,7 +104,9 @@ def bare_step(contest: Contest) -> Step:
             backbone.base(inputs_embeds=embeds, attention_mask=mask).last_hidden_state.sum().backward()
             return
         if backbone.kind == "decoder":
-            logits = model(inputs_embeds=embeds, attention_mask=mask, logits_to_keep=num_answers, use_cache=False).logits
+            logits = model(
+                inputs_embeds=embeds, attention_mask=mask, logits_to_keep=num_answers, use_cache=False
+            ).logits
         else:
             logits = model(
                 inputs_embeds=embeds, attention_mask=mask, decoder_input_ids=contest.target_ids, use_cache=False
@@ -156,7 +158,9 @@ def _random_model(kind: str, classes: int = 0) -> Any:
         return hf.T5ForConditionalGeneration(hf.T5Config(
             vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_heads=6,
             feed_forward_proj="gated-gelu", decoder_start_token_id=0))  # fmt: skip
-    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=32000, n_embd=512, n_layer=8, n_head=8, eos_token_id=1, bos_token_id=1))
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=32000, n_embd=512, n_layer=8, n_head=8, eos_token_id=1, bos_token_id=1)
+    )
 
 
 class _Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import typer
 
@@ -45,8 +46,14 @@ def common(
     """Teach a frozen language model new tasks with small learned prompts that read the input."""
 
 
+def _warn(message: Warning | str, *where: object, **more: object) -> None:
+    """Warnings for people: what, without file and line."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
 def main() -> None:
     """Run a verb; an error a user can mend is one line on standard error and exit code 2."""
+    warnings.showwarning = _warn
     try:
         app()
     except SoftcueError as error:

@@ -16,8 +16,9 @@ def evaluate(
 ) -> None:
     """Score a cue on rows with known answers."""
     from softcue.cli.output import print_json, print_table
-    from softcue.cue import load, read_record
+    from softcue.cue import load
     from softcue.errors import ConfigurationError
+    from softcue.record import read_record
     from softcue.tasks import library_names, library_task
 
     name = read_record(cue).task.name

@@ -61,17 +61,13 @@ def predict(
     )
 
 
-def evaluate(
-    backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64
-) -> Evaluation:
+def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:
     """Score a task's model on examples with known answers."""
     found = predict(backbone, [(model, example) for example in examples], batch_size)
     return score(model.task, found.answers, examples, found.num_truncated)
 
 
-def score(
-    task: Task, answers: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0
-) -> Evaluation:
+def score(task: Task, answers: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0) -> Evaluation:
     """All metrics of the task's kind."""
     scores: dict[str, float] = {}
     if task.kind == "regression":

@@ -47,9 +47,7 @@ class PromptTuning(Prompted):
         return cls(StaticPrompt(first), config.insert_at)
 
 
-def initial_prompt(
-    config: PromptTuningConfig, backbone: Backbone, task: Task, generator: torch.Generator
-) -> Tensor:
+def initial_prompt(config: PromptTuningConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
     """The starting vectors, by one of the paper's initialisers. [P D]"""
     length, table = config.prompt_length, backbone.word_table.detach().cpu()
     special = set(backbone.tokenizer.all_special_ids)

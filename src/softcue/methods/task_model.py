@@ -105,4 +105,3 @@ def _prompt(model: TaskModel, instance: Instance) -> Prompt:
         torch.zeros(num_rows, 0, dtype=torch.bool, device=instance.mask.device),
         instance.embeds.new_zeros(()),
     )
-

@@ -41,6 +41,7 @@ class Generation(Readout):
             raise ConfigurationError("readout.decoding", "rank", "a task with a closed set of labels",
                                      "use greedy or beam")  # fmt: skip
         self.shared_pass = "answers" if self.ranks else "hidden" if backbone.kind == "encoder-decoder" else None
+        _check_words(task)
         self.candidates = [torch.tensor(self._answer(words)) for words in task.label_words]
         self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
 
@@ -82,10 +83,21 @@ class Generation(Readout):
     def _written(self, reading: Reading) -> list[Prediction]:
         names = {label.words.strip(): name for name, label in self.task.labels.items()}
         texts = [
-            self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-            for ids in reading.generate(self.decoding)
+            self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in reading.generate(self.decoding)
         ]
         return [Prediction(names.get(text, text)) for text in texts]
 
     def _answer(self, words: str) -> tuple[int, ...]:
         return answer_tokens(self.tokenizer, self.kind, words)
+
+
+def _check_words(task: Task) -> None:
+    """Two labels with the same words could not be told apart in what is written."""
+    seen: dict[str, str] = {}
+    for name, label in task.labels.items():
+        words = label.words.strip()
+        if not words or words in seen:
+            trouble = "empty" if not words else f"also the words of '{seen[words]}'"
+            raise ConfigurationError(f"label words of '{name}'", f"{label.words} ({trouble})",
+                                     "words of its own per label", f"set task.label_words.{name}=...")  # fmt: skip
+        seen[words] = name

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from softcue.backbones import Backbone, Reading
@@ -30,7 +30,8 @@ class ReadoutConfig(BaseModel):
         "auto", description="one vector for the text; auto follows the backbone's own pooling config"
     )
     pairs: Literal["auto", "joint", "compare"] = Field(
-        "auto", description="two texts: joint pools them as one; compare uses |u-v| and u*v; auto compares on mean pooling"
+        "auto",
+        description="two texts: joint pools them as one; compare uses |u-v| and u*v; auto compares on mean pooling",
     )
     head: Literal["linear", "mlp"] = Field("linear", description="mlp is RoBERTa's dense-tanh-linear head")
     head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
@@ -42,6 +43,13 @@ class ReadoutConfig(BaseModel):
     num_beams: int = Field(4, ge=1, description="generation with decoding=beam")
     max_new_tokens: int = Field(32, ge=1, description="generation with decoding=greedy or beam")
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
+
+    @field_validator("mask_phrase")
+    @classmethod
+    def _has_one_mask(cls, phrase: str) -> str:
+        if phrase.count("{mask}") != 1 or set("{}") & set(phrase.replace("{mask}", "")):
+            raise ValueError("a text with {mask} in it once, and no other braces")
+        return phrase
 
 
 @dataclass(frozen=True)
