@@ -45,10 +45,19 @@ class Layout:
         """Which positions hold prompt tokens."""
         return self.index < self.prompt_length  # [B S]
 
+    @property
+    def is_text(self) -> Tensor:
+        """Which positions hold text tokens."""
+        num_text = self.text_mask.shape[1]
+        return (self.index >= self.prompt_length) & (self.index < self.prompt_length + num_text)  # [B S]
+
     def place(self, prompt: Tensor, text: Tensor, target: Tensor) -> Tensor:
         """Lay out vectors: prompt [B P D], text [B T D], target [B U D] -> [B S D]."""
         pool = torch.cat([prompt, text, target, text.new_zeros(text.shape[0], 1, text.shape[2])], dim=1)
-        return pool.gather(1, self.index.unsqueeze(2).expand(-1, -1, pool.shape[2]))  # [B S D]
+        # index_select, because gather would keep the whole pool for its backward pass
+        starts = torch.arange(len(pool), device=pool.device).unsqueeze(1) * pool.shape[1]  # [B 1]
+        rows = (starts + self.index).int().flatten()  # kept for the backward pass: half as large as long
+        return pool.flatten(0, 1).index_select(0, rows).view(*self.index.shape, -1)
 
     def place_segments(self, segments: Tensor) -> Tensor:
         """Lay out the sentence numbers of the text [B T]; prompt and padding belong to sentence 0."""

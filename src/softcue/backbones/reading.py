@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones.injection import Layout, deep_prompts
+from softcue.backbones.representation import Pooling, pooled
 from softcue.errors import BackboneError
 from softcue.types import Prompt
 
@@ -52,6 +53,10 @@ class Reading(ABC):
     def text(self) -> Tensor:
         """Last-layer hidden states of the source text, in float32. [B T D]"""
         return self.layout.text_of(self.hidden()).float()
+
+    def pooled(self, pooling: Pooling) -> Tensor:
+        """One vector per row from the text's positions, in float32; copies no hidden states. [B D]"""
+        return pooled(self.hidden().float(), self.layout.is_text, pooling)
 
     def hidden(self) -> Tensor:
         """Last-layer hidden states of all laid-out positions. [B S D]"""
@@ -274,11 +279,12 @@ class DecoderReading(Reading):
 
     def _logits_at(self, slots: Tensor) -> Tensor:
         """Logits at some positions [B U] -> [B U V]; the head runs only on columns some row asks for."""
-        columns, where = slots.unique(return_inverse=True)
+        is_alike = bool((slots == slots[:1]).all())  # left padding and targets of one length: no picking by row
+        columns, where = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
         with deep_prompts(self.backbone.layers, self.layout, self.prompt):
             output = self.backbone.model(**self._inputs(), use_cache=False, logits_to_keep=columns)
         logits: Tensor = output.logits.float()  # [B columns V]
-        return logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))
+        return logits if where is None else logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))
 
 
 def _stacked(candidates: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -41,6 +43,17 @@ def ratio_of(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tupl
     ratios = [a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
     quarters = statistics.quantiles(ratios, n=4)
     return statistics.median(ratios), quarters[2] - quarters[0]
+
+
+def start_seconds(words: list[str], repeats: int) -> tuple[float, float]:
+    """Median seconds of a fresh Python process with these arguments, and the interquartile spread."""
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        found.append(time.perf_counter() - started)
+    quarters = statistics.quantiles(found, n=4)
+    return statistics.median(found), quarters[2] - quarters[0]
 
 
 def peak_bytes(step: Step) -> int:

@@ -16,7 +16,7 @@ def bench() -> None:
 
 @app.command("train")
 def train(
-    repeats: Annotated[int, typer.Option(min=3, help="Timed runs per contestant, interleaved.")] = 9,
+    repeats: Annotated[int, typer.Option(min=3, help="Timed runs per contestant, interleaved.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Training steps against the bare backbone and against PEFT."""

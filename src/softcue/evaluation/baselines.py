@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softcue.backbones import Backbone, compared, pooled
+from softcue.backbones import Backbone, compared
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import ReadoutConfig, make_readout
@@ -82,6 +82,6 @@ def representations(backbone: Backbone, task: Task, examples: Sequence[Example],
             assert reading.parts is not None
             vectors = compared(reading.text(), reading.parts)
         else:
-            vectors = pooled(reading.text(), reading.text_mask, pooling)
+            vectors = reading.pooled(pooling)
         found[numbers] = vectors.cpu()
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
@@ -50,13 +50,11 @@ class PromptTuning(Prompted):
 def initial_prompt(config: PromptTuningConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
     """The starting vectors, by one of the paper's initialisers. [P D]"""
     length, table = config.prompt_length, backbone.word_table.detach().cpu()
-    special = set(backbone.tokenizer.all_special_ids)
-    unused = [row for word, row in backbone.tokenizer.get_vocab().items() if word.startswith(("[unused", "<extra_id"))]
 
     def sampled(name: str) -> Tensor:
         if name == "uniform":
             return initial.uniform(length, backbone.width, generator)
-        return initial.sampled_vocabulary(table, length, generator, skip=[*special, *unused])
+        return initial.sampled_vocabulary(table, length, generator, skip=_no_words(backbone.tokenizer))
 
     def pieces(text: str) -> list[int]:
         return list(backbone.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -74,6 +72,14 @@ def initial_prompt(config: PromptTuningConfig, backbone: Backbone, task: Task, g
         raise ConfigurationError("method.init_text", config.init_text, "the text for init=text",
                                  "set it, for example method.init_text='classify this message'")  # fmt: skip
     return initial.free_text(table, pieces(config.init_text), fallback)
+
+
+def _no_words(tokenizer: Any) -> set[int]:
+    """Special tokens and placeholders, whose vectors say nothing."""
+    placeholders = ("[unused", "<extra_id")
+    return set(tokenizer.all_special_ids) | {
+        row for word, row in tokenizer.get_vocab().items() if word.startswith(placeholders)
+    }
 
 
 def read_prompt(origin: str) -> Tensor:

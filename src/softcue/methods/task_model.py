@@ -52,6 +52,7 @@ class TaskModel(nn.Module):
         prompt = self.method.prompt(Instance(embeds, batch.mask))
         reading = backbone.read(batch, prompt, embeds, with_target=self.readout.needs_target)
         aux_loss = embeds.new_zeros(()) if prompt is None else prompt.aux_loss
+        del embeds  # they are laid out; the backbone's pass should not hold them a second time
         return self.readout.loss(reading, batch), aux_loss
 
     def counts(self) -> Counts:

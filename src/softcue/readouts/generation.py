@@ -62,10 +62,11 @@ class Generation(Readout):
 
     def loss(self, reading: Reading, batch: Batch) -> Loss:
         """Cross-entropy of the target tokens, and t5x's z-loss if asked for."""
-        logits = reading.target_logits(batch.target_ids)[batch.target_mask]  # [tokens V]
-        total = functional.cross_entropy(logits, batch.target_ids[batch.target_mask], reduction="sum")
+        logits = reading.target_logits(batch.target_ids).flatten(0, 1)  # [B*U V]
+        wanted = batch.target_ids.where(batch.target_mask, -100).flatten()  # -100: not counted
+        total = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100)
         if self.config.z_loss > 0:
-            total = total + self.config.z_loss * logits.logsumexp(dim=-1).square().sum()
+            total = total + self.config.z_loss * logits.logsumexp(dim=-1)[wanted >= 0].square().sum()
         return Loss(total, float(batch.target_mask.sum()))
 
     def predict(self, reading: Reading) -> list[Prediction]:

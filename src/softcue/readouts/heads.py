@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Pooling, Reading, compared, pooled
+from softcue.backbones import Backbone, Pooling, Reading, compared
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Tokens
@@ -51,7 +51,7 @@ class PooledHead(Readout):
             assert reading.parts is not None
             features = compared(reading.text(), reading.parts)  # [B 2D]
         else:
-            features = pooled(reading.text(), reading.text_mask, self.pooling)  # [B D]
+            features = reading.pooled(self.pooling)  # [B D]
         return self.head(features)  # type: ignore[no-any-return]
 
 
