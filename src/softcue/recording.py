@@ -34,12 +34,13 @@ class Recorder:
     def __init__(self, folder: Path, run: RunConfig, num_steps: int, num_rows: int, shows_bar: bool) -> None:
         self.folder, self.num_steps, self.num_rows = folder, num_steps, num_rows
         self.console = Console(stderr=True)
+        # narrow enough for 80 columns
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  score {task.fields[score]}  {task.fields[speed]} rows/s"),
+            TextColumn("{task.description}"), BarColumn(bar_width=8), MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]} score {task.fields[score]} {task.fields[speed]} rows/s"),
             TimeRemainingColumn(), console=self.console, disable=not shows_bar,
         )  # fmt: skip
-        self.title = escape(f"{folder.name}: {run.method.name}")
+        self.title = escape(folder.name)
         self.shows_bar = shows_bar
         self.board = _tensorboard(folder) if run.training.tensorboard else None
         self._bar_task: TaskID | None = None
@@ -75,7 +76,7 @@ class Recorder:
                 self._bar_task, completed=values["step"], loss=f"{values['loss']:.3f}", speed=f"{speed:.0f}"
             )
         else:
-            self.bar.update(self._bar_task, score=f"{values['score']:.1f} (best {values['best_score']:.1f})")
+            self.bar.update(self._bar_task, score=f"{values['score']:.1f} best {values['best_score']:.1f}")
 
     def warn(self, messages: Sequence[str]) -> None:
         """Say what a user must know, above the bar."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,7 +44,9 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     device = _device(config.device)
     source = str(folder) if folder else config.name
     extra = _gguf_file(folder)
-    safe = {"trust_remote_code": False, **extra}
+    safe: dict[str, Any] = {"trust_remote_code": False, **extra}
+    if folder is None and not _hub_answers():
+        safe["local_files_only"] = True  # what was downloaded before, or a clear no at once instead of retries
     with _quiet(), _clear_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
 
@@ -80,6 +84,19 @@ def _folder_of(name: str) -> Path | None:
         raise BackboneError("backbone.name", name, "an existing model folder, a hub id or one of "
                             f"{', '.join(ALIASES)}", "check the path")  # fmt: skip
     return None
+
+
+def _hub_answers() -> bool:
+    """Whether the model hub's name can be looked up; a proxy would do that for us."""
+    from huggingface_hub import constants
+
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _gguf_file(folder: Path | None) -> dict[str, str]:

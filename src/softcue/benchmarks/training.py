@@ -64,8 +64,8 @@ def training_figures(repeats: int) -> dict[str, dict[str, Any]]:
         ("import_seconds", ["-c", "import softcue"], 1.5),
         ("help_seconds", ["-m", "softcue", "--help"], 1.0),
     ):
-        seconds, spread = start_seconds(words, repeats)
-        figures[name] = figure(seconds, limit, spread, repeats, f"seconds of: python {' '.join(words)}")
+        median, spread = start_seconds(words, repeats)
+        figures[name] = figure(median, limit, spread, repeats, f"seconds of: python {' '.join(words)}")
     figures["memory_vs_peft"] = figure(heaviest[0], 1.0, 0.0, 1, f"the worst of the three kinds ({heaviest[1]})")
     return figures
 

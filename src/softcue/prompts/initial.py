@@ -7,7 +7,7 @@ Where the released code differs from the paper (it draws from [0, 0.5)), the pap
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def uniform(length: int, width: int, generator: torch.Generator) -> Tensor:
     return torch.rand(length, width, generator=generator) - 0.5  # [P D]
 
 
-def sampled_vocabulary(table: Tensor, length: int, generator: torch.Generator, skip: Sequence[int] = ()) -> Tensor:
+def sampled_vocabulary(table: Tensor, length: int, generator: torch.Generator, skip: Collection[int] = ()) -> Tensor:
     """Rows of common words, drawn without replacement unless the prompt is longer than the population.
 
     `skip` names special tokens (padding, mask, ...), whose vectors are no words.
