@@ -73,7 +73,7 @@ def baseline_scores(folder: Path) -> dict[str, float]:
     path = folder.with_name(folder.name.rsplit("-", 1)[0] + "-baselines.json")
     if not path.is_file():
         import softcue
-        from softcue.api import rows_of_run
+        from softcue.data import rows_of_run
         from softcue.evaluation import linear_probe, untrained
 
         backbone = softcue.load(folder).backbone

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 FLOW = [
     "errors", "types", "files", "tasks", "tokens", "prompts", "backbones", "readouts", "methods", "evaluation",
-    "training", "configuration", "record", "card", "cue", "recording", "api", "inspection", "benchmarks", "cli",
+    "training", "configuration", "data", "record", "card", "cue", "recording", "api", "inspection", "benchmarks", "cli",
 ]  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -7,49 +7,35 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from pydantic import ValidationError
 
 import softcue
 from softcue.backbones import Backbone, load_backbone
 from softcue.configuration import (
     RunConfig,
     Settings,
-    TaskConfig,
-    as_configuration_error,
     merged,
     parse_overrides,
     read_settings,
     resolve,
 )
 from softcue.cue import Cue, load
-from softcue.errors import ConfigurationError, RunError
-from softcue.evaluation import check_metric, evaluate
+from softcue.data import Rows, rows_of
+from softcue.errors import RunError
+from softcue.evaluation import evaluate
 from softcue.files import write_whole
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import make_readout
 from softcue.record import FORMAT, BackboneRecord, CueRecord, read_record
 from softcue.recording import Recorder, locked
-from softcue.tasks import Source, Task, examples_from, library_task, sample, split_off, with_labels
-from softcue.tasks.catalogue import library_names
+from softcue.tasks import Source
 from softcue.training import Checkpoints, Processes, Result, Trainer
 from softcue.training.batches import stream_seed
-from softcue.types import Example
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A task and its examples, all checked."""
-
-    task: Task
-    train: list[Example]
-    validation: list[Example]
-    test: list[Example]
 
 
 def train(
@@ -93,12 +79,11 @@ def train(
     settings = merged(base, flags, _override_settings(overrides))
     first = resolve(settings)  # complain about settings before loading anything
     processes = Processes()
-    rows = _rows(first.task, {k: v for k, v in rows_given.items() if not isinstance(v, (str, Path, type(None)))})
-    check_metric(rows.task.main_metric, rows.task.kind)
+    rows = rows_of(first.task, {k: v for k, v in rows_given.items() if not isinstance(v, (str, Path, type(None)))})
     frozen = backbone if isinstance(backbone, Backbone) else load_backbone(first.backbone)
     run = resolve(settings, frozen.kind)
     model = _new_model(run, rows, frozen)
-    trainer = _trainer(run, rows, frozen, model, processes)
+    trainer = Trainer(frozen, model, rows.train, rows.validation, run.training, processes=processes)
     folder = Path(output_dir)
     checkpoints = Checkpoints(folder / "checkpoints", _digest(run, rows, frozen))
     with ExitStack() as stack:
@@ -107,85 +92,29 @@ def train(
             _check_output(folder, checkpoints, resume, overwrite)
         if resume and (folder / "cue.json").is_file() and not checkpoints.exist():
             return _finished(folder, frozen, checkpoints.run)
-        recorder = stack.enter_context(
-            Recorder(folder, run, trainer.num_steps, len(rows.train), progress) if processes.is_main else ExitStack()
-        )
-        if isinstance(recorder, Recorder):
+        trainer.checkpoints = checkpoints
+        step, notes = _resumed(trainer, checkpoints) if resume else (0, [])
+        if processes.is_main:
+            _prepare(folder, checkpoints, run, step)
+            recorder = stack.enter_context(Recorder(folder, run, trainer.num_steps, progress))
+            recorder.start(step)
+            recorder.warn(notes)
             trainer.listener = recorder
-        _start(trainer, checkpoints, folder, run, resume, recorder)
+        processes.wait()
         result = trainer.run()
         cue = _cue(run, rows, frozen, model, result, checkpoints.run)
         if processes.is_main:
             _write(cue, folder, rows, result, checkpoints)
-            if isinstance(recorder, Recorder):
-                recorder.warn(result.warnings)
+            recorder.warn(result.warnings)
         processes.wait()
     cue.path = folder
     return cue
-
-
-def rows_of_run(folder: str | Path) -> Rows:
-    """The very rows a run was trained and scored on, read again from its config.yaml.
-
-    Example:
-        rows_of_run("cues/tickets").test[0].texts
-    """
-    return _rows(resolve(read_settings(Path(folder) / "config.yaml")).task, {})
 
 
 def _override_settings(overrides: Mapping[str, Any] | Iterable[str]) -> Settings:
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     return parse_overrides(overrides)
-
-
-def _rows(config: TaskConfig, objects: Mapping[str, Any]) -> Rows:
-    """Read and check every row the run will touch."""
-    task = _task(config)
-    sources: dict[str, Source] = {split: getattr(task, split) for split in ("train", "validation", "test")}
-    if "train" in objects:  # a bundled task's other splits do not belong to the user's rows
-        sources |= {"validation": config.validation, "test": config.test}
-    sources |= objects
-    if isinstance(sources["train"], str) and not sources["train"]:
-        raise ConfigurationError("task.train", "", "training rows",
-                                 f"pass --train FILE or --task NAME ({', '.join(library_names())})")  # fmt: skip
-    train = examples_from(sources["train"], task)
-    if task.kind == "classification":
-        task = with_labels(task, train, config.label_words)
-    found = {
-        split: [] if isinstance(sources[split], str) and not sources[split] else examples_from(sources[split], task)
-        for split in ("validation", "test")
-    }
-    if not found["validation"]:
-        by_class = task.kind == "classification"
-        train, found["validation"] = split_off(train, config.validation_share, config.sample_seed, by_class=by_class)
-        if not found["validation"]:
-            raise ConfigurationError("task.validation", "", "validation rows", "pass --validation FILE: "
-                                     "too few training rows to hold any out")  # fmt: skip
-    limits = {"train": config.train_rows, "validation": config.validation_rows, "test": config.test_rows}
-    found["train"] = train
-    sampled = {
-        split: sample(rows, limits[split], config.sample_seed) if limits[split] else rows
-        for split, rows in found.items()
-    }
-    return Rows(task, sampled["train"], sampled["validation"], sampled["test"])
-
-
-def _task(config: TaskConfig) -> Task:
-    """The bundled task of that name with the user's changes, or a new one from the user's columns."""
-    given: dict[str, Any] = {
-        key: value
-        for key in ("train", "validation", "test", "text", "label", "kind", "metric", "template")
-        if (value := getattr(config, key))
-    }
-    is_bundled = config.name in library_names() or (config.name and not (config.text or config.label))
-    base = library_task(config.name).model_dump() if is_bundled else {"name": config.name or "task"}
-    if config.train:
-        base |= {"validation": "", "test": ""}
-    try:
-        return Task.model_validate(base | given)
-    except ValidationError as error:
-        raise as_configuration_error("task", error) from error
 
 
 def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
@@ -200,18 +129,15 @@ def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
     return model.to(backbone.device)
 
 
-def _trainer(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, processes: Processes) -> Trainer:
-    return Trainer(backbone, model, rows.train, rows.validation, run.training, processes=processes)
-
-
 def _digest(run: RunConfig, rows: Rows, backbone: Backbone) -> str:
     """What makes two runs the same: settings, rows and backbone."""
     settings = run.as_settings()
-    settings["task"] = {}  # file names may change; the rows count
+    settings["task"] = {}  # names of files may change; rows and weights count
+    settings["backbone"] = run.backbone.max_length
     parts = [settings, rows.task.model_dump(mode="json", exclude={"train", "validation", "test"}),
              vars(backbone.fingerprint), str(backbone.dtype)]  # fmt: skip
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    for part in (rows.train, rows.validation):
+    for part in (rows.train, rows.validation, rows.test):
         digest.update(repr(part).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
@@ -228,26 +154,20 @@ def _check_output(folder: Path, checkpoints: Checkpoints, resume: bool, overwrit
                        "pass --resume to go on with it, or --overwrite to start again")  # fmt: skip
 
 
-def _start(
-    trainer: Trainer, checkpoints: Checkpoints, folder: Path, run: RunConfig, resume: bool, recorder: Any
-) -> None:
-    """Make the folder, or go on from its newest whole checkpoint."""
-    step = 0
-    if resume:
-        checkpoint, skipped = checkpoints.newest()
-        if checkpoint is not None:
-            trainer.resume(checkpoint)
-            step = checkpoint.progress.step
-        if isinstance(recorder, Recorder):
-            recorder.warn([f"passed over the damaged checkpoint {path}" for path in skipped])
-    trainer.checkpoints = checkpoints
-    if isinstance(recorder, Recorder):
-        if step == 0:
-            checkpoints.remove()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.yaml", yaml.safe_dump(run.as_settings(), sort_keys=False).encode())
-        recorder.start(step)
-    trainer.processes.wait()
+def _resumed(trainer: Trainer, checkpoints: Checkpoints) -> tuple[int, list[str]]:
+    """Go on from the newest whole checkpoint; the step it stands at, and what was passed over."""
+    checkpoint, skipped = checkpoints.newest()
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+    return trainer.progress.step, [f"passed over the damaged checkpoint {path}" for path in skipped]
+
+
+def _prepare(folder: Path, checkpoints: Checkpoints, run: RunConfig, step: int) -> None:
+    """The first thing written: the folder and the run's whole configuration."""
+    if step == 0:
+        checkpoints.remove()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.yaml", yaml.safe_dump(run.as_settings(), sort_keys=False).encode())
 
 
 def _finished(folder: Path, backbone: Backbone, run: str) -> Cue:

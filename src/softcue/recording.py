@@ -31,8 +31,8 @@ from softcue.files import write_whole
 class Recorder:
     """Listens to a trainer. Standard output stays free for results: everything here goes to standard error."""
 
-    def __init__(self, folder: Path, run: RunConfig, num_steps: int, num_rows: int, shows_bar: bool) -> None:
-        self.folder, self.num_steps, self.num_rows = folder, num_steps, num_rows
+    def __init__(self, folder: Path, run: RunConfig, num_steps: int, shows_bar: bool) -> None:
+        self.folder, self.num_steps = folder, num_steps
         self.console = Console(stderr=True)
         # narrow enough for 80 columns
         self.bar = Progress(
@@ -41,7 +41,6 @@ class Recorder:
             TimeRemainingColumn(), console=self.console, disable=not shows_bar,
         )  # fmt: skip
         self.title = escape(folder.name)
-        self.shows_bar = shows_bar
         self.board = _tensorboard(folder) if run.training.tensorboard else None
         self._bar_task: TaskID | None = None
         self._started = time.monotonic()
