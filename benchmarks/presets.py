@@ -18,10 +18,6 @@ RATES = {"training.prompt_rate": 0.01, "training.network_rate": 0.005}
 CANDIDATES: dict[str, dict[str, object]] = {
     "constant, 10 epochs, patience 4": {**RATES, "training.epochs": 10, "training.patience": 4},
     "linear, 12 epochs": {**RATES, "training.epochs": 12, "training.schedule": "linear", "training.patience": 0},
-    "linear, 12 epochs, weight decay 0.1, dropout 0.3": {
-        **RATES, "training.epochs": 12, "training.schedule": "linear", "training.patience": 0,
-        "training.weight_decay": 0.1, "readout.dropout": 0.3,
-    },
 }  # fmt: skip
 
 
