@@ -65,6 +65,9 @@ def rows_of(config: TaskConfig, objects: Mapping[str, Any]) -> Rows:
         split: sample(rows, limits[split], config.sample_seed) if limits[split] else rows
         for split, rows in found.items()
     }
+    if task.kind == "classification" and len({example.target for example in sampled["train"]}) < 2:
+        raise ConfigurationError("task.train_rows", config.train_rows, "a sample with at least two classes",
+                                 "raise it, or change task.sample_seed")  # fmt: skip
     return Rows(task, sampled["train"], sampled["validation"], sampled["test"])
 
 

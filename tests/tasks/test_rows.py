@@ -188,3 +188,10 @@ def test_sample_is_seeded_ordered_and_without_repeats() -> None:
     assert len(found) == len(set(found)) == 10
     assert found == sorted(found, key=ROWS.index)
     assert sample(ROWS, 99, seed=4) == ROWS
+
+
+def test_copies_of_a_text_are_never_on_both_sides_of_a_split() -> None:
+    rows = [Example((f"text {number % 7}",), "ab"[number % 7 % 2]) for number in range(70)]
+    kept, held = split_off(rows, 0.3, seed=1)
+    assert held and len(kept) + len(held) == 70
+    assert not {row.texts for row in kept} & {row.texts for row in held}

@@ -52,7 +52,7 @@ def split_off(
 ) -> tuple[list[Example], list[Example]]:
     """Hold out a share of every class (or of all rows alike) for validation; the seed alone decides which.
 
-    Every class keeps at least one row for training.
+    Every class keeps at least one row for training, and copies of a text stay on one side.
 
     Example:
         >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
@@ -60,17 +60,17 @@ def split_off(
         >>> len(kept), len(held), {row.target for row in held} == {"a", "b"}
         (16, 4, True)
     """
-    classes: dict[object, list[int]] = defaultdict(list)
-    for index, example in enumerate(examples):
-        classes[example.target if by_class and isinstance(example.target, str) else None].append(index)
+    classes: dict[object, list[tuple[str, ...]]] = defaultdict(list)
+    for texts, target in {example.texts: example.target for example in examples}.items():
+        classes[target if by_class and isinstance(target, str) else None].append(texts)
     generator = random.Random(seed)
-    held: set[int] = set()
-    for indices in classes.values():
-        generator.shuffle(indices)
-        wanted = max(1, round(share * len(indices)))
-        held.update(indices[: min(wanted, len(indices) - 1)])
-    kept = [example for index, example in enumerate(examples) if index not in held]
-    return kept, [example for index, example in enumerate(examples) if index in held]
+    held: set[tuple[str, ...]] = set()
+    for distinct in classes.values():
+        generator.shuffle(distinct)
+        wanted = max(1, round(share * len(distinct)))
+        held.update(distinct[: min(wanted, len(distinct) - 1)])
+    kept = [example for example in examples if example.texts not in held]
+    return kept, [example for example in examples if example.texts in held]
 
 
 def sample(examples: Sequence[Example], num_rows: int, seed: int) -> list[Example]:
