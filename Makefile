@@ -42,8 +42,10 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/softcue bench train
 
+# make results DATA=folder-with-subj T5=folder-of-a-t5
+DATA ?= ../shared/data
 results: $(VENV)/.dev
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python benchmarks/results.py --data $(DATA) $(if $(T5),--t5 $(T5))
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -252,3 +252,8 @@ def test_unreadable_file_is_refused(tmp_path: Path, content: bytes, expected: st
 def test_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"configuration file: got .* expected a readable YAML file"):
         read_settings(tmp_path / name)
+
+
+def test_true_is_not_taken_for_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"training\.epochs"):
+        resolve({"training": {"epochs": True}})

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def rewrite_tensors(folder: Path, edit: Callable[[dict[str, Any]], object]) -> N
         ("bert", {"label": "stars", "overrides": {"task.kind": "regression"}}),
         ("t5", {}),
         ("gpt2", {}),
-        ("gpt2", {"overrides": {"readout.name": "classifier", "method.insert_at": "end"}}),
+        ("gpt2", {"overrides": {"readout.name": "classifier", "method.insert_at": "front"}}),
         ("t5", {"overrides": {"task.kind": "generation", "readout.max_new_tokens": 4}}),
     ],
 )
@@ -540,7 +541,9 @@ def test_pairs_are_read_as_pairs(pairs: Cue, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("texts", ["no such file.csv", "x" * 400 + ".csv", "a\0b.csv", "hub:nothing@train"])
 def test_text_that_looks_like_a_file_is_a_text(trained: Cue, texts: str) -> None:
-    assert len(trained.predict(texts)) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one of them is long enough to be cut
+        assert len(trained.predict(texts)) == 1
 
 
 def test_no_texts_give_no_answers(trained: Cue) -> None:

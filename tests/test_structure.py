@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 FLOW = [
-    "errors", "types", "files", "tasks", "tokens", "prompts", "backbones", "readouts", "methods", "evaluation",
+    "errors", "types", "files", "draws", "tasks", "tokens", "prompts", "backbones", "readouts", "methods", "evaluation",
     "training", "configuration", "data", "record", "card", "cue", "recording", "api", "inspection", "benchmarks", "cli",
 ]  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -20,6 +20,7 @@ from softcue.configuration import (
     RunConfig,
     Settings,
     merged,
+    override,
     parse_overrides,
     read_settings,
     resolve,
@@ -28,7 +29,7 @@ from softcue.cue import Cue, load
 from softcue.data import Rows, rows_of
 from softcue.errors import RunError
 from softcue.evaluation import evaluate
-from softcue.files import write_whole
+from softcue.files import writable, write_whole
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import make_readout
 from softcue.record import FORMAT, BackboneRecord, CueRecord, read_record
@@ -112,9 +113,11 @@ def train(
 
 
 def _override_settings(overrides: Mapping[str, Any] | Iterable[str]) -> Settings:
-    if isinstance(overrides, Mapping):
-        overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return parse_overrides(overrides)
+    if not isinstance(overrides, Mapping):
+        return parse_overrides(overrides)
+    return merged(
+        *(override(key, str(value) if isinstance(value, Path) else value) for key, value in overrides.items())
+    )
 
 
 def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
@@ -164,10 +167,11 @@ def _resumed(trainer: Trainer, checkpoints: Checkpoints) -> tuple[int, list[str]
 
 def _prepare(folder: Path, checkpoints: Checkpoints, run: RunConfig, step: int) -> None:
     """The first thing written: the folder and the run's whole configuration."""
-    if step == 0:
-        checkpoints.remove()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.yaml", yaml.safe_dump(run.as_settings(), sort_keys=False).encode())
+    with writable("--output-dir", folder):
+        if step == 0:
+            checkpoints.remove()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "config.yaml", yaml.safe_dump(run.as_settings(), sort_keys=False).encode())
 
 
 def _finished(folder: Path, backbone: Backbone, run: str) -> Cue:

@@ -107,20 +107,42 @@ def parse_overrides(words: Iterable[str]) -> Settings:
     found: Settings = {}
     for word in words:
         path, equals, text = word.partition("=")
-        section, dot, key = path.partition(".")
-        if not (equals and dot and key and section in SECTIONS):
-            raise ConfigurationError(
-                "override", word, "section.key=value, such as training.epochs=3",
-                f"sections: {near_matches(section, SECTIONS)}",
-            )  # fmt: skip
-        key, _, label = key.partition(".")  # task.label_words.0=negative
+        if not equals or not _is_path(path):
+            raise _bad_override(word)
+        is_label_word = path.count(".") > 1  # task.label_words.0=negative
         try:
             # Words stay as they are written: `no` is a word for a label, not false.
-            value = yaml.load(text, yaml.BaseLoader if label else yaml.SafeLoader)
+            value = yaml.load(text, yaml.BaseLoader if is_label_word else yaml.SafeLoader)
         except yaml.YAMLError as error:
             raise ConfigurationError(path, text, "a plain value", "quote it") from error
-        found = merged(found, {section: {key: {label: value} if label else value}})
+        found = merged(found, override(path, value))
     return found
+
+
+def override(path: str, value: Any) -> Settings:
+    """One dotted path and its value as nested settings.
+
+    Example:
+        >>> override("task.label_words.0", "negative")
+        {'task': {'label_words': {'0': 'negative'}}}
+    """
+    if not _is_path(path):
+        raise _bad_override(path)
+    section, _, key = path.partition(".")
+    key, _, label = key.partition(".")
+    return {section: {key: {label: value} if label else value}}
+
+
+def _is_path(path: str) -> bool:
+    section, _, key = path.partition(".")
+    return bool(key) and section in SECTIONS
+
+
+def _bad_override(word: str) -> ConfigurationError:
+    return ConfigurationError(
+        "override", word, "section.key=value, such as training.epochs=3",
+        f"sections: {near_matches(word.partition('.')[0], SECTIONS)}",
+    )  # fmt: skip
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:
@@ -185,6 +207,9 @@ def _checked(section: str, model: type[Part], whole: Settings) -> Part:
     if unknown:
         raise ConfigurationError(f"{section}.{unknown[0]}", values[unknown[0]], "a known key",
                                  near_matches(str(unknown[0]), model.model_fields))  # fmt: skip
+    for key, value in values.items():  # pydantic would take true for 1
+        if isinstance(value, bool) and model.model_fields[key].annotation in (int, float, int | None):
+            raise ConfigurationError(f"{section}.{key}", value, "a number", "correct the value")
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -11,6 +11,7 @@ Nothing here is pickled. Loading checks everything that could make a cue answer 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from torch import Tensor
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
 from softcue.card import model_card
 from softcue.configuration import method_config
-from softcue.errors import ConfigurationError, CueError, DataError, RunError
+from softcue.errors import ConfigurationError, CueError, DataError
 from softcue.evaluation import Evaluation, evaluate, predict
-from softcue.files import sha256, tensor_bytes, write_json, write_whole
+from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import make_readout
 from softcue.record import TRY_AGAIN, CueRecord, read_record, record_digest
@@ -72,7 +73,11 @@ class Cue:
             cue.predict([("first message", "second message")])     # a task that reads two texts
         """
         requests = [(self.model, example) for example in self.examples(texts)]
-        return predict(self.backbone, requests, batch_size).answers
+        found = predict(self.backbone, requests, batch_size)
+        if found.num_truncated:
+            limit = self.model.wording.limit
+            warnings.warn(f"{found.num_truncated} of {len(requests)} texts were cut to {limit} tokens", stacklevel=2)
+        return found.answers
 
     def evaluate(self, data: Source, batch_size: int = 64) -> Evaluation:
         """Scores on rows with known answers: a file, a DataFrame or a list of dictionaries."""
@@ -110,11 +115,9 @@ class Cue:
             if not bool(torch.isfinite(value).all()):
                 advice = "train with a lower rate"
                 raise CueError(f"tensor '{name}'", "NaN or infinity", "finite numbers", advice)
-        try:
+        with writable("cue folder", target):
             target.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError("cue folder", target, "a folder that can be made", str(error)) from error
-        write_whole(target / "cue.safetensors", tensor_bytes(tensors))
+            write_whole(target / "cue.safetensors", tensor_bytes(tensors))
         record = self.record.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
         record = record.model_copy(update={"record_sha256": record_digest(record.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": record.scores})

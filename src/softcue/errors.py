@@ -64,7 +64,7 @@ class MissingExtraError(SoftcueError):
 
     Example:
         >>> MissingExtraError("datasets", "hub").next_step
-        "run: pip install -c constraints.txt 'softcue[hub]'"
+        "run in the checkout: pip install -c constraints.txt -e '.[hub]'"
     """
 
     def __init__(self, package: str, extra: str) -> None:
@@ -72,7 +72,7 @@ class MissingExtraError(SoftcueError):
             f"package '{package}'",
             "not installed",
             "it for this command",
-            f"run: pip install -c constraints.txt 'softcue[{extra}]'",
+            f"run in the checkout: pip install -c constraints.txt -e '.[{extra}]'",
         )
 
 

@@ -6,14 +6,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from softcue.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPORARY_SUFFIX = ".partial"
+
+
+@contextmanager
+def writable(setting: str, path: Path) -> Iterator[None]:
+    """What the system refuses to write becomes one clear line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(setting, path, "a place that can be written to", f"choose another: {reason}") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -128,3 +128,25 @@ def test_two_threads_share_a_backbone() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_two_backbones_on_one_model_ask_for_each_deep_prompt_once() -> None:
+    from softcue.backbones import Backbone
+
+    backbone = tiny("bert")
+    twin = Backbone(backbone.model, backbone.tokenizer, "twin")
+    model = make_model(backbone, "toy-add")
+    batch = collate([model.tokens(example) for example in EXAMPLES], 0)
+    embeds = backbone.embed(batch.ids)
+    prompt = model.method.prompt(Instance(embeds, batch.mask))
+    torch.testing.assert_close(twin.read(batch, prompt, embeds).text(), backbone.read(batch, prompt, embeds).text())
+    asked: list[int] = []
+    assert prompt is not None and prompt.deeper is not None
+    whole = prompt.deeper
+
+    def counted(layer: int, hidden: Tensor, mask: Tensor) -> Tensor:
+        asked.append(layer)
+        return whole(layer, hidden, mask)
+
+    twin.read(batch, replace(prompt, deeper=counted), embeds).text()
+    assert asked == [1, 2]

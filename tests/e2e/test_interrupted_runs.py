@@ -166,7 +166,10 @@ def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
     assert cue_bytes(broken) == cue_bytes(tmp_path / "whole")
 
 
-def test_two_processes_give_the_loss_curve_of_one(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("model", ["bert", "gpt2"])  # a head with dropout, and a prompt alone
+def test_two_processes_give_the_loss_curve_of_one(
+    tmp_path: Path, data: Path, model_folders: dict[str, Path], model: str
+) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     torchrun = [
         sys.executable,
@@ -182,7 +185,7 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path: Path, data: Path, mo
         "localhost:0",
     ]
     for name, launcher in (("one", [sys.executable]), ("two", torchrun)):
-        words = [*launcher, *command(tmp_path / name, model_folders["gpt2"], data)]
+        words = [*launcher, *command(tmp_path / name, model_folders[model], data)]
         result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
         assert result.returncode == 0, result.stderr
         assert len(result.stdout.splitlines()) == 1  # only the first process speaks
@@ -193,3 +196,48 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path: Path, data: Path, mo
     assert len(curves["one"]) == 60
     assert curves["two"] == pytest.approx(curves["one"], rel=1e-3)
     assert min(curves["one"]) < 0.9 * curves["one"][0]
+
+
+@pytest.mark.parametrize("file", ["cue.safetensors", "metrics.json", "README.md", "cue.json"])
+def test_a_run_that_dies_while_its_cue_is_written_resumes_to_the_same_cue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    import softcue.files
+
+    run(tmp_path / "whole")
+    replace = os.replace
+
+    def dying(source: Path, target: Path) -> None:
+        if Path(target).name == file:
+            raise Crash
+        replace(source, target)
+
+    monkeypatch.setattr(softcue.files.os, "replace", dying)
+    with pytest.raises(Crash):
+        run(tmp_path / "broken")
+    monkeypatch.setattr(softcue.files.os, "replace", replace)
+    run(tmp_path / "broken", resume=True)
+    assert cue_bytes(tmp_path / "broken") == cue_bytes(tmp_path / "whole")
+
+
+def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
+    softcue.train(
+        tmp_path / "cue", train=ROWS, validation=ROWS, text="text", label="label", backbone=tiny("bert"),
+        overrides={**OVERRIDES, "training.tensorboard": True}, progress=False,
+    )  # fmt: skip
+    assert list((tmp_path / "cue/tensorboard").glob("events.*"))
+
+
+def test_overrides_of_the_library_take_any_text_and_paths(tmp_path: Path) -> None:
+    cue = softcue.train(
+        tmp_path / "cue", train=ROWS, validation=ROWS, text="text", label="label", backbone=tiny("bert"),
+        overrides={**OVERRIDES, "method.init": "text", "method.init_text": "😀 hi", "method.init_from": Path("x")},
+        progress=False,
+    )  # fmt: skip
+    assert cue.record.method["init_text"] == "😀 hi"
+
+
+def test_an_output_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "cue/config.yaml").mkdir(parents=True)
+    with pytest.raises(RunError, match="--output-dir"):
+        run(tmp_path / "cue")

@@ -34,15 +34,14 @@ def test_buckets_keep_padding_small() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("micro", [0, 1, 2, 5])
 def test_processes_share_a_batch_without_loss_or_overlap(world_size: int, micro: int) -> None:
-    rows = list(range(100, 111))
-    shares = [own_share(rows, rank, world_size, micro) for rank in range(world_size)]
-    assert sorted(row for share in shares for piece in share for row in piece) == rows
+    shares = [own_share(11, rank, world_size, micro) for rank in range(world_size)]
+    assert sorted(place for share in shares for piece in share for place in piece) == list(range(11))
     if micro:
         assert all(len(piece) <= micro for share in shares for piece in share)
 
 
 def test_a_process_may_be_left_without_rows() -> None:
-    assert own_share([5], rank=1, world_size=2, micro_batch_size=0) == []
+    assert own_share(1, rank=1, world_size=2, micro_batch_size=0) == []
 
 
 def test_streams_have_seeds_of_their_own() -> None:

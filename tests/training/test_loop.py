@@ -39,6 +39,20 @@ def test_gradient_accumulation_equals_the_whole_batch(family: str, method: str) 
         torch.testing.assert_close(pieces[name], value, rtol=2e-3, atol=2e-4)
 
 
+def test_dropout_is_the_same_in_pieces_as_in_the_whole_batch() -> None:
+    def losses(micro_batch_size: int) -> list[float]:
+        found: list[float] = []
+        backbone = tiny("bert")
+        model = make_model(backbone, readout={"dropout": 0.5})
+        config = TrainingConfig.model_validate({**SETTINGS, "micro_batch_size": micro_batch_size})
+        listener = lambda kind, values: found.append(values["loss"]) if kind == "step" else None  # noqa: E731
+        Trainer(backbone, model, EXAMPLES * 2, EXAMPLES, config, listener=listener).run()
+        return found
+
+    assert losses(1) == pytest.approx(losses(0), rel=1e-4)
+    assert losses(3) == pytest.approx(losses(0), rel=1e-4)
+
+
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(family: str) -> None:
     _, first, losses = trained(family)
@@ -111,7 +125,7 @@ def test_truncated_training_texts_are_counted() -> None:
     rows = [Example(("word " * 200,), "a"), *EXAMPLES]
     result = Trainer(backbone, model, rows, EXAMPLES, TrainingConfig(steps=1)).run()
     assert result.num_truncated == 1
-    assert any("1 of 6 training texts were cut to 92 tokens" in warning for warning in result.warnings)
+    assert any("1 of 6 training rows were cut: texts to 92 tokens" in warning for warning in result.warnings)
 
 
 def test_training_leaves_the_callers_random_state_alone() -> None:
@@ -124,3 +138,14 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
     torch.random.set_rng_state(state)
     Trainer(backbone, model, EXAMPLES, EXAMPLES, TrainingConfig(steps=1)).run()
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_one_true_class_answered_rightly_is_no_collapse() -> None:
+    from toy import TASK
+
+    from softcue.evaluation import score
+    from softcue.types import Prediction
+
+    rows = [Example(("x",), "a")] * 3
+    assert not score(TASK, [Prediction("a")] * 3, rows).has_collapsed
+    assert score(TASK, [Prediction("a")] * 3, [*rows[:2], Example(("y",), "b")]).has_collapsed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +61,8 @@ class Backbone:
         self.word_head: WordHead | None = architecture.word_head if has_word_head else None
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
+        if self.kind != "encoder":
+            model.generation_config = _plain_generation(model.generation_config, tokenizer)
         install_hooks(self.layers)
 
     @property
@@ -101,6 +105,12 @@ class Backbone:
                             f"add it to the config of {self.name}")  # fmt: skip
 
     @cached_property
+    def answer_prefix(self) -> tuple[int, ...]:
+        """Special tokens an encoder-decoder's tokenizer puts in front of every answer."""
+        special = set(self.tokenizer.all_special_ids)
+        return tuple(itertools.takewhile(lambda token: token in special, self.tokenizer("a")["input_ids"]))
+
+    @cached_property
     def max_length(self) -> int:
         """The most tokens one pass takes, prompt included."""
         config = self.model.config
@@ -108,6 +118,11 @@ class Backbone:
             if (limit := getattr(config, name, None)) and limit > 0:
                 return int(limit) - (self.first_position or 0)
         return min(int(self.tokenizer.model_max_length), 512)  # relative positions: the usual training length
+
+    @property
+    def max_answer_length(self) -> float:
+        """The most tokens an encoder-decoder's decoder takes; no limit with relative positions."""
+        return float(getattr(self.model.config, "max_position_embeddings", None) or math.inf)
 
     @cached_property
     def natural_pooling(self) -> Pooling:
@@ -155,11 +170,19 @@ class Backbone:
     def generate(self, decoding: Decoding, **inputs: Any) -> Tensor:
         """The model's own generation, deterministic."""
         written: Tensor = self.model.generate(
-            **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False,
-            use_cache=decoding.use_cache, pad_token_id=self.tokenizer.pad_token_id,
-            top_k=None, top_p=None, temperature=None, repetition_penalty=1.0,
-        )  # fmt: skip
+            **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False
+        )
         return written
+
+
+def _plain_generation(own: Any, tokenizer: Any) -> Any:
+    """Token numbers only: penalties, minimum lengths or sampling that a checkpoint ships were not asked for."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=own.bos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id, forced_bos_token_id=own.forced_bos_token_id,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,10 @@ def deep_prompts(layers: nn.ModuleList, layout: Layout, prompt: Prompt | None) -
 
 
 def install_hooks(layers: nn.ModuleList) -> None:
-    """Make every layer after the first ask for deeper prompts; done once, when a backbone is loaded."""
+    """Make every layer after the first ask for deeper prompts; once, however many backbones share the model."""
+    if getattr(layers, "_asks_for_prompts", False):
+        return
+    layers._asks_for_prompts = True  # type: ignore[assignment]
     for number, layer in enumerate(layers):
         if number > 0:
             layer.register_forward_pre_hook(_hook(number, id(layers)), with_kwargs=True)

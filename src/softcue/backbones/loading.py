@@ -49,6 +49,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         safe["local_files_only"] = True  # what was downloaded before, or a clear no at once instead of retries
     with _quiet(), _clear_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
+        from transformers.utils import cached_file
 
         model_config = AutoConfig.from_pretrained(source, **safe)
         architecture = architecture_of(model_config.model_type)
@@ -59,6 +60,10 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
             ignore_mismatched_sizes=True,  # _check_complete names them better
             dtype=torch.float32, **({} if extra else {"use_safetensors": True}), **safe,
         )  # fmt: skip
+        if folder is None:  # where the hub's files were put, for the pooling config beside them
+            found = cached_file(source, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False,
+                                _raise_exceptions_for_connection_errors=False)  # fmt: skip
+            folder = Path(found).parents[1] if found else None
     _check_complete(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
     return Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)

@@ -29,7 +29,6 @@ class Decoding:
 
     num_beams: int = 1
     max_new_tokens: int = 16
-    use_cache: bool = True
 
 
 @dataclass
@@ -164,8 +163,10 @@ class EncoderDecoderReading(Reading):
         return self.backbone.model.get_encoder()(**inputs).last_hidden_state  # type: ignore[no-any-return]
 
     def first_logits(self) -> Tensor:
-        """At the decoder's first step."""
-        return self._decode(self._start(len(self.ids)), repeats=1)[:, 0]
+        """At the decoder's first step, after what its tokenizer puts in front of every answer (BART's `<s>`)."""
+        prefix = torch.tensor([self.backbone.answer_prefix], device=self.ids.device, dtype=torch.long)
+        ids = torch.cat([self._start(len(self.ids)), prefix.expand(len(self.ids), -1)], dim=1)
+        return self._decode(ids, repeats=1)[:, -1]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """The decoder reads the target shifted by one."""
@@ -216,9 +217,10 @@ class DecoderReading(Reading):
         return self.backbone.base(**self._inputs(), use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def first_logits(self) -> Tensor:
-        """At the last token of the source."""
-        last_source = self.layout.text_slots.max(dim=1, keepdim=True).values  # [B 1]
-        return self._logits_at(last_source)[:, 0]
+        """At the last token of the source, which is the prompt's if it stands behind the text."""
+        is_source = self.layout.is_text | self.layout.is_prompt  # [B S]
+        columns = torch.arange(is_source.shape[1], device=is_source.device)
+        return self._logits_at((columns * is_source).max(dim=1, keepdim=True).values)[:, 0]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """The token before each target token predicts it."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from softcue.cue import Cue
 
 
+ANSWER_KEYS = ("label", "value", "scores", "cues")  # a text column of such a name is shown as input.NAME
+
+
 def predict(
     cues: Annotated[list[Path], typer.Argument(help="Cue folders; several are answered in one mixed pass.")],
     source: Annotated[str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")],
@@ -28,7 +31,7 @@ def predict(
     from softcue.cue import load
     from softcue.errors import ConfigurationError
     from softcue.evaluation import predict as answer
-    from softcue.files import write_whole
+    from softcue.files import writable, write_whole
 
     if output is not None:
         if output.suffix not in (".jsonl", ".csv") or output.is_dir():
@@ -50,14 +53,16 @@ def predict(
         # texts by column name; cues of one file read columns of the same rows
         line: dict[str, Any] = {}
         for number, cue in enumerate(loaded):
-            line |= dict(zip(cue.task.text, per_cue[number][row].texts, strict=True))
+            columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
+            line |= dict(zip(columns, per_cue[number][row].texts, strict=True))
         answers = {name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)}
         line |= answers[names[0]] if len(names) == 1 else {"cues": answers}
         lines.append(line)
     if found.num_truncated:
         typer.echo(f"{found.num_truncated} texts were cut to the backbone's length", err=True)
     if output is not None:
-        write_whole(output, (_csv(lines) if output.suffix == ".csv" else _jsonl(lines)).encode())
+        with writable("--output", output):
+            write_whole(output, (_csv(lines) if output.suffix == ".csv" else _jsonl(lines)).encode())
     elif as_json:
         print_json({"rows": lines})
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softcue.backbones import Backbone
@@ -23,11 +23,12 @@ class Evaluation:
     num_truncated: int
     num_illegal: int  # generated answers that are no label
     predicted_labels: dict[str, int]
+    num_true_labels: int = 0
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether every row got the same label."""
-        return len(self.predicted_labels) == 1 and self.num_rows > 1
+        """Whether every row got the same label although the truth has several."""
+        return len(self.predicted_labels) == 1 and self.num_true_labels > 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ def predict(
     backbone: Backbone,
     requests: Sequence[tuple[TaskModel, Example]],
     batch_size: int = 64,
-    on_progress: Callable[[int], None] | None = None,
 ) -> Predicted:
     """Answers for requests of any tasks, in order; rows of like length share a pass, whatever their task."""
     rows = []
@@ -54,8 +54,6 @@ def predict(
         found = predict_mixed(backbone, [rows[number] for number in numbers])
         for number, answer in zip(numbers, found, strict=True):
             answers[number] = answer
-        if on_progress:
-            on_progress(len(numbers))
     return Predicted(
         [answer for answer in answers if answer is not None], sum(tokens.is_truncated for _, tokens in rows)
     )
@@ -80,4 +78,5 @@ def score(task: Task, answers: Sequence[Prediction], examples: Sequence[Example]
     scores = {name: metric(labels, wanted) for name, metric in METRICS_OF[task.kind].items()}
     counts = {label: labels.count(label) for label in sorted(set(labels))} if task.labels else {}
     illegal = sum(label not in task.labels for label in labels) if task.labels else 0
-    return Evaluation(scores, scores[task.main_metric], len(examples), num_truncated, illegal, counts)
+    num_true = len(set(wanted)) if task.labels else 0
+    return Evaluation(scores, scores[task.main_metric], len(examples), num_truncated, illegal, counts, num_true)

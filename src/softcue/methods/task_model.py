@@ -37,6 +37,16 @@ class TaskModel(nn.Module):
                 f"room for text among the {self.max_length} tokens {backbone.name} takes",
                 "shorten the prompt",
             )  # fmt: skip
+        if backbone.kind == "decoder" and method.insert_at == "end" and readout.pools_text and method.prompt_length:
+            raise ConfigurationError(
+                "method.insert_at", "end", "front or start for a head on a decoder",
+                "a prompt behind the text cannot reach the text's states; or use readout.name=generation",
+            )  # fmt: skip
+        if backbone.kind == "encoder-decoder" and readout.max_target_length > backbone.max_answer_length:
+            raise ConfigurationError(
+                "readout.max_new_tokens", readout.max_target_length,
+                f"at most {backbone.max_answer_length}, what {backbone.name}'s decoder takes", "lower it",
+            )  # fmt: skip
         self.wording = Wording(
             task, backbone.tokenizer, backbone.kind, room, method.insert_at, readout.suffix, readout.writes_answer
         )

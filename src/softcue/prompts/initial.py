@@ -63,9 +63,10 @@ def free_text(table: Tensor, pieces: Sequence[int], fallback: Tensor) -> Tensor:
 def exactly(values: Tensor, length: int, width: int, origin: str) -> Tensor:
     """Vectors from elsewhere (a file, another cue), which must fit to the number."""
     if tuple(values.shape) != (length, width):
+        fits = values.dim() == 2 and values.shape[1] == width
         raise ConfigurationError(
             "method.init_from", f"{origin} of shape {list(values.shape)}", f"shape [{length}, {width}]",
-            f"set method.prompt_length={values.shape[0]}" if values.shape[-1] == width
+            f"set method.prompt_length={values.shape[0]}" if fits
             else "take a prompt trained on a backbone of the same width",
         )  # fmt: skip
     if not bool(torch.isfinite(values).all()):

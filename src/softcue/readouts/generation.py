@@ -54,7 +54,11 @@ class Generation(Readout):
     def answered(self, tokens: Tokens, example: Example) -> Tokens:
         """With the tokens of the label's words or of the target text, cut to the room there is."""
         words = self.task.labels[str(example.target)].words if self.task.labels else str(example.target)
-        return replace(tokens, target_ids=self._answer(words)[: self.max_target_length])
+        ids = self._answer(words)
+        if len(ids) <= self.max_target_length:
+            return replace(tokens, target_ids=ids)
+        # The end token stays: a model trained without it would never stop.
+        return replace(tokens, target_ids=(*ids[: self.max_target_length - 1], ids[-1]), is_truncated=True)
 
     def num_losses(self, rows: Sequence[Tokens]) -> float:
         """Target tokens."""

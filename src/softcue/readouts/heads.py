@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softcue.backbones import Backbone, Pooling, Reading, compared
+from softcue.draws import RowDropout
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Tokens
@@ -24,8 +25,8 @@ def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: flo
     """
     layers: list[nn.Module] = []
     if kind == "mlp":
-        layers += [nn.Dropout(dropout), nn.Linear(width, width), nn.Tanh()]
-    layers += [nn.Dropout(dropout), nn.Linear(width, num_outputs)]
+        layers += [RowDropout(dropout), nn.Linear(width, width), nn.Tanh()]
+    layers += [RowDropout(dropout), nn.Linear(width, num_outputs)]
     for layer in layers:
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=init)
@@ -35,6 +36,8 @@ def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: flo
 
 class PooledHead(Readout):
     """What classifier and regression share: pooling, then a head."""
+
+    pools_text = True
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)

@@ -64,6 +64,7 @@ class Readout(nn.Module, ABC):
     """Reads answers off the backbone for one task."""
 
     writes_answer = False  # decoders then get a cue where the answer begins
+    pools_text = False  # reads hidden states of the text's own tokens
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
 

@@ -38,13 +38,13 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def own_share(rows: Sequence[int], rank: int, world_size: int, micro_batch_size: int) -> list[list[int]]:
-    """This process' rows of a global batch, in pieces it runs one after the other.
+def own_share(num_rows: int, rank: int, world_size: int, micro_batch_size: int) -> list[list[int]]:
+    """This process' places in a global batch, in pieces it runs one after the other.
 
     Example:
-        >>> own_share([10, 11, 12, 13, 14], rank=0, world_size=2, micro_batch_size=2)
-        [[10, 12], [14]]
+        >>> own_share(5, rank=0, world_size=2, micro_batch_size=2)
+        [[0, 2], [4]]
     """
-    own = list(rows[rank::world_size])
+    own = list(range(rank, num_rows, world_size))
     size = micro_batch_size or max(1, len(own))
     return [own[start : start + size] for start in range(0, len(own), size)]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone
+from softcue.draws import places_in_batch
 from softcue.errors import ConfigurationError, TrainingError
 from softcue.evaluation import Evaluation, evaluate
 from softcue.methods import TaskModel
@@ -106,17 +107,18 @@ class Trainer:
         rows = self._rows_of(step)
         count = self.model.readout.num_losses([self.rows[row] for row in rows])
         rank, world = self.processes.rank, self.processes.world_size
-        torch.manual_seed(stream_seed(config.seed, "step", step, rank))
         self.model.train()
         factor = rate_factor(config, step, self.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_rate"] * factor
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), device=self.backbone.device)
-        for numbers in own_share(rows, rank, world, config.micro_batch_size):
-            batch = collate([self.rows[row] for row in numbers], self.backbone.tokenizer.pad_token_id)
-            loss, aux_loss = self.model(self.backbone, batch.to(self.backbone.device))
-            whole = loss.total / count + aux_loss * (len(numbers) / len(rows))
+        for places in own_share(len(rows), rank, world, config.micro_batch_size):
+            batch = collate([self.rows[rows[place]] for place in places], self.backbone.tokenizer.pad_token_id)
+            torch.manual_seed(stream_seed(config.seed, "step", step))
+            with places_in_batch(places, len(rows)):
+                loss, aux_loss = self.model(self.backbone, batch.to(self.backbone.device))
+            whole = loss.total / count + aux_loss * (len(places) / len(rows))
             whole.backward()
             loss_sum += whole.detach()
         self._reduce_and_update(loss_sum)
@@ -194,9 +196,11 @@ class Trainer:
             )
         if truncated := sum(row.is_truncated for row in self.rows):
             found.append(
-                f"{truncated} of {len(self.rows)} training texts were cut to {self.model.wording.limit} tokens "
-                f"({self.model.max_length} less prompt and answer)"
+                f"{truncated} of {len(self.rows)} training rows were cut: texts to {self.model.wording.limit} tokens "
+                f"({self.model.max_length} less prompt and answer), answers to {self.model.readout.max_target_length}"
             )
+        if evaluation.num_truncated:
+            found.append(f"{evaluation.num_truncated} of {evaluation.num_rows} validation texts were cut likewise")
         return found
 
 

@@ -1,0 +1,55 @@
+"""Random draws that belong to a row's place in the global batch, not to the process or piece that runs it.
+
+Every piece of a step starts from the same seed, draws for all rows of the global batch and takes its own, so
+several processes and gradient accumulation see the noise that one big batch would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+
+_places: ContextVar[tuple[Sequence[int], int] | None] = ContextVar("softcue_places", default=None)
+
+
+@contextmanager
+def places_in_batch(places: Sequence[int], total: int) -> Iterator[None]:
+    """While active, row i of a piece is row `places[i]` of a global batch of `total` rows."""
+    token = _places.set((places, total))
+    try:
+        yield
+    finally:
+        _places.reset(token)
+
+
+def drawn_like(values: Tensor) -> Tensor:
+    """U[0, 1) numbers of the shape of `values`, whose first axis is the rows.
+
+    Example:
+        >>> torch.manual_seed(0) is not None and drawn_like(torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    active = _places.get()
+    if active is None or len(active[0]) != len(values):
+        return torch.rand(values.shape, device=values.device)
+    places, total = active
+    everything = torch.rand(total, *values.shape[1:], device=values.device)
+    return everything[torch.tensor(places, device=values.device)]
+
+
+class RowDropout(nn.Module):
+    """Dropout whose noise follows a row wherever it is run."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Drop a share of the numbers in training and scale up the rest."""
+        if not self.training or self.share == 0:
+            return values
+        return values * (drawn_like(values) >= self.share) / (1 - self.share)
