@@ -49,8 +49,9 @@ def linear_probe(
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    scaler = StandardScaler().fit(representations(backbone, task, train).numpy())
-    features = [scaler.transform(representations(backbone, task, rows).numpy()) for rows in (train, validation, test)]
+    features = [representations(backbone, task, rows).numpy() for rows in (train, validation, test)]
+    scaler = StandardScaler().fit(features[0])
+    features = [scaler.transform(values) for values in features]
     best: Any = None
     best_score = -1.0
     for strength in PROBE_STRENGTHS:
