@@ -18,7 +18,7 @@ from pathlib import Path
 WORDS = ["task.label_words.0=subjective", "task.label_words.1=objective"]
 # Rows and steps by backbone; all else is the preset. SmolLM2 takes about 5 s a step of 8 rows on two cores.
 SETTINGS: dict[str, list[str]] = {
-    "minilm": ["task.train_rows=400", "task.validation_rows=200", "task.test_rows=500"],
+    "minilm": ["task.train_rows=400", "task.validation_rows=200", "task.test_rows=500", "training.patience=4"],
     "t5": ["task.train_rows=400", "task.validation_rows=200", "task.test_rows=500"],
     "smollm2": [
         "task.train_rows=400", "task.validation_rows=100", "task.test_rows=200",

@@ -162,11 +162,11 @@ class Trainer:
         progress = self.progress
         self.model.eval()
         found = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
-        if progress.best_score is None or found.main > progress.best_score:
-            progress.best_score, progress.best_step, progress.num_worse = found.main, progress.step, 0
+        is_better = progress.best_score is None or found.main > progress.best_score
+        progress.num_worse = 0 if is_better else progress.num_worse + 1
+        if is_better or found.main == progress.best_score:  # of equals the later: it has seen more rows
+            progress.best_score, progress.best_step = found.main, progress.step
             self.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
-        else:
-            progress.num_worse += 1
         progress.is_over = bool(self.config.patience) and progress.num_worse >= self.config.patience
         entry = {"step": progress.step, "score": found.main, **found.scores}
         progress.history.append(entry)
