@@ -144,6 +144,11 @@ class Backbone:
             return "cls" if "pooling_mode_cls_token" in modes else "mean"
         return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
 
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether two texts are better compared than pooled as one: on encoders trained with mean pooling."""
+        return self.kind == "encoder" and self.natural_pooling == "mean"
+
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """What a cue was trained on, to refuse it elsewhere."""

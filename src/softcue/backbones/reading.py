@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones.injection import Layout, deep_prompts
-from softcue.backbones.representation import Pooling, pooled
+from softcue.backbones.representation import Pooling, compared, pooled
 from softcue.errors import BackboneError
 from softcue.types import Prompt
 
@@ -56,6 +56,11 @@ class Reading(ABC):
     def pooled(self, pooling: Pooling) -> Tensor:
         """One vector per row from the text's positions, in float32; copies no hidden states. [B D]"""
         return pooled(self.hidden().float(), self.layout.is_text, pooling)
+
+    def compared(self) -> Tensor:
+        """The likeness of a row's two texts, read together. [B 2D]"""
+        assert self.parts is not None
+        return compared(self.text(), self.parts)
 
     def hidden(self) -> Tensor:
         """Last-layer hidden states of all laid-out positions. [B S D]"""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softcue.backbones import Backbone, compared
+from softcue.backbones import Backbone
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
 from softcue.methods import METHODS, TaskModel
 from softcue.readouts import ReadoutConfig, make_readout
@@ -74,15 +74,10 @@ def representations(backbone: Backbone, task: Task, examples: Sequence[Example],
     wording = Wording(task, backbone.tokenizer, backbone.kind, backbone.max_length)
     rows = [wording.source(example) for example in examples]
     pooling = backbone.natural_pooling
-    compares = backbone.kind == "encoder" and len(task.text) == 2 and pooling == "mean"
+    compares = len(task.text) == 2 and backbone.compares_pairs
     found = torch.zeros(len(rows), backbone.hidden_width * (2 if compares else 1))
     for numbers in by_length([len(row.ids) for row in rows], batch_size):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         reading = backbone.read(batch, None, backbone.embed(batch.ids))
-        if compares:
-            assert reading.parts is not None
-            vectors = compared(reading.text(), reading.parts)
-        else:
-            vectors = reading.pooled(pooling)
-        found[numbers] = vectors.cpu()
+        found[numbers] = (reading.compared() if compares else reading.pooled(pooling)).cpu()
     return found

@@ -44,7 +44,7 @@ def _settled(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutCo
     automatic = {
         "name": usual if task.kind == "classification" else task.kind,
         "pooling": backbone.natural_pooling,
-        "pairs": "compare" if can_compare and backbone.natural_pooling == "mean" else "joint",
+        "pairs": "compare" if can_compare and backbone.compares_pairs else "joint",
         "decoding": "rank" if task.kind == "classification" else "greedy",
     }
     return config.model_copy(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Pooling, Reading, compared
+from softcue.backbones import Backbone, Pooling, Reading
 from softcue.draws import RowDropout
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
@@ -50,11 +50,7 @@ class PooledHead(Readout):
 
     def outputs(self, reading: Reading) -> Tensor:
         """The head's outputs. [B C]"""
-        if self.compares:
-            assert reading.parts is not None
-            features = compared(reading.text(), reading.parts)  # [B 2D]
-        else:
-            features = reading.pooled(self.pooling)  # [B D]
+        features = reading.compared() if self.compares else reading.pooled(self.pooling)  # [B D] or [B 2D]
         return self.head(features)  # type: ignore[no-any-return]
 
 
