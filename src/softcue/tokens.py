@@ -14,7 +14,9 @@ from softcue.tasks import Task
 from softcue.types import Batch, Example, Tokens
 
 Kind = Literal["encoder", "encoder-decoder", "decoder"]
-InsertAt = Literal["front", "start", "end"]
+InsertAt = Literal["front", "start", "first-end", "second-start", "end", "appended"]
+# The places of IDPG's figure 7, counted from 0 as its authors do.
+NUMBERED_PLACES: tuple[InsertAt, ...] = ("start", "first-end", "second-start", "end", "appended")
 PaddingSide = Literal["left", "right"]
 
 # A decoder must know where the text ends and the answer begins; the other kinds see it in their structure.
@@ -37,18 +39,47 @@ class Wording:
     suffix: str = ""
     writes_answer: bool = False
 
+    def __post_init__(self) -> None:
+        """Places that only some texts have."""
+        num_texts = len(self.task.text)
+        if self.insert_at == "second-start" and num_texts < 2:
+            raise ConfigurationError("method.insert_at", self.insert_at, "a task that reads two texts",
+                                     "use start, end or appended for one text")  # fmt: skip
+        if self.insert_at in ("first-end", "second-start") and num_texts == 2 and self.kind != "encoder":
+            raise ConfigurationError("method.insert_at", self.insert_at, "an encoder, which keeps two texts apart",
+                                     "use front, start or end: this backbone reads both as one text")  # fmt: skip
+        if self.insert_at == "appended" and self._separator is None:
+            raise ConfigurationError("method.insert_at", self.insert_at, "a backbone with a separator token",
+                                     "use front, start or end")  # fmt: skip
+
+    @property
+    def _separator(self) -> int | None:
+        """What stands before and behind an appended prompt: RoBERTa's `</s>`, BERT's `[SEP]`, T5's end token."""
+        if self.kind == "decoder":
+            return None
+        found: int | None = self.tokenizer.eos_token_id
+        if self.kind == "encoder" and self.tokenizer.sep_token_id is not None:
+            found = self.tokenizer.sep_token_id
+        return found
+
     def source(self, example: Example) -> Tokens:
         """Tokens of the source text, cut to the limit where it is too long."""
         texts = example.texts
+        limit = self.limit - (2 if self.insert_at == "appended" else 0)
         encoded = self._encode(texts)
-        is_truncated = len(encoded["input_ids"]) > self.limit
-        while (excess := len(encoded["input_ids"]) - self.limit) > 0:
+        is_truncated = len(encoded["input_ids"]) > limit
+        while (excess := len(encoded["input_ids"]) - limit) > 0:
             texts = self._shortened(texts, excess)
             encoded = self._encode(texts)
         ids = tuple(encoded["input_ids"])
         segments = tuple(encoded["token_type_ids"]) if "token_type_ids" in encoded else None
         parts = tuple(encoded["parts"]) if "parts" in encoded else None
-        return Tokens(ids, segments, self._insertion(ids), is_truncated=is_truncated, parts=parts)
+        if self.insert_at == "appended":  # text </s> prompt </s>: both separators are tokens of the row
+            assert self._separator is not None
+            ids = (*ids, self._separator, self._separator)
+            segments = segments and (*segments, segments[-1], segments[-1])
+            parts = parts and (*parts, -1, -1)
+        return Tokens(ids, segments, self._insertion(ids, parts), is_truncated=is_truncated, parts=parts)
 
     def _encode(self, texts: tuple[str, ...]) -> dict[str, list[int]]:
         if self.kind == "encoder":
@@ -86,7 +117,14 @@ class Wording:
         shortened = texts[longest][:end]
         return tuple(shortened if index == longest else text for index, text in enumerate(texts))
 
-    def _insertion(self, ids: tuple[int, ...]) -> int:
+    def _insertion(self, ids: tuple[int, ...], parts: tuple[int, ...] | None) -> int:
+        if self.insert_at == "appended":
+            return len(ids) - 1
+        if self.insert_at == "second-start":
+            assert parts is not None
+            return parts.index(1)
+        if self.insert_at == "first-end" and parts is not None:
+            return len(parts) - parts[::-1].index(0)
         special = set(self.tokenizer.all_special_ids)
         names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
         if names == ["unk_token"]:  # an unknown word is text; OPT calls its first token so, too
@@ -95,7 +133,7 @@ class Wording:
             return 0
         if self.insert_at == "start":
             return int(bool(ids) and ids[0] in special)
-        last = len(ids)
+        last = len(ids)  # end, and the end of an only text
         while last > 0 and ids[last - 1] in special:
             last -= 1
         return last
@@ -131,7 +169,16 @@ def collate(rows: Sequence[Tokens], pad_id: int, side: PaddingSide = "right") ->
         torch.tensor([row.insert_at for row in rows]), target_ids, target_mask,
         torch.tensor(labels) if len(labels) == len(rows) else None,
         _padded(parts, -1, side)[0] if has_parts else None,
+        stacked_representations(rows),
     )  # fmt: skip
+
+
+def stacked_representations(rows: Sequence[Tokens]) -> Tensor | None:
+    """M(x) of the rows, where all have one of one width. [B R]"""
+    found = [row.representation for row in rows if row.representation is not None]
+    if len(found) < len(rows) or len({value.shape for value in found}) != 1:
+        return None
+    return torch.stack(found)
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -2,13 +2,13 @@
 
 Shape letters, the same everywhere:
     B batch · T text tokens · P prompt length · U target tokens · S laid-out length · D width
-    L layers · V vocabulary · C classes or candidates · K codes · R representation width
+    L layers · V vocabulary · C classes or candidates · K codes, or width of keys · R representation width
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Tokens:
     label: int | float | None = None
     is_truncated: bool = False
     parts: tuple[int, ...] | None = None  # per token: 0 first text, 1 second text, -1 neither
+    representation: Tensor | None = field(default=None, compare=False)  # [R] M(x), for those who ask for it
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Batch:
     target_mask: Tensor  # [B U] bool
     labels: Tensor | None = None  # [B] long (class) or float (score)
     parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither; where rows have two texts
+    representation: Tensor | None = None  # [B R] M(x), where every row has one
 
     @property
     def size(self) -> int:
@@ -71,16 +73,28 @@ class Instance:
 
 
 @dataclass(frozen=True)
+class LayerPrompt:
+    """What one layer takes at the prompt's positions; whatever is None stays as it is."""
+
+    states: Tensor | None = None  # [B P D] for the hidden states that enter the layer
+    adds: Tensor | None = None  # [B] bool: rows where `states` are added, elsewhere they replace; None adds everywhere
+    keys: Tensor | None = None  # [B P K] in place of the layer's own keys, as its key projection gives them
+    values: Tensor | None = None  # [B P K] in place of its values
+    sets: Tensor | None = None  # [B] bool: rows that take `keys` and `values`; None: all
+
+
+# (layer, hidden [B T D], mask [B T]) -> what it takes; `hidden` are states of the source text entering the layer
+Deeper = Callable[[int, "Tensor", "Tensor"], LayerPrompt | None]
+
+
+@dataclass(frozen=True)
 class Prompt:
     """What a prompt encoder returns, and all that the injection needs to know of a method."""
 
     tokens: Tensor  # [B P D]
     mask: Tensor  # [B P]   lets unlike lengths share a batch
     aux_loss: Tensor  # []      commitment, noise resilience, ...
-    # (layer, hidden [B T D], mask [B T]) -> [B P D]; hidden states of the source text only
-    deeper: Callable[[int, Tensor, Tensor], Tensor] | None = None
-    # [B] bool: rows whose deeper vectors take the place of the hidden states; None adds them everywhere
-    replaces: Tensor | None = None
+    deeper: Deeper | None = None  # asked once per layer, from the first to the last
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from softcue.backbones.backbone import Backbone, Fingerprint
 from softcue.backbones.loading import BackboneConfig, load_backbone
 from softcue.backbones.reading import Decoding, Reading
-from softcue.backbones.representation import Pooling, compared, pooled
+from softcue.backbones.representation import Pooling, Summary, compared, pooled
 
 __all__ = [
     "Backbone",
@@ -12,6 +12,7 @@ __all__ = [
     "Fingerprint",
     "Pooling",
     "Reading",
+    "Summary",
     "compared",
     "load_backbone",
     "pooled",

@@ -1,4 +1,4 @@
-"""One table: for each `model_type`, what kind it is, where its layers are, how it counts positions.
+"""One table: for each `model_type`, what kind it is, where its layers and sub-layers are, how it counts positions.
 
 Adding a backbone family is one entry here and one tiny configuration in `tests/tiny.py`, whose conformance
 tests then run for it. Nothing else in softcue asks for a model's type.
@@ -19,13 +19,32 @@ WordHead = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class KeysValues:
+    """Where a layer's keys and values come out: two modules, or one for queries, keys and values together."""
+
+    key: str
+    value: str
+    packing: Literal["apart", "in a row", "by head"] = "apart"  # [q k v], or q, k, v within each head
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A list of layers, and in each the modules whose output enters a residual sum: attention, feed-forward."""
+
+    layers: str
+    sublayers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Where things are in one family of models."""
 
     kind: Kind
-    layers: str  # path, below the base model, of the layer list that reads the source text
+    reader: Stack  # paths, below the base model, of the layers that read the source text
     first_position: int | Literal["after padding"] | None  # None: the model takes no position numbers
+    keys_values: KeysValues | None = None  # None: keys cannot be set from outside
     word_head: WordHead | None = None  # encoders only: hidden states -> logits over the vocabulary
+    writer: Stack | None = None  # encoder-decoders only: the layers that write
 
 
 def _bert_words(model: Any, hidden: Tensor) -> Tensor:
@@ -49,25 +68,49 @@ def _modernbert_words(model: Any, hidden: Tensor) -> Tensor:
     return model.decoder(model.head(hidden))  # type: ignore[no-any-return]
 
 
+_BERT = Stack("encoder.layer", ("attention.output.dropout", "output.dropout"))
+_BERT_KEYS = KeysValues("attention.self.key", "attention.self.value")
+_T5 = Stack("encoder.block", ("layer.0.dropout", "layer.1.dropout"))
+_T5_WRITER = Stack("decoder.block", ("layer.0.dropout", "layer.2.dropout"))
+_T5_KEYS = KeysValues("layer.0.SelfAttention.k", "layer.0.SelfAttention.v")
+_LLAMA = Stack("layers", ("self_attn.o_proj", "mlp.down_proj"))
+_PROJECTIONS = KeysValues("self_attn.k_proj", "self_attn.v_proj")
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "bert": Architecture("encoder", "encoder.layer", 0, _bert_words),
-    "roberta": Architecture("encoder", "encoder.layer", "after padding", _roberta_words),
-    "xlm-roberta": Architecture("encoder", "encoder.layer", "after padding", _roberta_words),
-    "distilbert": Architecture("encoder", "transformer.layer", 0, _distilbert_words),
-    "electra": Architecture("encoder", "encoder.layer", 0, _electra_words),
-    "deberta-v2": Architecture("encoder", "encoder.layer", 0, _bert_words),
-    "modernbert": Architecture("encoder", "layers", 0, _modernbert_words),
-    "t5": Architecture("encoder-decoder", "encoder.block", None),
-    "mt5": Architecture("encoder-decoder", "encoder.block", None),
-    "bart": Architecture("encoder-decoder", "encoder.layers", None),
-    "gpt2": Architecture("decoder", "h", 0),
-    "llama": Architecture("decoder", "layers", 0),
-    "mistral": Architecture("decoder", "layers", 0),
-    "qwen2": Architecture("decoder", "layers", 0),
-    "qwen3": Architecture("decoder", "layers", 0),
-    "opt": Architecture("decoder", "decoder.layers", 0),
-    "gpt_neox": Architecture("decoder", "layers", 0),
-}
+    "bert": Architecture("encoder", _BERT, 0, _BERT_KEYS, _bert_words),
+    "roberta": Architecture("encoder", _BERT, "after padding", _BERT_KEYS, _roberta_words),
+    "xlm-roberta": Architecture("encoder", _BERT, "after padding", _BERT_KEYS, _roberta_words),
+    "distilbert": Architecture(
+        "encoder", Stack("transformer.layer", ("attention.out_lin", "ffn.dropout")), 0,
+        KeysValues("attention.k_lin", "attention.v_lin"), _distilbert_words,
+    ),
+    "electra": Architecture("encoder", _BERT, 0, _BERT_KEYS, _electra_words),
+    # its key projection serves relative positions as well, so keys cannot be told apart there
+    "deberta-v2": Architecture("encoder", _BERT, 0, None, _bert_words),
+    "modernbert": Architecture(
+        "encoder", Stack("layers", ("attn.out_drop", "mlp.Wo")), 0,
+        KeysValues("attn.Wqkv", "attn.Wqkv", "in a row"), _modernbert_words,
+    ),
+    "t5": Architecture("encoder-decoder", _T5, None, _T5_KEYS, writer=_T5_WRITER),
+    "mt5": Architecture("encoder-decoder", _T5, None, _T5_KEYS, writer=_T5_WRITER),
+    "bart": Architecture(
+        "encoder-decoder", Stack("encoder.layers", ("self_attn.out_proj", "fc2")), None, _PROJECTIONS,
+        writer=Stack("decoder.layers", ("self_attn.out_proj", "fc2")),
+    ),
+    "gpt2": Architecture(
+        "decoder", Stack("h", ("attn.resid_dropout", "mlp.dropout")), 0,
+        KeysValues("attn.c_attn", "attn.c_attn", "in a row"),
+    ),
+    "llama": Architecture("decoder", _LLAMA, 0, _PROJECTIONS),
+    "mistral": Architecture("decoder", _LLAMA, 0, _PROJECTIONS),
+    "qwen2": Architecture("decoder", _LLAMA, 0, _PROJECTIONS),
+    "qwen3": Architecture("decoder", _LLAMA, 0, _PROJECTIONS),
+    "opt": Architecture("decoder", Stack("decoder.layers", ("self_attn.out_proj", "fc2")), 0, _PROJECTIONS),
+    "gpt_neox": Architecture(
+        "decoder", Stack("layers", ("post_attention_dropout", "post_mlp_dropout")), 0,
+        KeysValues("attention.query_key_value", "attention.query_key_value", "by head"),
+    ),
+}  # fmt: skip
 
 
 def architecture_of(model_type: str) -> Architecture:

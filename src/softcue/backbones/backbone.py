@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.architectures import WordHead, architecture_of
-from softcue.backbones.injection import install_hooks, lay_out
+from softcue.backbones.injection import checkpoint_layers, install_hooks
+from softcue.backbones.layout import lay_out
 from softcue.backbones.reading import (
     DecoderReading,
     Decoding,
@@ -50,7 +53,17 @@ class Backbone:
         architecture = architecture_of(model.config.model_type)
         self.kind: Kind = architecture.kind
         self.base: Any = model.base_model
-        self.layers: nn.ModuleList = self.base.get_submodule(architecture.layers)
+        self.layers: nn.ModuleList = self.base.get_submodule(architecture.reader.layers)
+        stacks = [stack for stack in (architecture.reader, architecture.writer) if stack is not None]
+        # Modules whose output enters a residual sum, layer by layer; what reads the text comes first.
+        self.sublayers: list[nn.Module] = [
+            layer.get_submodule(path)
+            for stack in stacks
+            for layer in self.base.get_submodule(stack.layers).children()
+            for path in stack.sublayers
+        ]
+        self.injected_sublayers: Sequence[nn.Module] = ()  # set on a view of this backbone, by `with_sublayers`
+        self._keys_values = architecture.keys_values
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
         self.first_position: int | None
         if architecture.first_position == "after padding":
@@ -59,11 +72,12 @@ class Backbone:
             self.first_position = architecture.first_position
         has_word_head = model is not self.base and self.kind == "encoder"
         self.word_head: WordHead | None = architecture.word_head if has_word_head else None
+        self.checkpoints_layers = False
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if self.kind != "encoder":
             model.generation_config = _plain_generation(model.generation_config, tokenizer)
-        install_hooks(self.layers)
+        install_hooks(self.layers, self._keys_values, self.sublayers, model.config.num_attention_heads)
 
     @property
     def word_table(self) -> Tensor:
@@ -79,6 +93,18 @@ class Backbone:
     def hidden_width(self) -> int:
         """D of hidden states."""
         return int(self.model.config.hidden_size)
+
+    @property
+    def key_width(self) -> int:
+        """K, of one token's keys over all heads, for prompts that are keys and values."""
+        if self._keys_values is None:
+            raise BackboneError(
+                "method.rule", "kv", f"add or replace with {self.model.config.model_type}",
+                "its key projection also serves relative positions, so keys of single tokens cannot be set",
+            )  # fmt: skip
+        projection: Any = self.layers[0].get_submodule(self._keys_values.key)
+        size = int(getattr(projection, "out_features", 0) or projection.nf)  # GPT-2's is a Conv1D
+        return size if self._keys_values.packing == "apart" else size // 3
 
     @property
     def num_layers(self) -> int:
@@ -171,6 +197,40 @@ class Backbone:
         placed = layout.place(tokens, embeds, self.embed(target_ids)).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
         return _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts)
+
+    def with_sublayers(self, changes: Sequence[nn.Module]) -> Backbone:
+        """A view of this backbone whose passes put one module on each sub-layer's output (`sublayers`)."""
+        assert len(changes) == len(self.sublayers)
+        view = copy.copy(self)
+        view.injected_sublayers = changes
+        return view
+
+    def twin(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
+        """A second model of the same structure that has these weights, and shares all others with this one."""
+        known = {id(value): (weights or {}).get(name, value) for name, value in self.model.named_parameters()}
+        model = copy.deepcopy(self.model, memo=dict(known))
+        for layer in model.base_model.get_submodule(architecture_of(model.config.model_type).reader.layers).children():
+            vars(layer).pop("forward", None)  # a checkpointed layer's, which would run the first model's
+        trained = [value for value in known.values() if value.requires_grad]
+        view = Backbone(model, self.tokenizer, self.name, self.folder)
+        for value in trained:  # a new backbone freezes what it finds
+            value.requires_grad_(True)
+        if self.checkpoints_layers:
+            view.checkpoint_layers()
+        return view
+
+    @cached_property
+    def with_dropout(self) -> Backbone:
+        """The same frozen weights with dropout on."""
+        view = self.twin()
+        view.model.train()
+        return view
+
+    def checkpoint_layers(self) -> None:
+        """From now on run each reading layer a second time in the backward pass instead of keeping its states."""
+        if not self.checkpoints_layers:
+            checkpoint_layers(self.layers)
+        self.checkpoints_layers = True
 
     def generate(self, decoding: Decoding, **inputs: Any) -> Tensor:
         """The model's own generation, deterministic."""

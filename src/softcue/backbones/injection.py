@@ -1,167 +1,104 @@
-"""Where a prompt goes: written once, for every method and every kind of backbone.
+"""How a method reaches into a running backbone: deep prompts, keys and values, and sub-layer outputs.
 
-`Layout` places prompt, text and target of each row in one sequence. Embeddings, mask, positions, segments
-and slots all come from the same gather indices, so they cannot disagree. Rows are packed without gaps: a
-shorter prompt leaves no hole, its padding joins the padding at the row's edge.
-
-Deep prompts go in by one hook per layer, installed once and idle unless a pass in the same context is active;
-so two threads can share a backbone, and cached decoding steps are left alone.
+Hooks are installed once per model and are idle unless a pass in the same context is active; so two threads can
+share a backbone, and another backbone's pass is left alone. What is active travels in one ContextVar, which
+gradient checkpointing brings back when it runs a layer again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from softcue.tokens import PaddingSide
-from softcue.types import Batch, Prompt
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Gather indices into the pool [prompt | text | target | padding], and what follows from them."""
-
-    index: Tensor  # [B S] where each position comes from
-    mask: Tensor  # [B S] False at padding
-    text_slots: Tensor  # [B T] where each text token went; 0 for padding
-    target_slots: Tensor  # [B U] where each target token went; 0 for padding
-    text_mask: Tensor  # [B T]
-    prompt_length: int  # P; positions with index < P hold prompt tokens
-    pool_size: int  # P + T + U; the index of padding
-
-    @property
-    def positions(self) -> Tensor:
-        """Position numbers from 0, counted over real tokens only; padding repeats a neighbour's."""
-        return (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)  # [B S]
-
-    @property
-    def is_prompt(self) -> Tensor:
-        """Which positions hold prompt tokens."""
-        return self.index < self.prompt_length  # [B S]
-
-    @property
-    def is_text(self) -> Tensor:
-        """Which positions hold text tokens."""
-        num_text = self.text_mask.shape[1]
-        return (self.index >= self.prompt_length) & (self.index < self.prompt_length + num_text)  # [B S]
-
-    def place(self, prompt: Tensor, text: Tensor, target: Tensor) -> Tensor:
-        """Lay out vectors: prompt [B P D], text [B T D], target [B U D] -> [B S D]."""
-        pool = torch.cat([prompt, text, target, text.new_zeros(text.shape[0], 1, text.shape[2])], dim=1)
-        # index_select, because gather would keep the whole pool for its backward pass
-        starts = torch.arange(len(pool), device=pool.device).unsqueeze(1) * pool.shape[1]  # [B 1]
-        rows = (starts + self.index).int().flatten()  # kept for the backward pass: half as large as long
-        return pool.flatten(0, 1).index_select(0, rows).view(*self.index.shape, -1)
-
-    def place_segments(self, segments: Tensor) -> Tensor:
-        """Lay out the sentence numbers of the text [B T]; prompt and padding belong to sentence 0."""
-        pool = segments.new_zeros(segments.shape[0], self.pool_size + 1)
-        pool[:, self.prompt_length : self.prompt_length + segments.shape[1]] = segments
-        return pool.gather(1, self.index)  # [B S]
-
-    def rows(self, index: Tensor) -> Layout:
-        """The layout of some rows."""
-        return replace(
-            self, index=self.index[index], mask=self.mask[index], text_slots=self.text_slots[index],
-            target_slots=self.target_slots[index], text_mask=self.text_mask[index],
-        )  # fmt: skip
-
-    def text_of(self, hidden: Tensor) -> Tensor:
-        """Hidden states at the text's own positions [B S D] -> [B T D]: outputs keep the input's length."""
-        return hidden.gather(1, self.text_slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
-
-
-def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: bool = False) -> Layout:
-    """Place each row as text[:insert_at], prompt, text[insert_at:], target; pad on the given side.
-
-    Example:
-        >>> from softcue.tokens import collate
-        >>> from softcue.types import Tokens
-        >>> batch = collate([Tokens((7, 8), None, insert_at=1), Tokens((9,), None, insert_at=0)], pad_id=0)
-        >>> lay_out(batch, torch.ones(2, 1, dtype=torch.bool), "right").index.tolist()  # pool: [p, t0, t1, pad]
-        [[1, 0, 2], [0, 1, 3]]
-    """
-    device = batch.ids.device
-    target_mask = batch.target_mask if with_target else batch.target_mask[:, :0]
-    prompt_lengths = prompt_mask.sum(dim=1, keepdim=True)  # [B 1]
-    text_lengths = batch.mask.sum(dim=1, keepdim=True)  # [B 1]
-    lengths = prompt_lengths + text_lengths + target_mask.sum(dim=1, keepdim=True)  # [B 1]
-    total = int(lengths.max())  # S
-    shift = total - lengths if side == "left" else torch.zeros_like(lengths)  # [B 1]
-
-    insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
-    text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] n-th real token of the row
-    text_slots = text_rank + prompt_lengths * (text_rank >= insert_at) + shift
-    prompt_slots = insert_at + prompt_mask.long().cumsum(dim=1) - 1 + shift  # [B P]
-    target_slots = prompt_lengths + text_lengths + target_mask.long().cumsum(dim=1) - 1 + shift  # [B U]
-
-    slots = torch.cat([prompt_slots, text_slots, target_slots], dim=1)  # [B P+T+U]
-    is_real = torch.cat([prompt_mask, batch.mask, target_mask], dim=1)  # [B P+T+U]
-    pool_size = slots.shape[1]
-    index = torch.full((batch.size, total + 1), pool_size, device=device)  # last column: where padding is dropped
-    source = torch.arange(pool_size, device=device).expand_as(slots)
-    index = index.scatter(1, slots.where(is_real, total), source)[:, :total]  # [B S]
-    return Layout(
-        index=index,
-        mask=index < pool_size,
-        text_slots=text_slots.where(batch.mask, 0),
-        target_slots=target_slots.where(target_mask, 0),
-        text_mask=batch.mask,
-        prompt_length=prompt_mask.shape[1],
-        pool_size=pool_size,
-    )
+from softcue.backbones.architectures import KeysValues
+from softcue.backbones.layout import Layout
+from softcue.types import LayerPrompt, Prompt
 
 
 @dataclass(frozen=True)
-class _DeepPass:
-    """A backbone pass whose layers take deeper prompts."""
+class _Pass:
+    """A running backbone pass and what goes into it."""
 
     owner: int  # identity of the layer list, so that another backbone's hooks stay idle
-    layout: Layout
-    prompt: Prompt
+    layout: Layout | None
+    prompt: Prompt | None
+    sublayers: Sequence[nn.Module]
+    taken: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, known once its input is
 
 
-_active: ContextVar[_DeepPass | None] = ContextVar("softcue_deep_pass", default=None)
+_active: ContextVar[_Pass | None] = ContextVar("softcue_pass", default=None)
 
 
 @contextmanager
-def deep_prompts(layers: nn.ModuleList, layout: Layout, prompt: Prompt | None) -> Iterator[None]:
-    """While active, each layer after the first takes the prompt's deeper vectors, if it has any."""
-    if prompt is None or prompt.deeper is None:
+def injected(
+    layers: nn.ModuleList, sublayers: Sequence[nn.Module], layout: Layout | None = None, prompt: Prompt | None = None
+) -> Iterator[None]:
+    """While active, layers take the prompt's deeper parts, and `sublayers` change the sub-layers' outputs."""
+    if not sublayers and (prompt is None or prompt.deeper is None):
         yield
         return
-    token = _active.set(_DeepPass(id(layers), layout, prompt))
+    token = _active.set(_Pass(id(layers), layout, prompt, sublayers))
     try:
         yield
     finally:
         _active.reset(token)
 
 
-def install_hooks(layers: nn.ModuleList) -> None:
-    """Make every layer after the first ask for deeper prompts; once, however many backbones share the model."""
-    if getattr(layers, "_asks_for_prompts", False):
+def install_hooks(
+    layers: nn.ModuleList, keys_values: KeysValues | None, sublayers: Sequence[nn.Module], num_heads: int
+) -> None:
+    """Make a model ask for what is injected; once, however many backbones share it. A copied model asks anew."""
+    if getattr(layers, "_asks_for_prompts", None) == id(layers):
         return
-    layers._asks_for_prompts = True  # type: ignore[assignment]
+    layers._asks_for_prompts = id(layers)  # type: ignore[assignment]
+    owner = id(layers)
     for number, layer in enumerate(layers):
-        if number > 0:
-            layer.register_forward_pre_hook(_hook(number, id(layers)), with_kwargs=True)
+        layer.register_forward_pre_hook(_on_layer(number, owner), with_kwargs=True)
+        if keys_values is None:
+            continue
+        for which, path in (("keys", keys_values.key), ("values", keys_values.value)):
+            hook = _on_projection(number, owner, which, keys_values.packing, num_heads)
+            layer.get_submodule(path).register_forward_hook(hook)
+    for number, sublayer in enumerate(sublayers):
+        sublayer.register_forward_hook(_on_sublayer(number, owner))
 
 
-def _hook(number: int, owner: int) -> Any:
+def _running(owner: int) -> _Pass | None:
+    active = _active.get()
+    return active if active is not None and active.owner == owner else None
+
+
+def _on_layer(number: int, owner: int) -> Any:
+    """Ask the prompt for this layer's part, with the text's states that enter it."""
+
     def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        active = _active.get()
-        if active is None or active.owner != owner:
+        active = _running(owner)
+        if active is None or active.layout is None or active.prompt is None or active.prompt.deeper is None:
             return None
         hidden = args[0] if args else kwargs["hidden_states"]  # [B S D]
-        if hidden.shape[1] != active.layout.index.shape[1]:
-            return None  # a cached decoding step: the prompt is already in the keys and values
-        changed = _with_deeper(active, number, hidden)
+        layout = active.layout
+        if hidden.shape[1] != layout.index.shape[1]:
+            active.taken.clear()  # a cached decoding step: the prompt is already in the keys and values
+            return None
+        num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
+        own = hidden[::num_beams] if num_beams > 1 else hidden
+        taken = active.prompt.deeper(number, layout.text_of(own), layout.text_mask)
+        if taken is None:
+            active.taken.pop(number, None)
+            return None
+        active.taken[number] = taken
+        if taken.states is None:
+            return None
+        changed = _with_states(layout, taken, own)
+        if num_beams > 1:
+            changed = changed.repeat_interleave(num_beams, dim=0)
         if args:
             return (changed, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": changed}
@@ -169,15 +106,70 @@ def _hook(number: int, owner: int) -> Any:
     return change_input
 
 
-def _with_deeper(active: _DeepPass, number: int, hidden: Tensor) -> Tensor:
-    layout, prompt = active.layout, active.prompt
-    assert prompt.deeper is not None
-    num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
-    if num_beams > 1:
-        hidden = hidden[::num_beams]
-    values = prompt.deeper(number, layout.text_of(hidden), layout.text_mask).to(hidden.dtype)  # [B P D]
-    where = layout.index.clamp(max=values.shape[1] - 1).unsqueeze(2).expand(-1, -1, hidden.shape[2])
-    at_slots = values.gather(1, where)  # [B S D]; meaningful at prompt positions only
-    kept = hidden if prompt.replaces is None else hidden * ~prompt.replaces[:, None, None]
-    changed = torch.where(layout.is_prompt.unsqueeze(2), kept + at_slots, hidden)
-    return changed.repeat_interleave(num_beams, dim=0) if num_beams > 1 else changed
+def _with_states(layout: Layout, taken: LayerPrompt, hidden: Tensor) -> Tensor:
+    assert taken.states is not None
+    at_slots = layout.at_slots(taken.states.to(hidden.dtype))  # [B S D]
+    kept = hidden if taken.adds is None else hidden * taken.adds[:, None, None]
+    return torch.where(layout.is_prompt.unsqueeze(2), kept + at_slots, hidden)
+
+
+def _on_projection(number: int, owner: int, which: str, packing: str, num_heads: int) -> Any:
+    """Put the prompt's keys (or values) where the frozen projection computed its own."""
+
+    def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        active = _running(owner)
+        if active is None or active.layout is None or (taken := active.taken.get(number)) is None:
+            return None
+        layout, own = active.layout, getattr(taken, which)  # [B P K]
+        if own is None or output.shape[1] != layout.index.shape[1]:
+            return None
+        chosen = layout.is_prompt if taken.sets is None else layout.is_prompt & taken.sets[:, None]  # [B S]
+        placed = layout.at_slots(own.to(output.dtype))  # [B S K]
+        num_beams = output.shape[0] // len(chosen)
+        if num_beams > 1:
+            chosen, placed = (values.repeat_interleave(num_beams, dim=0) for values in (chosen, placed))
+        if packing == "apart":
+            return torch.where(chosen.unsqueeze(2), placed, output)
+        number_of = {"keys": 1, "values": 2}[which]
+        if packing == "in a row":  # [q k v]
+            parts = list(output.chunk(3, dim=2))
+            parts[number_of] = torch.where(chosen.unsqueeze(2), placed, parts[number_of])
+            return torch.cat(parts, dim=2)
+        by_head = list(output.view(*output.shape[:2], num_heads, 3, -1).unbind(dim=3))  # each [B S heads K/heads]
+        placed = placed.view(*by_head[0].shape)
+        by_head[number_of] = torch.where(chosen[:, :, None, None], placed, by_head[number_of])
+        return torch.stack(by_head, dim=3).view_as(output)
+
+    return change_output
+
+
+def _on_sublayer(number: int, owner: int) -> Any:
+    def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        active = _running(owner)
+        if active is None or not active.sublayers:
+            return None
+        return active.sublayers[number](output)  # type: ignore[no-any-return]
+
+    return change_output
+
+
+def checkpoint_layers(layers: nn.ModuleList) -> None:
+    """Keep only each layer's input for the backward pass and run the layer again there.
+
+    The layer hook stands outside: a prompt is computed once. What runs inside (keys, values, adapters, dropout
+    by a row's place) finds its context again, because the layer runs in a copy of the context of its first run.
+    """
+    for layer in layers:
+        layer.forward = _checkpointed(layer.forward)
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        context = copy_context()
+        return checkpoint(
+            lambda *again: context.copy().run(forward, *again, **kwargs), *args, use_reentrant=False
+        )  # fmt: skip
+
+    return run

@@ -31,6 +31,9 @@ class BackboneConfig(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     max_length: int | None = Field(None, ge=4, description="cut inputs (prompt included) to this many tokens")
+    gradient_checkpointing: bool = Field(
+        False, description="run each layer again in the backward pass: less memory, more time, the same numbers"
+    )
 
 
 def load_backbone(config: BackboneConfig | str) -> Backbone:
@@ -66,7 +69,10 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
             folder = Path(found).parents[1] if found else None
     _check_complete(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
-    return Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
+    backbone = Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
+    if config.gradient_checkpointing:
+        backbone.checkpoint_layers()
+    return backbone
 
 
 def _folder_of(name: str) -> Path | None:

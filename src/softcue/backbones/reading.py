@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from softcue.backbones.injection import Layout, deep_prompts
-from softcue.backbones.representation import Pooling, compared, pooled
+from softcue.backbones.injection import injected
+from softcue.backbones.layout import Layout
+from softcue.backbones.representation import Summary, compared, pooled
 from softcue.errors import BackboneError
-from softcue.types import Prompt
+from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
     from softcue.backbones.backbone import Backbone
@@ -42,7 +44,16 @@ class Reading(ABC):
     ids: Tensor  # [B T] source tokens
     prompt: Prompt | None
     parts: Tensor | None = None  # [B T] which of two texts a token belongs to
+    known_features: Tensor | None = None  # [B R] where nothing trained stands between text and head: no pass needed
     _hidden: Tensor | None = None  # [B S D]
+
+    def _injected(self) -> AbstractContextManager[None]:
+        """Around a pass that reads the source: prompts in every layer, and the method's own sub-layers."""
+        return injected(self.backbone.layers, self.backbone.injected_sublayers, self.layout, self.prompt)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Around a pass that only writes: the prompt has been read."""
+        return injected(self.backbone.layers, self.backbone.injected_sublayers)
 
     @property
     def text_mask(self) -> Tensor:
@@ -53,19 +64,19 @@ class Reading(ABC):
         """Last-layer hidden states of the source text, in float32. [B T D]"""
         return self.layout.text_of(self.hidden()).float()
 
-    def pooled(self, pooling: Pooling) -> Tensor:
-        """One vector per row from the text's positions, in float32; copies no hidden states. [B D]"""
-        return pooled(self.hidden().float(), self.layout.is_text, pooling)
-
-    def compared(self) -> Tensor:
-        """The likeness of a row's two texts, read together. [B 2D]"""
-        assert self.parts is not None
-        return compared(self.text(), self.parts)
+    def features(self, summary: Summary) -> Tensor:
+        """One vector per row from the text's positions, in float32; pooling copies no hidden states. [B R]"""
+        if self.known_features is not None:
+            return self.known_features
+        if summary == "compared":
+            assert self.parts is not None
+            return compared(self.text(), self.parts)
+        return pooled(self.hidden().float(), self.layout.is_text, summary)
 
     def hidden(self) -> Tensor:
         """Last-layer hidden states of all laid-out positions. [B S D]"""
         if self._hidden is None:
-            with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+            with self._injected():
                 self._hidden = self._run()
         return self._hidden
 
@@ -84,6 +95,7 @@ class Reading(ABC):
             segments=None if self.segments is None else self.segments[index],
             ids=self.ids[index],
             parts=None if self.parts is None else self.parts[index],
+            known_features=None if self.known_features is None else self.known_features[index],
             prompt=self._prompt_rows(index),
             _hidden=None if self._hidden is None else self._hidden[index],
         )
@@ -95,13 +107,16 @@ class Reading(ABC):
             return prompt
         deeper, size = prompt.deeper, len(self.ids)
 
-        def some_rows(layer: int, hidden: Tensor, mask: Tensor) -> Tensor:
+        def some_rows(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             every = hidden.new_zeros(size, *hidden.shape[1:]).index_copy(0, index, hidden)
             every_mask = mask.new_ones(size, mask.shape[1]).index_copy(0, index, mask)
-            return deeper(layer, every, every_mask)[index]
+            taken = deeper(layer, every, every_mask)
+            if taken is None:
+                return None
+            own = {name: value[index] for name, value in vars(taken).items() if value is not None}
+            return LayerPrompt(**own)
 
-        replaces = None if prompt.replaces is None else prompt.replaces[index]
-        return replace(prompt, deeper=some_rows, replaces=replaces)
+        return replace(prompt, deeper=some_rows)
 
     def _inputs(self) -> dict[str, Any]:
         inputs: dict[str, Any] = {"inputs_embeds": self.embeds, "attention_mask": self.layout.mask.long()}
@@ -189,19 +204,19 @@ class EncoderDecoderReading(Reading):
         """The decoder writes, from the encoder's states."""
         from transformers.modeling_outputs import BaseModelOutput
 
-        written = self.backbone.generate(
-            decoding, encoder_outputs=BaseModelOutput(last_hidden_state=self.hidden()),
-            attention_mask=self.layout.mask.long(),
-        )  # fmt: skip
+        states = BaseModelOutput(last_hidden_state=self.hidden())
+        with self._writing():
+            written = self.backbone.generate(decoding, encoder_outputs=states, attention_mask=self.layout.mask.long())
         return written[:, 1:].tolist()  # without the start token
 
     def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:
         hidden, mask = self.hidden(), self.layout.mask.long()
         if repeats > 1:
             hidden, mask = hidden.repeat_interleave(repeats, dim=0), mask.repeat_interleave(repeats, dim=0)
-        output = self.backbone.model(
-            encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False
-        )
+        with self._writing():
+            output = self.backbone.model(
+                encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False
+            )
         return output.logits.float()  # type: ignore[no-any-return]
 
     def _shifted(self, target_ids: Tensor) -> Tensor:
@@ -243,24 +258,25 @@ class DecoderReading(Reading):
         every, every_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
         if ids.shape[1] > 1:
             source_mask = self.layout.mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
-            output = self.backbone.model(
-                input_ids=every[:, :-1],
-                attention_mask=torch.cat([source_mask, every_mask[:, :-1].long()], dim=1),
-                position_ids=source_mask.sum(dim=1, keepdim=True)
-                + torch.arange(every.shape[1] - 1, device=every.device)
-                + (self.backbone.first_position or 0),
-                past_key_values=DynamicCache(
-                    [(k.repeat_interleave(num_candidates, 0), v.repeat_interleave(num_candidates, 0))
-                     for k, v in self._cache]
-                ),
-                use_cache=True,
-            )  # fmt: skip
+            with self._writing():
+                output = self.backbone.model(
+                    input_ids=every[:, :-1],
+                    attention_mask=torch.cat([source_mask, every_mask[:, :-1].long()], dim=1),
+                    position_ids=source_mask.sum(dim=1, keepdim=True)
+                    + torch.arange(every.shape[1] - 1, device=every.device)
+                    + (self.backbone.first_position or 0),
+                    past_key_values=DynamicCache(
+                        [(k.repeat_interleave(num_candidates, 0), v.repeat_interleave(num_candidates, 0))
+                         for k, v in self._cache]
+                    ),
+                    use_cache=True,
+                )  # fmt: skip
             logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
         return _likelihood(logits, every, every_mask).view(num_rows, num_candidates)
 
     def generate(self, decoding: Decoding) -> list[list[int]]:
         """The prompt goes in on the first step only; later steps use its keys and values."""
-        with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+        with self._injected():
             written = self.backbone.generate(
                 decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long()
             )
@@ -279,7 +295,7 @@ class DecoderReading(Reading):
         """One pass over prompt and text that keeps keys and values; needs the text's end in the last column."""
         if self._cache is not None:
             return
-        with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+        with self._injected():
             output = self.backbone.model(**self._inputs(), use_cache=True, logits_to_keep=1)
         self._last_logits = output.logits[:, -1].float()
         self._cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
@@ -288,7 +304,7 @@ class DecoderReading(Reading):
         """Logits at some positions [B U] -> [B U V]; the head runs only on columns some row asks for."""
         is_alike = bool((slots == slots[:1]).all())  # left padding and targets of one length: no picking by row
         columns, where = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
-        with deep_prompts(self.backbone.layers, self.layout, self.prompt):
+        with self._injected():
             output = self.backbone.model(**self._inputs(), use_cache=False, logits_to_keep=columns)
         logits: Tensor = output.logits.float()  # [B columns V]
         return logits if where is None else logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Pooling = Literal["cls", "mean", "last"]
+Summary = Literal["cls", "mean", "last", "compared"]  # compared: the likeness of two texts
 
 
 def pooled(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:

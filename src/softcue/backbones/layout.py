@@ -1,0 +1,116 @@
+"""Where a prompt goes: written once, for every method and every kind of backbone.
+
+`Layout` places prompt, text and target of each row in one sequence. Embeddings, mask, positions, segments
+and slots all come from the same gather indices, so they cannot disagree. Rows are packed without gaps: a
+shorter prompt leaves no hole, its padding joins the padding at the row's edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from softcue.tokens import PaddingSide
+from softcue.types import Batch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Gather indices into the pool [prompt | text | target | padding], and what follows from them."""
+
+    index: Tensor  # [B S] where each position comes from
+    mask: Tensor  # [B S] False at padding
+    text_slots: Tensor  # [B T] where each text token went; 0 for padding
+    target_slots: Tensor  # [B U] where each target token went; 0 for padding
+    text_mask: Tensor  # [B T]
+    prompt_length: int  # P; positions with index < P hold prompt tokens
+    pool_size: int  # P + T + U; the index of padding
+
+    @property
+    def positions(self) -> Tensor:
+        """Position numbers from 0, counted over real tokens only; padding repeats a neighbour's."""
+        return (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)  # [B S]
+
+    @property
+    def is_prompt(self) -> Tensor:
+        """Which positions hold prompt tokens."""
+        return self.index < self.prompt_length  # [B S]
+
+    @property
+    def is_text(self) -> Tensor:
+        """Which positions hold text tokens."""
+        num_text = self.text_mask.shape[1]
+        return (self.index >= self.prompt_length) & (self.index < self.prompt_length + num_text)  # [B S]
+
+    def place(self, prompt: Tensor, text: Tensor, target: Tensor) -> Tensor:
+        """Lay out vectors: prompt [B P D], text [B T D], target [B U D] -> [B S D]."""
+        pool = torch.cat([prompt, text, target, text.new_zeros(text.shape[0], 1, text.shape[2])], dim=1)
+        # index_select, because gather would keep the whole pool for its backward pass
+        starts = torch.arange(len(pool), device=pool.device).unsqueeze(1) * pool.shape[1]  # [B 1]
+        rows = (starts + self.index).int().flatten()  # kept for the backward pass: half as large as long
+        return pool.flatten(0, 1).index_select(0, rows).view(*self.index.shape, -1)
+
+    def place_segments(self, segments: Tensor) -> Tensor:
+        """Lay out the sentence numbers of the text [B T]; prompt and padding belong to sentence 0."""
+        pool = segments.new_zeros(segments.shape[0], self.pool_size + 1)
+        pool[:, self.prompt_length : self.prompt_length + segments.shape[1]] = segments
+        return pool.gather(1, self.index)  # [B S]
+
+    def rows(self, index: Tensor) -> Layout:
+        """The layout of some rows."""
+        return replace(
+            self, index=self.index[index], mask=self.mask[index], text_slots=self.text_slots[index],
+            target_slots=self.target_slots[index], text_mask=self.text_mask[index],
+        )  # fmt: skip
+
+    def at_slots(self, prompt: Tensor) -> Tensor:
+        """Prompt vectors [B P X] where their positions are [B S X]; meaningful at prompt positions only."""
+        where = self.index.clamp(max=prompt.shape[1] - 1).unsqueeze(2).expand(-1, -1, prompt.shape[2])
+        return prompt.gather(1, where)
+
+    def text_of(self, hidden: Tensor) -> Tensor:
+        """Hidden states at the text's own positions [B S D] -> [B T D]: outputs keep the input's length."""
+        return hidden.gather(1, self.text_slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
+
+
+def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: bool = False) -> Layout:
+    """Place each row as text[:insert_at], prompt, text[insert_at:], target; pad on the given side.
+
+    Example:
+        >>> from softcue.tokens import collate
+        >>> from softcue.types import Tokens
+        >>> batch = collate([Tokens((7, 8), None, insert_at=1), Tokens((9,), None, insert_at=0)], pad_id=0)
+        >>> lay_out(batch, torch.ones(2, 1, dtype=torch.bool), "right").index.tolist()  # pool: [p, t0, t1, pad]
+        [[1, 0, 2], [0, 1, 3]]
+    """
+    device = batch.ids.device
+    target_mask = batch.target_mask if with_target else batch.target_mask[:, :0]
+    prompt_lengths = prompt_mask.sum(dim=1, keepdim=True)  # [B 1]
+    text_lengths = batch.mask.sum(dim=1, keepdim=True)  # [B 1]
+    lengths = prompt_lengths + text_lengths + target_mask.sum(dim=1, keepdim=True)  # [B 1]
+    total = int(lengths.max())  # S
+    shift = total - lengths if side == "left" else torch.zeros_like(lengths)  # [B 1]
+
+    insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
+    text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] n-th real token of the row
+    text_slots = text_rank + prompt_lengths * (text_rank >= insert_at) + shift
+    prompt_slots = insert_at + prompt_mask.long().cumsum(dim=1) - 1 + shift  # [B P]
+    target_slots = prompt_lengths + text_lengths + target_mask.long().cumsum(dim=1) - 1 + shift  # [B U]
+
+    slots = torch.cat([prompt_slots, text_slots, target_slots], dim=1)  # [B P+T+U]
+    is_real = torch.cat([prompt_mask, batch.mask, target_mask], dim=1)  # [B P+T+U]
+    pool_size = slots.shape[1]
+    index = torch.full((batch.size, total + 1), pool_size, device=device)  # last column: where padding is dropped
+    source = torch.arange(pool_size, device=device).expand_as(slots)
+    index = index.scatter(1, slots.where(is_real, total), source)[:, :total]  # [B S]
+    return Layout(
+        index=index,
+        mask=index < pool_size,
+        text_slots=text_slots.where(batch.mask, 0),
+        target_slots=target_slots.where(target_mask, 0),
+        text_mask=batch.mask,
+        prompt_length=prompt_mask.shape[1],
+        pool_size=pool_size,
+    )
