@@ -25,8 +25,7 @@ from softcue.configuration import method_config
 from softcue.errors import ConfigurationError, CueError, DataError
 from softcue.evaluation import Evaluation, evaluate, predict
 from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
-from softcue.methods import METHODS, TaskModel
-from softcue.readouts import make_readout
+from softcue.methods import METHODS, TaskModel, make_task_model
 from softcue.record import TRY_AGAIN, CueRecord, read_record, record_digest
 from softcue.tasks import Source, Task, examples_from
 from softcue.types import Counts, Example, Prediction
@@ -154,9 +153,8 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue
 def build_model(record: CueRecord, backbone: Backbone) -> TaskModel:
     """The model a record describes, its numbers still to be loaded."""
     config = method_config(record.method)
-    method = METHODS[config.name].build(config, backbone, record.task, None)
-    readout = make_readout(record.readout, record.task, backbone)
-    return TaskModel(record.task, method, readout, backbone, record.backbone.max_length)
+    method = (METHODS[config.name], config)
+    return make_task_model(record.task, method, record.readout, backbone, None, record.backbone.max_length)
 
 
 def _check_backbone(folder: Path, record: CueRecord, backbone: Backbone) -> None:

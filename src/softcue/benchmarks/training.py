@@ -17,8 +17,8 @@ from softcue.backbones import Backbone
 from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, peak_bytes, ratio_of, start_seconds
 from softcue.configuration import preset
 from softcue.errors import MissingExtraError
-from softcue.methods import METHODS, TaskModel
-from softcue.readouts import ReadoutConfig, make_readout
+from softcue.methods import METHODS, make_task_model
+from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 from softcue.training import Trainer, TrainingConfig
 from softcue.types import Example
@@ -77,9 +77,8 @@ def make_contest(kind: str) -> Contest:
     task = Task(name="bench", labels={name: Label(words=name) for name in CLASSES})
     method_class = METHODS["prompt-tuning"]
     config = method_class.Config.model_validate({"name": "prompt-tuning", "prompt_length": PROMPT, "init": "uniform"})
-    method = method_class.build(config, backbone, task, torch.Generator().manual_seed(0))
-    readout = make_readout(ReadoutConfig(), task, backbone)
-    model = TaskModel(task, method, readout, backbone)
+    generator = torch.Generator().manual_seed(0)
+    model = make_task_model(task, (method_class, config), ReadoutConfig(), backbone, generator)
     numbers = torch.randint(10, 1000, (ROWS, TEXT)).tolist()
     examples = [Example((" ".join(map(str, row)),), CLASSES[number % 2]) for number, row in enumerate(numbers)]
     training = TrainingConfig.model_validate({**preset("prompt-tuning", kind)["training"], "batch_size": ROWS})

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
-from softcue.methods import METHODS, TaskModel
-from softcue.readouts import ReadoutConfig, make_readout
+from softcue.methods import METHODS, TaskModel, make_task_model
+from softcue.readouts import ReadoutConfig
+from softcue.representations import Representation, represented
 from softcue.tasks import Task
-from softcue.tokens import Wording, by_length, collate
 from softcue.types import Example, Prediction
-
-PROBE_STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # inverse regularisation, chosen on validation rows
 
 
 def untrained(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
@@ -26,16 +22,14 @@ def untrained(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Ev
         # Nothing in an untrained encoder relates two texts to a label; all it can do is guess one.
         return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
     if backbone.kind == "encoder":
-        texts = representations(backbone, task, examples)  # [N D]
+        pooling = Representation("backbone", backbone.natural_pooling)
+        texts = represented(pooling, backbone, task, examples)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
-        labels = representations(backbone, task, described)  # [C D]
+        labels = represented(pooling, backbone, task, described)  # [C D]
         nearest = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
         answers = [Prediction(task.label_names[index]) for index in nearest.argmax(dim=1).tolist()]
         return score(task, answers, examples)
-    method_class = METHODS["no-prompt"]
-    method = method_class.build(method_class.Config(name="no-prompt"), backbone, task, None)
-    model = TaskModel(task, method, make_readout(ReadoutConfig(), task, backbone), backbone)
-    return evaluate(backbone, model, examples)
+    return evaluate(backbone, _baseline("no-prompt", "auto", backbone, task), examples)
 
 
 def linear_probe(
@@ -46,38 +40,18 @@ def linear_probe(
     test: Sequence[Example],
 ) -> Evaluation:
     """Logistic regression on the frozen representation; its strength is chosen on validation rows."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    features = [representations(backbone, task, rows).numpy() for rows in (train, validation, test)]
-    scaler = StandardScaler().fit(features[0])
-    features = [scaler.transform(values) for values in features]
-    best: Any = None
-    best_score = -1.0
-    for strength in PROBE_STRENGTHS:
-        probe = LogisticRegression(C=strength, max_iter=2000)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an unconverged probe is still scored on validation rows
-            probe.fit(features[0], [str(example.target) for example in train])
-        found = score(task, [Prediction(label) for label in probe.predict(features[1])], validation).main
+    model = _baseline("linear-probe", "classifier", backbone, task)
+    solutions = model.method.solutions(model.readout, model.rows(backbone, train, with_answer=True))
+    assert solutions is not None
+    best, best_score = model.state_dict(), -1.0
+    for _ in solutions:
+        found = evaluate(backbone, model, validation).main
         if found > best_score:
-            best, best_score = probe, found
-    return score(task, [Prediction(label) for label in best.predict(features[2])], test)
+            best, best_score = {name: value.clone() for name, value in model.state_dict().items()}, found
+    model.load_state_dict(best)
+    return evaluate(backbone, model, test)
 
 
-@torch.no_grad()
-def representations(backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64) -> Tensor:
-    """M(x): the unprompted backbone's pooled last layer for each example. [N R]
-
-    Two texts give their likeness instead where the backbone pools by mean, as the classifier's head does.
-    """
-    wording = Wording(task, backbone.tokenizer, backbone.kind, backbone.max_length)
-    rows = [wording.source(example) for example in examples]
-    pooling = backbone.natural_pooling
-    compares = len(task.text) == 2 and backbone.compares_pairs
-    found = torch.zeros(len(rows), backbone.hidden_width * (2 if compares else 1))
-    for numbers in by_length([len(row.ids) for row in rows], batch_size):
-        batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
-        reading = backbone.read(batch, None, backbone.embed(batch.ids))
-        found[numbers] = (reading.compared() if compares else reading.pooled(pooling)).cpu()
-    return found
+def _baseline(name: str, readout: Literal["auto", "classifier"], backbone: Backbone, task: Task) -> TaskModel:
+    method = METHODS[name]
+    return make_task_model(task, (method, method.Config(name=name)), ReadoutConfig(name=readout), backbone, None)

@@ -10,7 +10,7 @@ from softcue.evaluation.metrics import METRICS_OF, NUMBER_METRICS
 from softcue.methods import TaskModel, predict_mixed
 from softcue.tasks import Task
 from softcue.tokens import by_length
-from softcue.types import Example, Prediction
+from softcue.types import Example, Prediction, Tokens
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,32 @@ def predict(
     batch_size: int = 64,
 ) -> Predicted:
     """Answers for requests of any tasks, in order; rows of like length share a pass, whatever their task."""
-    rows = []
-    for model, example in requests:
-        rows.append((model.eval(), model.tokens(example)))
+    unfolded = [model.unfold(example) for model, example in requests]
+    models = [model for model, _ in requests]
+    rows = _rows(backbone, [(model, part) for model, own in zip(models, unfolded, strict=True) for part in own])
     answers: list[Prediction | None] = [None] * len(rows)
     lengths = [len(tokens.ids) + model.method.prompt_length for model, tokens in rows]
     for numbers in by_length(lengths, batch_size):
         found = predict_mixed(backbone, [rows[number] for number in numbers])
         for number, answer in zip(numbers, found, strict=True):
             answers[number] = answer
+    in_order = iter([answer for answer in answers if answer is not None])
     return Predicted(
-        [answer for answer in answers if answer is not None], sum(tokens.is_truncated for _, tokens in rows)
+        [model.fold([next(in_order) for _ in own]) for model, own in zip(models, unfolded, strict=True)],
+        sum(tokens.is_truncated for _, tokens in rows),
     )
+
+
+def _rows(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[tuple[TaskModel, Tokens]]:
+    """Tokens of each request, made together for all requests of a model."""
+    by_model: dict[int, tuple[TaskModel, list[int]]] = {}
+    for number, (model, _) in enumerate(requests):
+        by_model.setdefault(id(model), (model, []))[1].append(number)
+    rows: dict[int, tuple[TaskModel, Tokens]] = {}
+    for model, numbers in by_model.values():
+        made = model.eval().rows(backbone, [requests[number][1] for number in numbers])
+        rows |= {number: (model, tokens) for number, tokens in zip(numbers, made, strict=True)}
+    return [rows[number] for number in range(len(requests))]
 
 
 def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Protocol, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from softcue.backbones import Backbone
+from softcue.readouts import Readout
+from softcue.representations import Representation
 from softcue.tasks import Task
 from softcue.tokens import InsertAt
-from softcue.types import Instance, Prompt
+from softcue.types import Example, Instance, Prediction, Prompt, Tokens
 
 
 class MethodConfig(BaseModel):
@@ -23,6 +26,18 @@ class MethodConfig(BaseModel):
     name: str = Field(description="what the user types")
 
 
+class Rewriting(Protocol):
+    """Another task that a task's examples are asked as, and the way back."""
+
+    task: Task
+
+    def unfold(self, example: Example) -> list[Example]:
+        """The example as questions of the other task."""
+
+    def fold(self, answers: Sequence[Prediction]) -> Prediction:
+        """The answers to those questions as one answer of the task."""
+
+
 class Method(nn.Module, ABC):
     """The numbers one task adds to the backbone, its readout's head apart."""
 
@@ -30,18 +45,34 @@ class Method(nn.Module, ABC):
     summary: ClassVar[str]  # one line for `softcue methods`
     paper: ClassVar[str]
 
+    config: MethodConfig  # with everything settled, for the cue to record
     prompt_length: int = 0
     insert_at: InsertAt = "start"
+    representation: Representation | None = None  # the M(x) its prompts read, if they do
+    changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
 
     @classmethod
     @abstractmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """A new method for a task; without a generator its numbers wait to be loaded."""
 
-    @abstractmethod
+    @classmethod
+    def rewriting(cls, task: Task) -> Rewriting | None:
+        """How the task's examples are put to the backbone, if not as they are."""
+        return None
+
     def prompt(self, instance: Instance) -> Prompt | None:
         """The prompt of each row, or None for a method that has none."""
+        return None
+
+    def on(self, backbone: Backbone) -> Backbone:
+        """The backbone as this method's passes see it; rows of methods that see the same one share a batch."""
+        return backbone
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Prompt vectors, which take `training.prompt_rate`; the other parameters take `network_rate`."""
         return []
+
+    def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None] | None:
+        """For methods with a closed form: sets one solution after the other; the best on validation rows is kept."""
+        return None

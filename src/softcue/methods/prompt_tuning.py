@@ -17,8 +17,8 @@ from softcue.prompts import StaticPrompt, initial
 from softcue.tasks import Task
 
 
-class PromptTuningConfig(PromptedConfig):
-    """Prompt tuning: length and initialiser."""
+class InitialConfig(PromptedConfig):
+    """Where prompt vectors start."""
 
     init: Literal["uniform", "vocabulary", "labels", "text", "file"] = Field(
         "labels", description="where prompt vectors start; labels and text are filled up by init_fallback"
@@ -27,6 +27,10 @@ class PromptTuningConfig(PromptedConfig):
     init_text: str = Field("", description="the text of init=text")
     init_from: str = Field("", description="init=file: a cue folder, a .safetensors or a .npy file")
     init_scale: float = Field(1.0, gt=0, description="multiplies the starting vectors")
+
+
+class PromptTuningConfig(InitialConfig):
+    """Prompt tuning: length and initialiser."""
 
 
 class PromptTuning(Prompted):
@@ -43,12 +47,16 @@ class PromptTuning(Prompted):
         if generator is None:
             first = torch.zeros(config.prompt_length, backbone.width)
         else:
-            first = initial_prompt(config, backbone, task, generator) * config.init_scale
-        return cls(StaticPrompt(first), config.insert_at)
+            first = initial_prompt(config, backbone, task, generator)
+        return cls(StaticPrompt(first), config)
 
 
-def initial_prompt(config: PromptTuningConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
+def initial_prompt(config: InitialConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
     """The starting vectors, by one of the paper's initialisers. [P D]"""
+    return _started(config, backbone, task, generator) * config.init_scale
+
+
+def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
     length, table = config.prompt_length, backbone.word_table.detach().cpu()
 
     def sampled(name: str) -> Tensor:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone
+from softcue.backbones import Backbone, Reading
 from softcue.errors import ConfigurationError
-from softcue.methods.method import Method
+from softcue.methods.method import Method, MethodConfig, Rewriting
 from softcue.prompts.mixed import joined
-from softcue.readouts import Loss, Readout
+from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
+from softcue.representations import Representation, represented, represented_with_dropout
 from softcue.tasks import Task
-from softcue.tokens import Wording, collate
+from softcue.tokens import Wording, collate, stacked_representations
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, Tokens
 
 
@@ -21,12 +23,14 @@ class TaskModel(nn.Module):
     """All trained numbers of one task; the backbone is passed in and never becomes part of it."""
 
     def __init__(
-        self, task: Task, method: Method, readout: Readout, backbone: Backbone, max_length: int | None = None
-    ) -> None:
+        self, task: Task, method: Method, readout: Readout, backbone: Backbone, max_length: int | None = None,
+        rewriting: Rewriting | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.task = task
         self.method = method
         self.readout = readout
+        self.rewriting = rewriting
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
         room = self.max_length - method.prompt_length
         if backbone.kind == "decoder":
@@ -37,7 +41,7 @@ class TaskModel(nn.Module):
                 f"room for text among the {self.max_length} tokens {backbone.name} takes",
                 "shorten the prompt",
             )  # fmt: skip
-        if backbone.kind == "decoder" and method.insert_at == "end" and readout.pools_text and method.prompt_length:
+        if backbone.kind == "decoder" and method.insert_at == "end" and readout.summary and method.prompt_length:
             raise ConfigurationError(
                 "method.insert_at", "end", "front or start for a head on a decoder",
                 "a prompt behind the text cannot reach the text's states; or use readout.name=generation",
@@ -48,21 +52,52 @@ class TaskModel(nn.Module):
                 f"at most {backbone.max_answer_length}, what {backbone.name}'s decoder takes", "lower it",
             )  # fmt: skip
         self.wording = Wording(
-            task, backbone.tokenizer, backbone.kind, room, method.insert_at, readout.suffix, readout.writes_answer
-        )
+            readout.task, backbone.tokenizer, backbone.kind, room, method.insert_at, readout.suffix,
+            readout.writes_answer,
+        )  # fmt: skip
+        # Where nothing trained stands between text and head, what the head reads is known in advance.
+        self.knows_features = readout.summary is not None and not method.changes_reading
+        self.representation = method.representation
+        if self.knows_features and readout.summary is not None:
+            self.representation = Representation("backbone", readout.summary)
 
-    def tokens(self, example: Example, with_answer: bool = False) -> Tokens:
-        """One example as tokens."""
-        tokens = self.wording.source(example)
-        return self.readout.answered(tokens, example) if with_answer else tokens
+    def unfold(self, example: Example) -> list[Example]:
+        """The example as it is put to the backbone: itself, or the questions it is rewritten as."""
+        return [example] if self.rewriting is None else self.rewriting.unfold(example)
+
+    def fold(self, answers: Sequence[Prediction]) -> Prediction:
+        """The answers to an unfolded example as one."""
+        return answers[0] if self.rewriting is None else self.rewriting.fold(answers)
+
+    def rows(self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False) -> list[Tokens]:
+        """Unfolded examples as tokens, with M(x) where the method reads it."""
+        found = [self.wording.source(example) for example in examples]
+        if with_answer:
+            found = [self.readout.answered(row, example) for row, example in zip(found, examples, strict=True)]
+        if self.representation is not None and examples:
+            vectors = represented(self.representation, backbone, self.readout.task, examples)  # [N R]
+            found = [replace(row, representation=vector) for row, vector in zip(found, vectors, strict=True)]
+        return found
+
+    def prompt(self, backbone: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
+        """The prompt of each row of a batch, from what it may read of it."""
+        representation = batch.representation
+        if self.training and self.representation is not None and self.representation.dropout:
+            representation = represented_with_dropout(self.representation, backbone, batch)
+        return self.method.prompt(Instance(embeds, batch.mask, representation))
+
+    def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[Reading, Tensor]:
+        """The batch laid out with its prompts, and the prompts' auxiliary loss."""
+        embeds = backbone.embed(batch.ids)  # [B T D]
+        prompt = self.prompt(backbone, batch, embeds)
+        reading = backbone.read(batch, prompt, embeds, with_target)
+        if self.knows_features:
+            reading = replace(reading, known_features=batch.representation)
+        return reading, embeds.new_zeros(()) if prompt is None else prompt.aux_loss
 
     def forward(self, backbone: Backbone, batch: Batch) -> tuple[Loss, Tensor]:
         """Training: the readout's loss and the prompt's auxiliary loss."""
-        embeds = backbone.embed(batch.ids)  # [B T D]
-        prompt = self.method.prompt(Instance(embeds, batch.mask))
-        reading = backbone.read(batch, prompt, embeds, with_target=self.readout.needs_target)
-        aux_loss = embeds.new_zeros(()) if prompt is None else prompt.aux_loss
-        del embeds  # they are laid out; the backbone's pass should not hold them a second time
+        reading, aux_loss = self.read(self.method.on(backbone), batch, self.readout.needs_target)
         return self.readout.loss(reading, batch), aux_loss
 
     def counts(self) -> Counts:
@@ -78,41 +113,75 @@ class TaskModel(nn.Module):
         )
 
 
+def make_task_model(
+    task: Task, method: tuple[type[Method], MethodConfig], readout: ReadoutConfig, backbone: Backbone,
+    generator: torch.Generator | None, max_length: int | None = None,
+) -> TaskModel:  # fmt: skip
+    """A task's model from configurations; without a generator its numbers wait to be loaded."""
+    method_class, config = method
+    rewriting = method_class.rewriting(task)
+    built = method_class.build(config, backbone, task, generator)
+    read_task = task if rewriting is None else rewriting.task
+    return TaskModel(task, built, make_readout(readout, read_task, backbone), backbone, max_length, rewriting)
+
+
 @torch.no_grad()
 def predict_mixed(backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]]) -> list[Prediction]:
-    """Answers for rows of any tasks in one pass of the backbone (Lester et al. 2021, figure 2).
+    """Answers for rows of any tasks, in as few passes as can be (Lester et al. 2021, figure 2): usually one.
 
     Rows are grouped by task: each task's method makes its own rows' prompts and each row goes to its own
-    task's readout, so heads of different sizes and prompts of different lengths share the batch.
+    task's readout, so heads of different sizes and prompts of different lengths share the batch. Methods that
+    change the backbone itself (adapters, fine-tuning) get a pass of their own.
     """
     groups: dict[int, tuple[TaskModel, list[int]]] = {}
     for number, (model, _) in enumerate(rows):
         groups.setdefault(id(model), (model, []))[1].append(number)
-    device = backbone.device
-    batch = collate([tokens for _, tokens in rows], backbone.tokenizer.pad_token_id).to(device)
-    embeds = backbone.embed(batch.ids)  # [B T D]
-    members = [(model, torch.tensor(numbers, device=device)) for model, numbers in groups.values()]
-    prompts = [_prompt(model, Instance(embeds[index], batch.mask[index])) for model, index in members]
-    reading = backbone.read(batch, joined(prompts, [index for _, index in members]), embeds)
-    shared = {model.readout.shared_pass for model, _ in members}
-    if "hidden" in shared:
-        reading.hidden()
-    if "answers" in shared:
-        reading.read_for_answers()
+    passes: dict[tuple[int, bool], tuple[Backbone, list[tuple[TaskModel, list[int]]]]] = {}
+    for model, numbers in groups.values():
+        seen = model.method.on(backbone)
+        passes.setdefault((id(seen), model.knows_features), (seen, []))[1].append((model, numbers))
     answers: list[Prediction | None] = [None] * len(rows)
-    for model, index in members:
-        for number, answer in zip(index.tolist(), model.readout.predict(reading.rows(index)), strict=True):
+    for seen, members in passes.values():
+        order = [number for _, numbers in members for number in numbers]
+        tokens = [rows[number][1] for number in order]
+        for number, answer in zip(order, _one_pass(seen, tokens, members), strict=True):
             answers[number] = answer
     return [answer for answer in answers if answer is not None]
 
 
-def _prompt(model: TaskModel, instance: Instance) -> Prompt:
-    prompt = model.method.prompt(instance)
-    if prompt is not None:
-        return prompt
-    num_rows, _, width = instance.embeds.shape
-    return Prompt(
-        instance.embeds.new_zeros(num_rows, 0, width),
-        torch.zeros(num_rows, 0, dtype=torch.bool, device=instance.mask.device),
-        instance.embeds.new_zeros(()),
-    )
+def _one_pass(
+    backbone: Backbone, tokens: Sequence[Tokens], members: Sequence[tuple[TaskModel, Sequence[int]]]
+) -> list[Prediction]:
+    """Answers for rows that stand model by model."""
+    device = backbone.device
+    batch = collate(tokens, backbone.tokenizer.pad_token_id).to(device)
+    if len(members) == 1:
+        reading, _ = members[0][0].read(backbone, batch)
+        return members[0][0].readout.predict(reading)
+    spans = torch.arange(len(tokens), device=device).split([len(numbers) for _, numbers in members])
+    embeds = backbone.embed(batch.ids)  # [B T D]
+    prompts = []
+    known = []
+    for (model, _), span in zip(members, spans, strict=True):
+        own = stacked_representations([tokens[number] for number in span.tolist()])
+        own = None if own is None else own.to(device)
+        known.append(own)
+        prompt = model.method.prompt(Instance(embeds[span], batch.mask[span], own))
+        prompts.append(prompt or _no_prompt(embeds[span]))
+    reading = backbone.read(batch, joined(prompts, spans), embeds)
+    shared = set() if members[0][0].knows_features else {model.readout.shared_pass for model, _ in members}
+    if "hidden" in shared:
+        reading.hidden()
+    if "answers" in shared:
+        reading.read_for_answers()
+    answers: list[Prediction] = []
+    for (model, _), span, own in zip(members, spans, known, strict=True):
+        part = reading.rows(span)
+        answers += model.readout.predict(replace(part, known_features=own) if model.knows_features else part)
+    return answers
+
+
+def _no_prompt(embeds: Tensor) -> Prompt:
+    num_rows, _, width = embeds.shape
+    mask = torch.zeros(num_rows, 0, dtype=torch.bool, device=embeds.device)
+    return Prompt(embeds.new_zeros(num_rows, 0, width), mask, embeds.new_zeros(()))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Pooling, Reading
+from softcue.backbones import Backbone, Reading, Summary
 from softcue.draws import RowDropout
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
@@ -37,21 +37,18 @@ def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: flo
 class PooledHead(Readout):
     """What classifier and regression share: pooling, then a head."""
 
-    pools_text = True
-
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
         assert config.pooling != "auto", "settled by make_readout"
-        self.pooling: Pooling = config.pooling
+        compares = config.pairs == "compare" and len(task.text) == 2
+        self.summary: Summary = "compared" if compares else config.pooling
         num_outputs = 1 if task.kind == "regression" else len(task.labels)
-        self.compares = config.pairs == "compare" and len(task.text) == 2
-        width = backbone.hidden_width * (2 if self.compares else 1)
+        width = backbone.hidden_width * (2 if compares else 1)
         self.head = make_head(config.head, width, num_outputs, config.dropout, config.head_init)
 
     def outputs(self, reading: Reading) -> Tensor:
         """The head's outputs. [B C]"""
-        features = reading.compared() if self.compares else reading.pooled(self.pooling)  # [B D] or [B 2D]
-        return self.head(features)  # type: ignore[no-any-return]
+        return self.head(reading.features(self.summary))  # type: ignore[no-any-return]
 
 
 class Classifier(PooledHead):

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, Reading
+from softcue.backbones import Backbone, Reading, Summary
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Tokens
 
@@ -64,7 +64,7 @@ class Readout(nn.Module, ABC):
     """Reads answers off the backbone for one task."""
 
     writes_answer = False  # decoders then get a cue where the answer begins
-    pools_text = False  # reads hidden states of the text's own tokens
+    summary: Summary | None = None  # the one vector per text that a head reads; None: no head, no vector
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
 

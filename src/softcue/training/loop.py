@@ -65,7 +65,8 @@ class Trainer:
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
-        self.rows: list[Tokens] = [model.tokens(example, with_answer=True) for example in train]
+        unfolded = [part for example in train for part in model.unfold(example)]
+        self.rows: list[Tokens] = model.rows(backbone, unfolded, with_answer=True)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigurationError(
                 "method.name", type(model.method).__name__, "something to train: a prompt or a readout with a head",
@@ -90,8 +91,12 @@ class Trainer:
         """Train to the end; afterwards the model holds the numbers of its best evaluation."""
         started = time.monotonic()
         self.processes.share_first(list(self.model.state_dict().values()))
+        solutions = self.model.method.solutions(self.model.readout, self.rows)
+        for _ in solutions or ():
+            self.progress.step += 1
+            self._evaluate()
         with torch.random.fork_rng(devices=[]):
-            while self.progress.step < self.num_steps and not self.progress.is_over:
+            while solutions is None and self.progress.step < self.num_steps and not self.progress.is_over:
                 self._step()
                 self._after_step()
         self.model.load_state_dict(self.best)

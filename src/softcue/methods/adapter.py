@@ -1,0 +1,162 @@
+"""Adapters (Houlsby et al. 2019) and Compacter (Karimi Mahabadi et al. 2021), as IDPG compares with them.
+
+Two modules per layer, on the attention's and on the feed-forward's output, before the residual sum and its
+LayerNorm: x + drop(U . act(D . x)). The backbone, its LayerNorms included, stays frozen. Nothing here is a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from softcue.backbones import Backbone
+from softcue.draws import RowDropout
+from softcue.methods.method import Method, MethodConfig
+from softcue.phm import check_divides, kronecker_sum
+from softcue.tasks import Task
+
+
+class AdapterConfig(MethodConfig):
+    """Adapters: width, dropout and start."""
+
+    bottleneck: int = Field(16, ge=1, description="m, the adapter's inner width")
+    dropout: float = Field(0.1, ge=0, lt=1, description="on the adapter's output, in training")
+    init_std: float = Field(0.02, ge=0, description="spread of the first down-projections")
+    up_std: float = Field(0.0, ge=0, description="spread of the first up-projections; 0 starts as the identity")
+
+
+class Bottleneck(nn.Module):
+    """x + drop(U . gelu(D . x))."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.width = width
+        self.dropout = RowDropout(dropout)
+
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """D [width m], its bias, U [m width], its bias."""
+        raise NotImplementedError
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B S D] -> [B S D]"""
+        down, down_bias, up, up_bias = self.matrices()
+        own = states.float()
+        change = functional.gelu(own @ down + down_bias) @ up + up_bias
+        changed: Tensor = own + self.dropout(change)
+        return changed.to(states.dtype)
+
+
+class Adapter(Bottleneck):
+    """Plain matrices: 2*D*m + m + D numbers."""
+
+    def __init__(self, width: int, config: AdapterConfig) -> None:
+        super().__init__(width, config.dropout)
+        self.down = nn.Parameter(torch.zeros(width, config.bottleneck))
+        self.down_bias = nn.Parameter(torch.zeros(config.bottleneck))
+        self.up = nn.Parameter(torch.zeros(config.bottleneck, width))
+        self.up_bias = nn.Parameter(torch.zeros(width))
+
+    def start(self, config: AdapterConfig, generator: torch.Generator) -> None:
+        """Near the identity."""
+        self.down.data.normal_(std=config.init_std, generator=generator)
+        self.up.data.normal_(std=config.up_std, generator=generator)
+
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As they are."""
+        return self.down, self.down_bias, self.up, self.up_bias
+
+
+class AdapterTuning(Method):
+    """Houlsby's adapters."""
+
+    Config: ClassVar[type[MethodConfig]] = AdapterConfig
+    summary = "small bottleneck networks on every attention and feed-forward output"
+    paper = "Houlsby et al. 2019"
+
+    def __init__(self, adapters: nn.ModuleList, config: MethodConfig) -> None:
+        super().__init__()
+        self.adapters = adapters
+        self.config = config
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """One adapter per sub-layer."""
+        assert isinstance(config, AdapterConfig)
+        adapters = nn.ModuleList(Adapter(backbone.hidden_width, config) for _ in backbone.sublayers)
+        if generator is not None:
+            for adapter in adapters:
+                adapter.start(config, generator)  # type: ignore[operator]
+        return cls(adapters, config)
+
+    def on(self, backbone: Backbone) -> Backbone:
+        """The backbone with the adapters in it."""
+        return backbone.with_sublayers(list(self.adapters))
+
+
+class CompacterConfig(AdapterConfig):
+    """Compacter: adapters whose matrices are PHM sums of rank-one factors."""
+
+    phm_n: int = Field(4, ge=1, description="n of the PHM layers; divides width and bottleneck")
+    init_std: float = Field(0.05, ge=0, description="spread of all first factors")
+    share_a: Literal["module", "all"] = Field(
+        "module", description="A common to a module's two projections (IDPG's form), or to all modules (Compacter's)"
+    )
+
+
+class CompacterModule(Bottleneck):
+    """W = sum_i A_i (x) (s_i t_i): n^3 numbers of A, D + m per projection, and biases."""
+
+    def __init__(self, width: int, config: CompacterConfig, a: nn.Parameter | None) -> None:
+        super().__init__(width, config.dropout)
+        n, m = config.phm_n, config.bottleneck
+        check_divides("method.phm_n", n, {"width": width, "bottleneck": m})
+        if a is None:
+            self.own_a = nn.Parameter(torch.zeros(n, n, n))
+        self._common = None if a is None else (a,)  # in a tuple: the method registers it, once for all modules
+        self.down_s, self.down_t = nn.Parameter(torch.zeros(n, width // n, 1)), nn.Parameter(torch.zeros(n, 1, m // n))
+        self.up_s, self.up_t = nn.Parameter(torch.zeros(n, m // n, 1)), nn.Parameter(torch.zeros(n, 1, width // n))
+        self.down_bias = nn.Parameter(torch.zeros(m))
+        self.up_bias = nn.Parameter(torch.zeros(width))
+
+    @property
+    def a(self) -> nn.Parameter:
+        """A_i of both projections. [n n n]"""
+        return self.own_a if self._common is None else self._common[0]
+
+    def start(self, config: CompacterConfig, generator: torch.Generator) -> None:
+        """All factors N(0, 0.05): a product of three is near zero."""
+        for factor in (self.a, self.down_s, self.down_t, self.up_s, self.up_t):
+            factor.data.normal_(std=config.init_std, generator=generator)
+
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Built from the factors."""
+        down = kronecker_sum(self.a, self.down_s @ self.down_t)  # [D m]
+        up = kronecker_sum(self.a, self.up_s @ self.up_t)  # [m D]
+        return down, self.down_bias, up, self.up_bias
+
+
+class Compacter(AdapterTuning):
+    """Compacter."""
+
+    Config: ClassVar[type[MethodConfig]] = CompacterConfig
+    summary = "adapters with Kronecker-factored matrices of rank one"
+    paper = "Karimi Mahabadi et al. 2021"
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """One module per sub-layer."""
+        assert isinstance(config, CompacterConfig)
+        n = config.phm_n
+        common = None if config.share_a == "module" else nn.Parameter(torch.zeros(n, n, n))
+        adapters = nn.ModuleList(CompacterModule(backbone.hidden_width, config, common) for _ in backbone.sublayers)
+        if generator is not None:
+            for adapter in adapters:
+                adapter.start(config, generator)  # type: ignore[operator]
+        method = cls(adapters, config)
+        if common is not None:
+            method.common_a = common
+        return method

@@ -1,0 +1,52 @@
+"""Fine-tuning: every weight of the backbone is trained, in a copy; the shared backbone itself never changes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from softcue.backbones import Backbone
+from softcue.methods.method import Method, MethodConfig
+from softcue.tasks import Task
+
+
+class FineTuningConfig(MethodConfig):
+    """Fine-tuning."""
+
+    dropout: bool = Field(False, description="the backbone's own dropout in training, as in RoBERTa's recipe")
+
+
+class FineTuning(Method):
+    """All weights trained; the cue holds a whole copy of them."""
+
+    Config: ClassVar[type[MethodConfig]] = FineTuningConfig
+    summary = "all weights of the backbone are trained: a copy per task (a baseline)"
+    paper = "-"
+
+    def __init__(self, weights: dict[str, nn.Parameter], config: FineTuningConfig) -> None:
+        super().__init__()
+        # A parameter's name may not hold dots.
+        self.weights = nn.ParameterDict({name.replace(".", "/"): value for name, value in weights.items()})
+        self.config: FineTuningConfig = config
+        self._twin: tuple[int, Backbone] | None = None  # of which backbone, and the trained model
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """A copy of the weights."""
+        assert isinstance(config, FineTuningConfig)
+        weights = {
+            name: nn.Parameter(value.detach().clone().float()) for name, value in backbone.model.named_parameters()
+        }
+        return cls(weights, config)
+
+    def on(self, backbone: Backbone) -> Backbone:
+        """A twin of the backbone that has these weights."""
+        if self._twin is None or self._twin[0] != id(backbone):
+            weights = {name.replace("/", "."): value for name, value in self.weights.items()}
+            self._twin = (id(backbone), backbone.twin(weights))
+        twin = self._twin[1]
+        twin.model.train(self.training and self.config.dropout)
+        return twin

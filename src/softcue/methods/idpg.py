@@ -1,0 +1,180 @@
+"""IDPG (Wu et al. 2022): its settings, and the five variants of the paper's tables by name."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, create_model
+
+from softcue.backbones import Backbone, pooled
+from softcue.errors import ConfigurationError
+from softcue.methods.method import MethodConfig
+from softcue.methods.prompt_tuning import InitialConfig, initial_prompt
+from softcue.methods.prompted import DeepConfig, Prompted, levels_of
+from softcue.prompts import IDPG, GeneratorShape, Levels
+from softcue.representations import Representation
+from softcue.representations.glove import load_glove
+from softcue.tasks import Task
+
+
+class IDPGConfig(DeepConfig, InitialConfig):
+    """IDPG: the generator, what it reads, and where its prompts go."""
+
+    prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
+    depth: Literal["single", "multi"] = Field("multi", description="prompts among the embeddings only, or per layer")
+    generator: Literal["phm", "dnn"] = Field("phm", description="W1 and W2: sums of Kronecker products, or plain")
+    bottleneck: int = Field(16, ge=1, description="m, the generator's inner width")
+    phm_n: int = Field(16, ge=1, description="n of the PHM layers; divides input, bottleneck and output")
+    share_a: bool | None = Field(None, description="one set of A for both PHM layers; unset: only with depth=single")
+    activation: Literal["gelu", "relu", "tanh", "none"] = Field("gelu", description="after W1")
+    dropout: float = Field(0.1, ge=0, lt=1, description="on the sentence vector and after the activation")
+    residual: bool = Field(False, description="add the sentence vector to each token (appendix A.5.1)")
+    layer_norm: bool = Field(False, description="normalise the generated tokens (appendix A.5.1)")
+    sharing: Literal["S", "M", "L"] = Field(
+        "M", description="between layers: S shares W and b, M has an output bias per layer, L shares nothing"
+    )
+    input: Literal["previous", "first"] = Field(
+        "previous", description="what deeper generators read: the layer before, in the same pass, or M(x) again"
+    )
+    representation: Literal["backbone", "words", "glove"] = Field(
+        "backbone", description="M(x): the frozen backbone's states, its word embeddings, or GloVe vectors"
+    )
+    pooling: Literal["auto", "cls", "mean", "last"] = Field(
+        "auto", description="how M(x) is taken from states; auto follows the backbone's own pooling config"
+    )
+    representation_dropout: bool = Field(
+        False, description="the backbone's dropout on while M(x) is computed in training, as the authors' code has it"
+    )
+    glove: str = Field("kumo", description="representation=glove: a text file, or kumo for the package of that name")
+    glove_width: int = Field(300, ge=1, description="numbers per GloVe vector")
+    glove_digest: str = Field("", description="set by training: which vectors a cue was trained with")
+    init: Literal["normal", "uniform", "vocabulary", "labels", "text", "file"] = Field(  # type: ignore[assignment]
+        "normal", description="where output biases (plain soft prompts) start; words for level 0 only"
+    )
+    init_std: float = Field(0.02, ge=0, description="spread of the first output biases")
+    factor_std: float = Field(0.05, ge=0, description="spread of the first PHM factors (plain matrices: 0.02)")
+
+    @property
+    def shares_a(self) -> bool:
+        """Whether W1 and W2 have the same A."""
+        return self.depth == "single" if self.share_a is None else self.share_a
+
+
+class InstanceDependent(Prompted):
+    """Prompts generated from the input."""
+
+    Config: ClassVar[type[MethodConfig]] = IDPGConfig
+    summary = "prompts in every layer, generated from the input by a small shared network"
+    paper = "Wu et al. 2022"
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """A generator started as in the paper."""
+        assert isinstance(config, IDPGConfig)
+        if config.representation == "glove" and generator is not None:
+            config = config.model_copy(update={"glove_digest": load_glove(config.glove).digest})
+        if config.pooling == "auto":
+            config = config.model_copy(update={"pooling": backbone.natural_pooling})
+        assert config.pooling != "auto"
+        levels = levels_of(config, backbone, deepest=1 if config.depth == "single" else None)
+        representation = Representation(
+            config.representation, config.pooling, config.representation_dropout, config.glove, config.glove_width,
+            config.glove_digest,
+        )  # fmt: skip
+        _check(config, levels, representation.width(backbone), backbone)
+        encoder = IDPG(
+            levels, config.prompt_length,
+            GeneratorShape(
+                inputs=representation.width(backbone), bottleneck=config.bottleneck, outputs=0,
+                phm_n=config.phm_n if config.generator == "phm" else 0, shares_a=config.shares_a,
+                activation=config.activation, dropout=config.dropout,
+                first_std=config.factor_std if config.generator == "phm" else 0.02,
+            ),
+            config.sharing, config.input == "previous", partial(pooled, pooling=config.pooling),
+            config.residual, config.layer_norm,
+        )  # fmt: skip
+        if generator is not None:
+            _start(encoder, config, backbone, task, generator)
+        method = cls(encoder, config)
+        method.representation = representation
+        return method
+
+
+def _check(config: IDPGConfig, levels: Levels, width: int, backbone: Backbone) -> None:
+    """Combinations that cannot work, with the reason."""
+    widths = {levels.width_of(level) for level in levels.numbers}
+    if len(widths) > 1 and config.sharing != "L":
+        raise ConfigurationError("method.sharing", config.sharing, f"L with {backbone.name}",
+                                 "its embeddings and hidden states differ in width: no sharing")  # fmt: skip
+    reads_layers = config.input == "previous" and any(level > 0 for level in levels.numbers)
+    if reads_layers and width != backbone.hidden_width:
+        raise ConfigurationError("method.input", "previous", f"first: M(x) has {width} numbers here",
+                                 f"the layers' states have {backbone.hidden_width}")  # fmt: skip
+    if config.representation_dropout and config.representation != "backbone":
+        raise ConfigurationError("method.representation_dropout", True, "representation=backbone",
+                                 "word vectors have no dropout")  # fmt: skip
+    if config.residual and widths != {width}:
+        raise ConfigurationError("method.residual", True, f"prompt vectors as wide as M(x), {width}",
+                                 f"they have {sorted(widths)}; leave residual out")  # fmt: skip
+    if config.layer_norm and len(widths) > 1:
+        raise ConfigurationError("method.layer_norm", True, "levels of one width", f"they have {sorted(widths)}")
+
+
+def _start(encoder: IDPG, config: IDPGConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> None:
+    for part in encoder.generators:
+        part.start(generator)  # type: ignore[operator]
+    for number, bias in enumerate(encoder.biases):
+        if config.init == "uniform":
+            bias.data.uniform_(-0.5, 0.5, generator=generator)
+        elif config.init == "normal" or number > 0 or not encoder.levels.has_embeddings:
+            bias.data.normal_(std=config.init_std, generator=generator)
+        else:
+            bias.data.copy_(initial_prompt(config, backbone, task, generator).flatten())
+
+
+def _config(name: str, **defaults: Any) -> type[IDPGConfig]:
+    """IDPG's settings with other values to start from."""
+    fields: dict[str, Any] = {}
+    for key, value in defaults.items():
+        field = copy(IDPGConfig.model_fields[key])
+        field.default = value
+        fields[key] = (field.annotation, field)
+    return create_model(name, __base__=IDPGConfig, __doc__=IDPGConfig.__doc__, **fields)
+
+
+class SingleLayerPHM(InstanceDependent):
+    """S-IDPG-PHM."""
+
+    Config = _config("SingleLayerPHMConfig", depth="single", bottleneck=256)
+    summary = "one prompt among the embeddings, generated from the input (PHM generator)"
+
+
+class SingleLayerDNN(InstanceDependent):
+    """S-IDPG-DNN."""
+
+    Config = _config("SingleLayerDNNConfig", depth="single", bottleneck=256, generator="dnn")
+    summary = "one prompt among the embeddings, generated from the input (plain generator)"
+
+
+class MultiLayerPHM(InstanceDependent):
+    """M-IDPG-PHM."""
+
+    Config = _config("MultiLayerPHMConfig")
+    summary = "prompts in every layer, generated from the input by one shared PHM generator"
+
+
+class MultiLayerDNN(InstanceDependent):
+    """M-IDPG-DNN."""
+
+    Config = _config("MultiLayerDNNConfig", generator="dnn")
+    summary = "prompts in every layer, generated from the input by one shared plain generator"
+
+
+class MultiLayerGloVe(InstanceDependent):
+    """M-IDPG-PHM-GloVe."""
+
+    Config = _config("MultiLayerGloVeConfig", representation="glove", input="first", phm_n=4)
+    summary = "prompts in every layer, generated from the mean of the input's GloVe vectors"

@@ -1,0 +1,84 @@
+"""P-tuning v2 (Liu et al. 2022) and prefix tuning (Li and Liang 2021): trained prompts in every layer.
+
+P-tuning v2 here is by default the form IDPG compares with (Wu et al. 2022, table 2): t*L*D numbers, added to the
+hidden states. `rule=kv` is the original form, with keys and values: 2*t*L*D numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from softcue.backbones import Backbone
+from softcue.methods.method import MethodConfig
+from softcue.methods.prompted import DeepConfig, Prompted, levels_of
+from softcue.prompts import DeepPrompt, Levels, ReparameterisedPrompt, Rule, initial
+from softcue.tasks import Task
+from softcue.tokens import InsertAt
+
+
+class PTuningV2Config(DeepConfig):
+    """P-tuning v2: how layers take their prompts, and where these start."""
+
+    prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
+    init: Literal["normal", "uniform"] = Field("normal", description="N(0, init_std), or U(-0.5, 0.5)")
+    init_std: float = Field(0.02, ge=0, description="spread of the first vectors with init=normal")
+
+
+class PTuningV2(Prompted):
+    """Trained vectors for every layer, the same for every input."""
+
+    Config = PTuningV2Config
+    summary = "trained prompt vectors in every layer, the same for every input"
+    paper = "Liu et al. 2022"
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """A prompt for every layer."""
+        assert isinstance(config, PTuningV2Config)
+        levels = levels_of(config, backbone)
+        first = [
+            _first(config, config.prompt_length, levels.width_of(level), generator) for level in levels.numbers
+        ]  # fmt: skip
+        return cls(cls._encoder(config, levels, first, backbone), config)
+
+    @classmethod
+    def _encoder(cls, config: PTuningV2Config, levels: Levels, first: list[Tensor], backbone: Backbone) -> DeepPrompt:
+        return DeepPrompt(levels, first)
+
+
+def _first(config: PTuningV2Config, length: int, width: int, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.zeros(length, width)
+    if config.init == "uniform":
+        return initial.uniform(length, width, generator)
+    return torch.randn(length, width, generator=generator) * config.init_std
+
+
+class PrefixTuningConfig(PTuningV2Config):
+    """Prefix tuning: keys and values, through a small network if asked."""
+
+    rule: Rule = Field("kv", description="kv: trained keys and values; add and replace work on hidden states")
+    insert_at: InsertAt = Field("front", description="where the prefix stands; before everything in the paper")
+    reparameterise: int = Field(
+        0, ge=0, description="hidden width of the network that makes the prefix from a table; 0 trains it directly"
+    )
+
+
+class PrefixTuning(PTuningV2):
+    """Trained keys and values in front of every layer's attention."""
+
+    Config = PrefixTuningConfig
+    summary = "trained keys and values in front of every layer's attention"
+    paper = "Li and Liang 2021"
+
+    @classmethod
+    def _encoder(cls, config: PTuningV2Config, levels: Levels, first: list[Tensor], backbone: Backbone) -> DeepPrompt:
+        assert isinstance(config, PrefixTuningConfig)
+        if not config.reparameterise:
+            return DeepPrompt(levels, first)
+        table = first[0][:, : backbone.width] if first[0].shape[1] >= backbone.width else first[0]
+        return ReparameterisedPrompt(levels, table, config.reparameterise)
