@@ -30,8 +30,7 @@ from softcue.data import Rows, rows_of
 from softcue.errors import RunError
 from softcue.evaluation import evaluate
 from softcue.files import writable, write_whole
-from softcue.methods import METHODS, TaskModel
-from softcue.readouts import make_readout
+from softcue.methods import METHODS, TaskModel, make_task_model
 from softcue.record import FORMAT, BackboneRecord, CueRecord, read_record
 from softcue.recording import Recorder, locked
 from softcue.tasks import Source
@@ -50,6 +49,7 @@ def train(
     test: Source | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    few_shot: int | None = None,
     seed: int | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | Iterable[str] = (),
@@ -61,7 +61,8 @@ def train(
 
     Rows come from a bundled task (`task="tickets"`) or from your own files, DataFrames or lists of
     dictionaries with the columns `text` (one or two) and `label`. Settings not given come from the method's
-    preset for this kind of backbone; `overrides` sets any of them: `{"training.epochs": 3}`.
+    preset for this kind of backbone; `overrides` sets any of them: `{"training.epochs": 3}`. With `few_shot`, only
+    that many training rows are used.
 
     Example:
         cue = softcue.train("cues/tickets", task="tickets")
@@ -71,7 +72,7 @@ def train(
     flags: Settings = {
         "backbone": {"name": backbone.name if isinstance(backbone, Backbone) else backbone},
         "method": {"name": method},
-        "task": {"name": task, "text": text, "label": label}
+        "task": {"name": task, "text": text, "label": label, "few_shot": few_shot}
         | {split: str(source) if isinstance(source, (str, Path)) else None for split, source in rows_given.items()},
         "training": {"seed": seed},
     }
@@ -125,10 +126,9 @@ def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
     generator = torch.Generator().manual_seed(stream_seed(seed, "method"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model"))
-        method = METHODS[run.method.name].build(run.method, backbone, rows.task, generator)
-        readout = make_readout(run.readout, rows.task, backbone)
-    readout.see(rows.train)
-    model = TaskModel(rows.task, method, readout, backbone, run.backbone.max_length)
+        method = (METHODS[run.method.name], run.method)
+        model = make_task_model(rows.task, method, run.readout, backbone, generator, run.backbone.max_length)
+    model.readout.see(rows.train)
     return model.to(backbone.device)
 
 
@@ -189,7 +189,7 @@ def _cue(run: RunConfig, rows: Rows, backbone: Backbone, model: TaskModel, resul
     record = CueRecord(
         format=FORMAT,
         task=rows.task.model_copy(update={"train": "", "validation": "", "test": ""}),
-        method=run.method.model_dump(mode="json"),
+        method=model.method.config.model_dump(mode="json"),
         readout=model.readout.config,
         backbone=BackboneRecord(
             name=_portable_name(backbone), kind=backbone.kind, dtype=str(backbone.dtype).removeprefix("torch."),

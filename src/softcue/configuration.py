@@ -37,11 +37,19 @@ class TaskConfig(BaseModel):
     label: str = Field("", description="the column with the answer")
     kind: TaskKind | None = Field(None, description="classification, regression or generation")
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
+    label_descriptions: dict[str, str] = Field(
+        default_factory=dict, description="label -> what it means, in a sentence"
+    )
     metric: str = Field("", description="what early stopping watches")
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
     train_rows: int = Field(0, ge=0, description="use only this many training rows (seeded sample); 0 uses all")
     validation_rows: int = Field(0, ge=0, description="use only this many validation rows; 0 uses all")
     test_rows: int = Field(0, ge=0, description="use only this many test rows; 0 uses all")
+    few_shot: int = Field(
+        0, ge=0, description="train on this many rows and validate on others (validation_rows, else 1000); 0 is off"
+    )
+    stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
+    swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
     validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
     sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
 

@@ -1,4 +1,4 @@
-"""`softcue predict`: one cue or several, in one mixed pass."""
+"""`softcue predict`: one cue or several, in one mixed pass, each for itself or as a vote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from softcue.cue import Cue
 
 
-ANSWER_KEYS = ("label", "value", "scores", "cues")  # a text column of such a name is shown as input.NAME
+ANSWER_KEYS = ("label", "value", "scores", "cues", "votes")  # a text column of such a name is shown as input.NAME
 
 
 def predict(
@@ -24,13 +24,14 @@ def predict(
     output: Annotated[Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per pass.")] = 64,
+    by_vote: Annotated[bool, typer.Option("--vote", help="One answer per row: what most of the cues say.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer rows with one or more cues that share a backbone."""
     from softcue.cli.output import print_json
-    from softcue.cue import load
     from softcue.errors import ConfigurationError
     from softcue.evaluation import predict as answer
+    from softcue.evaluation import vote, votes
     from softcue.files import writable, write_whole
 
     if output is not None:
@@ -38,10 +39,9 @@ def predict(
             raise ConfigurationError("--output", output, "a file name ending in .jsonl or .csv", "rename it")
         if not output.parent.is_dir():
             raise ConfigurationError("--output", output, "a file in an existing folder", f"make {output.parent}")
-    loaded = [load(cues[0], backbone)]
-    loaded += [load(path, loaded[0].backbone) for path in cues[1:]]
+    loaded = loaded_together(cues, backbone, by_vote)
     names = [cue.name for cue in loaded]
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names) and not by_vote:
         raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
     typed = _standard_input() if source == "-" else []
     per_cue = [_examples(cue, source, typed) for cue in loaded]
@@ -55,8 +55,13 @@ def predict(
         for number, cue in enumerate(loaded):
             columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
             line |= dict(zip(columns, per_cue[number][row].texts, strict=True))
-        answers = {name: found.answers[number * num_rows + row].as_dict() for number, name in enumerate(names)}
-        line |= answers[names[0]] if len(names) == 1 else {"cues": answers}
+        answers = found.answers[row::num_rows]  # one per cue
+        if by_vote:
+            line |= vote(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
+        elif len(names) == 1:
+            line |= answers[0].as_dict()
+        else:
+            line["cues"] = {name: answer.as_dict() for name, answer in zip(names, answers, strict=True)}
         lines.append(line)
     if found.num_truncated:
         typer.echo(f"{found.num_truncated} texts were cut to the backbone's length", err=True)
@@ -67,6 +72,25 @@ def predict(
         print_json({"rows": lines})
     else:
         sys.stdout.write(_jsonl(lines))
+
+
+def loaded_together(paths: list[Path], backbone: str | None, by_vote: bool) -> list[Cue]:
+    """Cues on one backbone; those that vote are of one task, and none of them has two votes.
+
+    Example:
+        tickets, urgency = loaded_together([Path("cues/tickets"), Path("cues/urgency")], None, by_vote=False)
+    """
+    from softcue.cue import load
+    from softcue.errors import ConfigurationError
+    from softcue.evaluation import check_one_task
+    from softcue.record import read_record
+
+    if by_vote:
+        check_one_task({str(path): read_record(path).task for path in paths})
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise ConfigurationError("cues", ", ".join(map(str, paths)), "every cue once", "leave out the copy")
+    first = load(paths[0], backbone)
+    return [first, *(load(path, first.backbone) for path in paths[1:])]
 
 
 def _examples(cue: Cue, source: str, typed: list[Any]) -> list[Any]:
@@ -108,11 +132,11 @@ def _jsonl(lines: list[dict[str, Any]]) -> str:
 
 
 def _csv(lines: list[dict[str, Any]]) -> str:
-    """Texts, then label and its score per cue."""
+    """Texts, then label, its score and its votes per cue or for all."""
     flat = []
     for line in lines:
         answers = line.pop("cues", None)
-        row = {key: value for key, value in line.items() if key not in ("label", "value", "scores")}
+        row = {key: value for key, value in line.items() if key not in ANSWER_KEYS}
         for prefix, answer in (answers or {"": line}).items():
             dot = f"{prefix}." if prefix else ""
             for key in ("label", "value"):
@@ -120,6 +144,8 @@ def _csv(lines: list[dict[str, Any]]) -> str:
                     row[f"{dot}{key}"] = answer[key]
             if "scores" in answer:
                 row[f"{dot}score"] = round(answer["scores"][answer["label"]], 6)
+            if "votes" in answer:
+                row[f"{dot}votes"] = answer["votes"][answer["label"]]
         flat.append(row)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
