@@ -25,7 +25,7 @@ from softcue.configuration import (
     read_settings,
     resolve,
 )
-from softcue.cue import Cue, load
+from softcue.cue import Cue, load, start_from
 from softcue.data import Rows, rows_of
 from softcue.errors import RunError
 from softcue.evaluation import evaluate
@@ -51,6 +51,7 @@ def train(
     label: str | None = None,
     few_shot: int | None = None,
     seed: int | None = None,
+    init_from: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | Iterable[str] = (),
     resume: bool = False,
@@ -62,7 +63,7 @@ def train(
     Rows come from a bundled task (`task="tickets"`) or from your own files, DataFrames or lists of
     dictionaries with the columns `text` (one or two) and `label`. Settings not given come from the method's
     preset for this kind of backbone; `overrides` sets any of them: `{"training.epochs": 3}`. With `few_shot`, only
-    that many training rows are used.
+    that many training rows are used. `init_from` starts from a finished cue of the same method and backbone.
 
     Example:
         cue = softcue.train("cues/tickets", task="tickets")
@@ -74,7 +75,7 @@ def train(
         "method": {"name": method},
         "task": {"name": task, "text": text, "label": label, "few_shot": few_shot}
         | {split: str(source) if isinstance(source, (str, Path)) else None for split, source in rows_given.items()},
-        "training": {"seed": seed},
+        "training": {"seed": seed, "init_from": None if init_from is None else str(init_from)},
     }
     flags = {section: {k: v for k, v in values.items() if v is not None} for section, values in flags.items()}
     base = read_settings(config) if isinstance(config, (str, Path)) else dict(config or {})
@@ -85,9 +86,10 @@ def train(
     frozen = backbone if isinstance(backbone, Backbone) else load_backbone(first.backbone)
     run = resolve(settings, frozen.kind)
     model = _new_model(run, rows, frozen)
+    started_from = start_from(model, run.training.init_from, frozen) if run.training.init_from else ""
     trainer = Trainer(frozen, model, rows.train, rows.validation, run.training, processes=processes)
     folder = Path(output_dir)
-    checkpoints = Checkpoints(folder / "checkpoints", _digest(run, rows, frozen))
+    checkpoints = Checkpoints(folder / "checkpoints", _digest(run, rows, frozen, started_from))
     with ExitStack() as stack:
         if processes.is_main:
             stack.enter_context(locked(folder))
@@ -129,14 +131,17 @@ def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
         method = (METHODS[run.method.name], run.method)
         model = make_task_model(rows.task, method, run.readout, backbone, generator, run.backbone.max_length)
     model.readout.see(rows.train)
+    if run.readout.head_start == "solved":
+        model.start_head(backbone, rows.train)
     return model.to(backbone.device)
 
 
-def _digest(run: RunConfig, rows: Rows, backbone: Backbone) -> str:
-    """What makes two runs the same: settings, rows and backbone."""
+def _digest(run: RunConfig, rows: Rows, backbone: Backbone, started_from: str) -> str:
+    """What makes two runs the same: settings, rows, backbone and the cue it starts from."""
     settings = run.as_settings()
     settings["task"] = {}  # names of files may change; rows and weights count
     settings["backbone"] = run.backbone.max_length
+    settings["training"]["init_from"] = started_from
     parts = [settings, rows.task.model_dump(mode="json", exclude={"train", "validation", "test"}),
              vars(backbone.fingerprint), str(backbone.dtype)]  # fmt: skip
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())

@@ -157,6 +157,28 @@ def build_model(record: CueRecord, backbone: Backbone) -> TaskModel:
     return make_task_model(record.task, method, record.readout, backbone, None, record.backbone.max_length)
 
 
+def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
+    """Give a new model the numbers of a finished cue, and its head's too if both have the same labels.
+
+    Returns the digest of the cue. Supplementary training is this: a first cue on NLI rows, a second from it.
+    """
+    cue = load(origin, backbone)
+    theirs, ours = cue.model.method.state_dict(), model.method.state_dict()
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, ours)]
+    if not ours or shapes[0] != shapes[1]:
+        raise ConfigurationError(
+            "training.init_from", f"{origin} ({cue.record.method['name']})",
+            f"a cue of the same method and settings as this run ({model.method.config.name})",
+            "train it with the same method.* settings",
+        )  # fmt: skip
+    model.method.load_state_dict(theirs)
+    head, new_head = cue.model.readout.state_dict(), model.readout.state_dict()
+    same_labels = cue.model.readout.task.label_names == model.readout.task.label_names
+    if same_labels and all(name in head and head[name].shape == value.shape for name, value in new_head.items()):
+        model.readout.load_state_dict(head)
+    return cue.record.record_sha256
+
+
 def _check_backbone(folder: Path, record: CueRecord, backbone: Backbone) -> None:
     expected = Fingerprint(**record.backbone.fingerprint)
     if differences := expected.differences(backbone.fingerprint):

@@ -198,6 +198,14 @@ class Backbone:
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
         return _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts)
 
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The weights that take part, by name; an encoder's are those that make its hidden states."""
+        unused: set[int] = set()
+        if self.kind == "encoder":
+            used = {id(value) for name, value in self.base.named_parameters() if not name.startswith("pooler.")}
+            unused = {id(value) for value in self.model.parameters()} - used
+        return {name: value for name, value in self.model.named_parameters() if id(value) not in unused}
+
     def with_sublayers(self, changes: Sequence[nn.Module]) -> Backbone:
         """A view of this backbone whose passes put one module on each sub-layer's output (`sublayers`)."""
         assert len(changes) == len(self.sublayers)

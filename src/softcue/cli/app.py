@@ -8,7 +8,7 @@ import warnings
 
 import typer
 
-from softcue.cli import backbones, bench, demo, doctor, evaluate, inspect, lists, predict, train
+from softcue.cli import backbones, bench, demo, doctor, evaluate, inspect, lists, params, predict, train
 from softcue.errors import SoftcueError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("inspect")(inspect.inspect)
 app.command("methods")(lists.methods)
+app.command("params")(params.params)
 app.command("tasks")(lists.tasks)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

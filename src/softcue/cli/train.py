@@ -24,6 +24,7 @@ def train(
     label: Annotated[str | None, typer.Option(help="The column with the answer.")] = None,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
+    init_from: Annotated[Path | None, typer.Option("--init-from", help="Start from this cue (a first stage).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output-dir.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,8 +40,8 @@ def train(
         raise ConfigurationError("--output-dir", None, "a folder for the cue", "pass --output-dir cues/NAME")
     cue = run(
         output_dir, backbone=backbone, method=method, task=task, train=train, validation=validation,
-        test=test, text=text, label=label, few_shot=few_shot, seed=seed, config=config, overrides=overrides,
-        resume=resume, overwrite=overwrite, progress=not as_json,
+        test=test, text=text, label=label, few_shot=few_shot, seed=seed, init_from=init_from, config=config,
+        overrides=overrides, resume=resume, overwrite=overwrite, progress=not as_json,
     )  # fmt: skip
     if Processes.is_first():
         record = cue.record

@@ -37,9 +37,7 @@ class FineTuning(Method):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """A copy of the weights."""
         assert isinstance(config, FineTuningConfig)
-        weights = {
-            name: nn.Parameter(value.detach().clone().float()) for name, value in backbone.model.named_parameters()
-        }
+        weights = {name: nn.Parameter(value.detach().clone().float()) for name, value in backbone.weights().items()}
         return cls(weights, config)
 
     def on(self, backbone: Backbone) -> Backbone:

@@ -79,6 +79,14 @@ class TaskModel(nn.Module):
             found = [replace(row, representation=vector) for row, vector in zip(found, vectors, strict=True)]
         return found
 
+    def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
+        """Begin with the head that is best without the method: what the method learns comes on top."""
+        unfolded = [part for example in examples for part in self.unfold(example)]
+        answers = [self.readout.answered(self.wording.source(example), example).label for example in unfolded]
+        summary = Representation("backbone", self.readout.summary or backbone.natural_pooling)
+        features = represented(summary, backbone, self.readout.task, unfolded)  # [N R]
+        self.readout.solve(features, [label for label in answers if label is not None])
+
     def prompt(self, backbone: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
         """The prompt of each row of a batch, from what it may read of it."""
         representation = batch.representation

@@ -12,6 +12,7 @@ from torch.nn import functional
 from softcue.backbones import Backbone, Reading, Summary
 from softcue.draws import RowDropout
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.readouts.solving import best_strength, solve_linear
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Tokens
 
@@ -49,6 +50,19 @@ class PooledHead(Readout):
     def outputs(self, reading: Reading) -> Tensor:
         """The head's outputs. [B C]"""
         return self.head(reading.features(self.summary))  # type: ignore[no-any-return]
+
+    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
+        """Logistic regression, or ridge regression on standardised scores."""
+        layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
+        if len(layers) != 1:
+            super().solve(features, labels, strength)
+        wanted = self.standardised(labels)
+        strength = best_strength(features, wanted, layers[0].out_features) if strength is None else strength
+        solve_linear(layers[0], features, wanted, strength)
+
+    def standardised(self, labels: Sequence[int | float]) -> Sequence[int | float]:
+        """What the head's outputs are to be for these labels."""
+        return labels
 
 
 class Classifier(PooledHead):
@@ -89,6 +103,10 @@ class Regression(PooledHead):
         scores = torch.tensor([float(example.target) for example in examples if example.target is not None])
         self.mean.copy_(scores.mean())
         self.scale.copy_(scores.std(unbiased=False).clamp(min=1e-6))
+
+    def standardised(self, labels: Sequence[int | float]) -> Sequence[int | float]:
+        """In standard deviations."""
+        return ((torch.tensor(labels) - self.mean) / self.scale).tolist()
 
     def answered(self, tokens: Tokens, example: Example) -> Tokens:
         """With the score."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from softcue.backbones import Backbone, Reading, Summary
+from softcue.errors import ConfigurationError
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Tokens
 
@@ -35,6 +36,9 @@ class ReadoutConfig(BaseModel):
     )
     head: Literal["linear", "mlp"] = Field("linear", description="mlp is RoBERTa's dense-tanh-linear head")
     head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
+    head_start: Literal["random", "solved"] = Field(
+        "random", description="solved: a linear head starts as the linear probe of the training rows"
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
     mask_phrase: str = Field(" {mask}", description="label-words on encoders: what follows the text")
     decoding: Literal["auto", "rank", "greedy", "beam"] = Field(
@@ -80,6 +84,11 @@ class Readout(nn.Module, ABC):
 
     def see(self, examples: Sequence[Example]) -> None:
         """Take from the training rows what no gradient can find, such as the scale of scores."""
+
+    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
+        """Set a linear head to the closed-form solution for features [N R]; without a strength, choose one."""
+        raise ConfigurationError("readout.name", self.config.name, "classifier or regression, with head=linear",
+                                 "only a single linear layer can be solved for")  # fmt: skip
 
     @property
     def max_target_length(self) -> int:

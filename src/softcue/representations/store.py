@@ -188,7 +188,8 @@ class VectorStore:
                 connection.execute("DELETE FROM vectors")  # damage may leave some that no entry leads to
                 return
             for key, place, size in oldest:
-                connection.execute("DELETE FROM entries WHERE key = ?", [key])
+                if not connection.execute("DELETE FROM entries WHERE key = ?", [key]).rowcount:
+                    raise _DamagedError("the index leads to rows that are not there")  # and would for ever
                 connection.execute("DELETE FROM vectors WHERE place = ?", [place])
                 excess -= size + ROW_BYTES
                 if excess <= 0:

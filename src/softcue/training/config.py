@@ -31,4 +31,5 @@ class TrainingConfig(BaseModel):
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")
     evaluation_batch_size: int = Field(64, ge=1, description="rows per pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")
+    init_from: str = Field("", description="a cue folder to start from: a first stage on other rows, such as NLI")
     tensorboard: bool = Field(False, description="also write event files for tensorboard")

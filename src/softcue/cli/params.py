@@ -1,0 +1,77 @@
+"""`softcue params`: how many numbers each method adds to a backbone, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+# The rows of IDPG's table 2 (Wu et al. 2022), and its appendix's S and L sharing: name, method, settings.
+ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("fine-tuning", "fine-tuning", {}),
+    ("adapter", "adapter", {}),
+    ("compacter", "compacter", {}),
+    ("prompt-tuning", "prompt-tuning", {"prompt_length": 5}),
+    ("prompt-tuning-134", "prompt-tuning", {"prompt_length": 134}),
+    ("p-tuning-v2", "p-tuning-v2", {}),
+    ("prefix-tuning", "prefix-tuning", {}),
+    ("s-idpg-phm", "s-idpg-phm", {}),
+    ("s-idpg-dnn", "s-idpg-dnn", {}),
+    ("m-idpg-phm", "m-idpg-phm", {}),
+    ("m-idpg-phm-s", "m-idpg-phm", {"sharing": "S"}),
+    ("m-idpg-phm-l", "m-idpg-phm", {"sharing": "L"}),
+    ("m-idpg-phm-glove", "m-idpg-phm-glove", {}),
+    ("m-idpg-dnn", "m-idpg-dnn", {}),
+    ("efl", "efl", {}),
+    ("linear-probe", "linear-probe", {}),
+    ("no-prompt", "no-prompt", {}),
+)
+
+
+def params(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[method.key=value ...]", help="Settings for --method.")
+    ] = None,
+    like: Annotated[str, typer.Option(help="A known shape, such as roberta-large, or a model folder.")] = "minilm",
+    method: Annotated[str | None, typer.Option(help="Count this method only, with the settings given.")] = None,
+    classes: Annotated[int, typer.Option(min=2, help="Classes of the head that is reported apart.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count the numbers of each method on a backbone's shape: trained, moved, stored; the head apart."""
+    from softcue.backbones.shapes import backbone_like
+    from softcue.cli.output import print_json, print_table
+    from softcue.configuration import method_config, parse_overrides, preset
+    from softcue.errors import ConfigurationError
+    from softcue.methods import METHODS, make_task_model
+    from softcue.readouts import ReadoutConfig
+    from softcue.tasks import Label, Task
+
+    settings = parse_overrides(words or [])
+    if settings and (method is None or set(settings) != {"method"}):
+        raise ConfigurationError("settings", " ".join(words or []), "method.key=value together with --method NAME",
+                                 "such as --method m-idpg-phm method.prompt_length=10")  # fmt: skip
+    rows = ROWS if method is None else ((method, method, settings.get("method", {})),)
+    backbone = backbone_like(like)
+    labels = {str(number): Label(words=str(number), description=str(number)) for number in range(classes)}
+    task = Task(name="count", labels=labels)
+    found, skipped = [], []
+    for name, method_name, values in rows:
+        config = method_config({"name": method_name, **values})
+        # the papers' head on encoders is RoBERTa's; text-to-text backbones have none
+        readout = ReadoutConfig.model_validate({"head": "mlp", **preset(method_name, backbone.kind).get("readout", {})})
+        try:
+            model = make_task_model(task, (METHODS[method_name], config), readout, backbone, None)
+        except ConfigurationError as error:
+            if method is not None:
+                raise
+            skipped.append((name, str(error)))  # n of PHM may not divide this backbone's width
+            continue
+        found.append({"name": name, **asdict(model.counts())})
+    if as_json:
+        print_json({"backbone": like, "methods": found})
+    else:
+        columns = ["name", "gradient", "ema", "stored", "head"]
+        print_table(f"numbers added to {like}", columns, [[row[key] for key in columns] for row in found])
+    for name, reason in skipped:
+        typer.echo(f"{name} cannot be built on {like}: {reason}", err=True)
