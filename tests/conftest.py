@@ -1,17 +1,27 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Sentence and word vectors are kept on disk: in a folder of this session's own, never in the user's. Set here
+# rather than in a fixture, so that doctests and the processes that tests start have it too.
+os.environ["SOFTCUE_HOME"] = tempfile.mkdtemp(prefix="softcue-tests-")
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+HOME = os.environ["SOFTCUE_HOME"]
 sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in every test file
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HOME, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 FLOW = [
-    "errors", "types", "files", "draws", "tasks", "tokens", "prompts", "backbones", "readouts", "methods", "evaluation",
-    "training", "configuration", "data", "record", "card", "cue", "recording", "api", "inspection", "benchmarks", "cli",
+    "errors", "types", "files", "draws", "phm", "tasks", "tokens", "prompts", "backbones", "representations",
+    "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue", "recording", "api", "inspection", "benchmarks", "cli",
 ]  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -48,7 +48,9 @@ def test_only_backbones_and_benchmarks_import_models_of_transformers() -> None:
 
 
 def test_shared_code_never_asks_for_a_methods_name() -> None:
-    names = re.compile(r"""["'](prompt-tuning|no-prompt)["']""")
+    from softcue.methods import METHODS
+
+    names = re.compile(rf"""["']({"|".join(METHODS)})["']""")
     for package in ("training", "backbones", "prompts", "readouts"):
         for path in (SOURCE / package).rglob("*.py"):
             assert not names.search(path.read_text("utf-8")), path

@@ -1,25 +1,35 @@
-"""Test-only methods that use every part of the contract: prompts that read the input, on every layer."""
+"""The cases of the conformance suite: every method with settings that fit tiny backbones, and two test-only methods
+that use every part of the contract, prompts that read the input on every layer."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import replace
+from functools import cache
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from softcue.backbones import Backbone, pooled
-from softcue.methods import METHODS, Method, MethodConfig, TaskModel
+from softcue.methods import METHODS, Method, MethodConfig, TaskModel, make_task_model
+from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.prompted import Prompted, PromptedConfig
 from softcue.prompts import PromptEncoder
 from softcue.prompts.encoder import whole_prompt
-from softcue.readouts import ReadoutConfig, make_readout
+from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
-from softcue.types import Example, Instance, Prompt
+from softcue.types import Example, Instance, LayerPrompt, Prompt
 
+Settings = dict[str, object]
 TASK = Task(
     name="toy",
-    labels={"a": Label(words="account"), "b": Label(words="billing"), "c": Label(words="my order")},
+    labels={
+        "a": Label(words="account", description="It is about an account"),
+        "b": Label(words="billing", description="It is about a bill"),
+        "c": Label(words="my order", description="It is about an order"),
+    },
 )
 PAIRS = Task(name="pairs", text=("first", "second"), labels={"same": Label(words="yes"), "other": Label(words="no")})
 EXAMPLES = [
@@ -46,12 +56,14 @@ class ReadingEncoder(PromptEncoder):
         summary = pooled(instance.embeds, instance.mask, "mean")
         tokens = self.start(summary).view(len(summary), self.prompt_length, -1) + self.base
 
-        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> Tensor:
+        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+            if layer == 0:
+                return None
             summary = pooled(hidden.float(), mask, "mean")
-            return self.deep(summary).view(len(summary), self.prompt_length, -1) * layer
+            states = self.deep(summary).view(len(summary), self.prompt_length, -1) * layer
+            return LayerPrompt(states, torch.full((len(summary),), not self.replaces))
 
-        replaces = torch.full((len(summary),), self.replaces)
-        return replace(whole_prompt(tokens), deeper=deeper, replaces=replaces)
+        return replace(whole_prompt(tokens), deeper=deeper)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         return [self.base]
@@ -69,29 +81,84 @@ class Toy(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         assert isinstance(config, ToyConfig)
         encoder = ReadingEncoder(config.prompt_length, backbone.width, backbone.hidden_width, config.replaces)
-        return cls(encoder, config.insert_at)
+        return cls(encoder, config)
 
 
-ALL_METHODS: dict[str, tuple[type[Method], dict[str, object]]] = {
-    **{name: (method, {}) for name, method in METHODS.items()},
+@cache
+def word_vectors() -> str:
+    """A GloVe text file with some words of the examples."""
+    words = [word.strip(".").lower() for example in EXAMPLES[:3] for word in example.texts[0].split()]
+    numbers = torch.randn(len(words), 8, generator=torch.Generator().manual_seed(2)).tolist()
+    lines = (f"{word} {' '.join(f'{value:.4f}' for value in row)}" for word, row in zip(words, numbers, strict=True))
+    with tempfile.NamedTemporaryFile("w", dir=os.environ["SOFTCUE_HOME"], suffix=".txt", delete=False) as file:
+        file.write("\n".join(lines) + "\n")
+    return file.name
+
+
+# Sizes that divide the tiny width 32, and first numbers far enough from zero to be seen in the output.
+_PHM: Settings = {"phm_n": 4, "bottleneck": 8, "factor_std": 0.5, "init_std": 0.5}
+_DNN: Settings = {"bottleneck": 8, "init_std": 0.5}
+_DEEP: Settings = {"init_std": 0.5}
+
+# Each mechanism once; these run on every family of backbones.
+EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
+    "prompt-tuning": (METHODS["prompt-tuning"], {}),
+    "m-idpg-phm": (METHODS["m-idpg-phm"], _PHM),
+    "prefix-tuning": (METHODS["prefix-tuning"], _DEEP),
+    "adapter": (METHODS["adapter"], {"bottleneck": 8, "init_std": 0.5, "up_std": 0.5}),
     "toy-add": (Toy, {}),
     "toy-replace": (Toy, {"replaces": True}),
 }
+# The other methods and settings; these run on one family of each kind.
+ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
+    "s-idpg-phm": (METHODS["s-idpg-phm"], _PHM),
+    "s-idpg-dnn": (METHODS["s-idpg-dnn"], _DNN),
+    "m-idpg-dnn": (METHODS["m-idpg-dnn"], _DNN),
+    "m-idpg-phm-glove": (METHODS["m-idpg-phm-glove"], {**_PHM, "glove_width": 8}),
+    "m-idpg-phm S": (METHODS["m-idpg-phm"], {**_PHM, "sharing": "S"}),
+    "m-idpg-phm L": (METHODS["m-idpg-phm"], {**_PHM, "sharing": "L"}),
+    "m-idpg-phm first": (METHODS["m-idpg-phm"], {**_PHM, "input": "first"}),
+    "m-idpg-phm replace": (METHODS["m-idpg-phm"], {**_PHM, "rule": "replace"}),
+    "m-idpg-phm kv": (METHODS["m-idpg-phm"], {**_PHM, "rule": "kv"}),
+    "m-idpg-phm words": (METHODS["m-idpg-phm"], {**_PHM, "representation": "words"}),
+    "m-idpg-phm normed": (METHODS["m-idpg-phm"], {**_PHM, "residual": True, "layer_norm": True}),
+    "p-tuning-v2": (METHODS["p-tuning-v2"], _DEEP),
+    "p-tuning-v2 deeper": (METHODS["p-tuning-v2"], {**_DEEP, "layers": "1,2"}),
+    "p-tuning-v2 replace": (METHODS["p-tuning-v2"], {**_DEEP, "rule": "replace"}),
+    "p-tuning-v2 kv": (METHODS["p-tuning-v2"], {**_DEEP, "rule": "kv"}),
+    "prefix-tuning network": (METHODS["prefix-tuning"], {**_DEEP, "reparameterise": 8}),
+    "compacter": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7}),
+    "compacter one A": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7, "share_a": "all"}),
+    "fine-tuning": (METHODS["fine-tuning"], {}),
+    "efl": (METHODS["efl"], {}),
+    "linear-probe": (METHODS["linear-probe"], {}),
+    "no-prompt": (METHODS["no-prompt"], {}),
+}
+_KNOWN = {method_class for method_class, _ in (*EVERYWHERE.values(), *ELSEWHERE.values())}
+EVERYWHERE |= {name: (method, {}) for name, method in METHODS.items() if method not in _KNOWN}  # a new one joins
+CASES = {**EVERYWHERE, **ELSEWHERE}
 
 
 def make_model(
-    backbone: Backbone, method: str = "prompt-tuning", task: Task = TASK, readout: dict[str, object] | None = None,
+    backbone: Backbone, case: str = "prompt-tuning", task: Task = TASK, readout: Settings | None = None,
     seed: int = 0, **settings: object,
 ) -> TaskModel:  # fmt: skip
-    """A task model with visible numbers: prompts and heads far from zero."""
+    """A task model with visible numbers: prompts, heads and changed weights far from zero."""
     torch.manual_seed(seed)
-    method_class, fixed = ALL_METHODS[method]
-    values: dict[str, object] = {"name": method, **fixed, **settings}
+    method_class, fixed = CASES[case]
+    values: Settings = {"name": case.split()[0], **fixed, **settings}
     if "prompt_length" in method_class.Config.model_fields:
         values.setdefault("prompt_length", 4)
+    if method_class is METHODS["m-idpg-phm-glove"]:
+        values.setdefault("glove", word_vectors())
     config = method_class.Config.model_validate(values)
-    built = method_class.build(config, backbone, task, torch.Generator().manual_seed(seed))
-    model = TaskModel(task, built, make_readout(ReadoutConfig.model_validate(readout or {}), task, backbone), backbone)
+    generator = torch.Generator().manual_seed(seed)
+    model = make_task_model(
+        task, (method_class, config), ReadoutConfig.model_validate(readout or {}), backbone, generator
+    )
     for parameter in model.readout.parameters():
         parameter.data.normal_(std=0.5)
+    if isinstance(model.method, FineTuning):  # starts as a copy: move it away
+        for parameter in model.method.parameters():
+            parameter.data += 0.05 * torch.randn(parameter.shape)
     return model.eval()

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from tiny import tiny
-from torch import Tensor
+from tiny import ONE_OF_EACH_KIND, tiny, tiny_model, tiny_tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
 from toy import EXAMPLES, make_model
 
-from softcue.backbones.injection import lay_out
+from softcue.backbones import Backbone, Reading
+from softcue.backbones.architectures import ARCHITECTURES
+from softcue.backbones.layout import Layout, lay_out
+from softcue.draws import places_in_batch
+from softcue.methods import TaskModel
 from softcue.tokens import PaddingSide, collate
-from softcue.types import Batch, Instance, Tokens
+from softcue.types import Batch, Instance, LayerPrompt, Prompt, Tokens
 
 PAD = 99.0
 
@@ -79,42 +87,85 @@ def test_gradient_reaches_each_prompt_vector_once_per_row() -> None:
     assert torch.equal(prompt.grad[..., 0], prompt_mask.float())
 
 
+def batch_of(model: TaskModel, backbone: Backbone) -> Batch:
+    return collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id)
+
+
+def reading_of(model: TaskModel, backbone: Backbone, batch: Batch) -> Reading:
+    return model.read(model.method.on(backbone), batch)[0]
+
+
+@torch.no_grad()
 def test_no_deep_prompt_reaches_another_backbone_or_a_later_pass() -> None:
     backbone, other = tiny("bert"), tiny("roberta")
     model = make_model(backbone, "toy-add")
-    batch = collate([model.tokens(example) for example in EXAMPLES], 0)
+    batch = batch_of(model, backbone)
     embeds = backbone.embed(batch.ids)
     prompt = model.method.prompt(Instance(embeds, batch.mask))
     assert prompt is not None
     plain = other.read(batch, None, other.embed(batch.ids)).text()
-    asked = 0
+    asked: list[int] = []
     whole = prompt.deeper
     assert whole is not None
 
-    def nested(layer: int, hidden: Tensor, mask: Tensor) -> Tensor:
-        nonlocal asked
-        asked += 1
+    def nested(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        asked.append(layer)
         inner = other.read(batch, None, other.embed(batch.ids)).text()  # another backbone while ours is active
         torch.testing.assert_close(inner, plain)
         return whole(layer, hidden, mask)
 
     backbone.read(batch, replace(prompt, deeper=nested), embeds).text()
-    assert asked == backbone.num_layers - 1
+    assert asked == list(range(backbone.num_layers))
     backbone.read(batch, None, embeds).text()
-    assert asked == backbone.num_layers - 1
+    assert asked == list(range(backbone.num_layers))
 
 
-def test_two_threads_share_a_backbone() -> None:
+@torch.no_grad()
+def test_a_plain_pass_within_a_prompted_one_of_the_same_backbone_is_plain() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, "prefix-tuning")
+    batch = batch_of(model, backbone)
+    embeds = backbone.embed(batch.ids)
+    plain = backbone.read(batch, None, embeds).text()
+    expected = reading_of(model, backbone, batch).text()
+    prompt = model.method.prompt(Instance(embeds, batch.mask))
+    assert prompt is not None
+    whole = prompt.deeper
+    assert whole is not None
+
+    def nested(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        assert torch.equal(backbone.read(batch, None, embeds).text(), plain)
+        return whole(layer, hidden, mask)
+
+    assert torch.equal(backbone.read(batch, replace(prompt, deeper=nested), embeds).text(), expected)
+
+
+@pytest.mark.parametrize("case", ["toy-add", "prefix-tuning", "adapter", "fine-tuning"])
+@torch.no_grad()
+def test_a_pass_leaves_the_shared_backbone_as_it_was(case: str) -> None:
+    for family in ONE_OF_EACH_KIND:
+        backbone = tiny(family)
+        model = make_model(backbone, case)
+        batch = batch_of(model, backbone)
+        embeds = backbone.embed(batch.ids)
+        before = backbone.read(batch, None, embeds).text()
+        changed = reading_of(model, backbone, batch).text()
+        assert torch.equal(backbone.read(batch, None, embeds).text(), before)
+        assert not torch.allclose(changed, before, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["toy-add", "prefix-tuning", "adapter"])
+def test_two_threads_share_a_backbone(case: str) -> None:
     backbone = tiny("gpt2")
-    models = [make_model(backbone, "toy-add", seed=seed) for seed in (1, 2)]
-    batch = collate([models[0].tokens(example) for example in EXAMPLES], 0)
+    models = [make_model(backbone, case, seed=seed) for seed in (1, 2)]
+    batch = batch_of(models[0], backbone)
 
     def states(number: int) -> Tensor:
         with torch.no_grad():
-            embeds = backbone.embed(batch.ids)
-            return backbone.read(batch, models[number].method.prompt(Instance(embeds, batch.mask)), embeds).text()
+            return reading_of(models[number], backbone, batch).text()
 
     expected = [states(0), states(1)]
+    assert not torch.allclose(*expected, atol=1e-3)
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -130,23 +181,384 @@ def test_two_threads_share_a_backbone() -> None:
     assert not wrong
 
 
-def test_two_backbones_on_one_model_ask_for_each_deep_prompt_once() -> None:
-    from softcue.backbones import Backbone
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("case", ["toy-add", "prefix-tuning", "adapter"])
+@torch.no_grad()
+def test_backbones_on_one_model_and_on_its_twins_take_each_part_once(family: str, case: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, case)
+    batch = batch_of(model, backbone)
+    expected = reading_of(model, backbone, batch).text()
+    same = Backbone(backbone.model, backbone.tokenizer, "same")
+    for other in (same, backbone.twin(), backbone.twin().twin()):
+        torch.testing.assert_close(reading_of(model, other, batch).text(), expected)
+        asked: list[int] = []
+        reading = reading_of(model, other, batch)
+        if reading.prompt is None or (whole := reading.prompt.deeper) is None:
+            continue
 
+        def counted(layer: int, hidden: Tensor, mask: Tensor, whole: Any = whole, asked: Any = asked) -> Any:
+            asked.append(layer)
+            return whole(layer, hidden, mask)
+
+        replace(reading, prompt=replace(reading.prompt, deeper=counted)).text()
+        assert asked == list(range(backbone.num_layers))
+
+
+def test_a_twin_shares_all_weights_it_is_not_given() -> None:
+    backbone = tiny("t5")
+    name, value = next(iter(backbone.model.named_parameters()))
+    own = nn.Parameter(value.detach() + 1)
+    twin = backbone.twin({name: own})
+    assert own.requires_grad
+    for other_name, other in twin.model.named_parameters():
+        assert other is (own if other_name == name else backbone.model.get_parameter(other_name))
+    # T5's word embeddings serve encoder, decoder and output: the twin's are tied likewise
+    assert twin.model.get_output_embeddings().weight is twin.model.get_input_embeddings().weight is own
+
+
+def test_dropout_of_the_backbone_is_on_in_one_view_only() -> None:
     backbone = tiny("bert")
-    twin = Backbone(backbone.model, backbone.tokenizer, "twin")
-    model = make_model(backbone, "toy-add")
-    batch = collate([model.tokens(example) for example in EXAMPLES], 0)
+    batch = batch_of(make_model(backbone, "no-prompt"), backbone)
+    embeds = backbone.embed(batch.ids)
+    with torch.no_grad():
+        plain = backbone.read(batch, None, embeds).text()
+        noisy = [backbone.with_dropout.read(batch, None, embeds).text() for _ in range(2)]
+        assert torch.equal(backbone.read(batch, None, embeds).text(), plain)
+    assert not torch.allclose(noisy[0], plain, atol=1e-2)
+    assert not torch.allclose(noisy[0], noisy[1], atol=1e-2)
+    assert backbone.with_dropout.word_table is backbone.word_table
+
+
+FAMILIES = list(ARCHITECTURES)
+
+
+@contextmanager
+def calls_of(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The first input and the output of each module, as they really were."""
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        entered = args[0] if args else kwargs["hidden_states"]
+        found.append((entered, output if isinstance(output, Tensor) else output[0]))
+
+    handles = [module.register_forward_hook(keep, with_kwargs=True) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_layers_prompt_is_added_or_takes_the_place_of_states_and_text_states_stay(family: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, "prompt-tuning")
+    batch = batch_of(model, backbone)
     embeds = backbone.embed(batch.ids)
     prompt = model.method.prompt(Instance(embeds, batch.mask))
-    torch.testing.assert_close(twin.read(batch, prompt, embeds).text(), backbone.read(batch, prompt, embeds).text())
+    states = torch.randn(len(EXAMPLES), 4, backbone.hidden_width)
+    adds = torch.tensor([True, False, True, False, False])
+    assert prompt is not None
+
+    def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        return LayerPrompt(states, adds) if layer == 1 else LayerPrompt(states) if layer == 2 else None
+
+    reading = backbone.read(batch, replace(prompt, deeper=deeper), embeds)
+    with calls_of(list(backbone.layers)) as calls:
+        reading.text()
+    for layer, always_adds in ((1, False), (2, True)):
+        before, after = calls[layer - 1][1], calls[layer][0]
+        assert torch.equal(after[~reading.layout.is_prompt], before[~reading.layout.is_prompt])
+        old, new = at_prompt(reading.layout, before), at_prompt(reading.layout, after)
+        for row in range(len(EXAMPLES)):
+            expected = states[row] + old[row] if always_adds or adds[row] else states[row]
+            torch.testing.assert_close(new[row], expected)
+
+
+class Recorded(nn.Module):
+    """Notes its number and returns zeros."""
+
+    def __init__(self, number: int, asked: list[int]) -> None:
+        super().__init__()
+        self.number, self.asked = number, asked
+
+    def forward(self, output: Tensor) -> Tensor:
+        self.asked.append(self.number)
+        return torch.zeros_like(output)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_sublayers_are_all_that_a_layer_adds_to_its_input_and_each_has_its_own_change(family: str) -> None:
+    backbone = tiny(family)
+    batch = batch_of(make_model(backbone, "no-prompt"), backbone)
     asked: list[int] = []
-    assert prompt is not None and prompt.deeper is not None
-    whole = prompt.deeper
+    seen = backbone.with_sublayers([Recorded(number, asked) for number in range(len(backbone.sublayers))])
+    reading = seen.read(batch, None, seen.embed(batch.ids))
+    with calls_of(list(backbone.layers)) as calls:
+        reading.hidden()
+    num_reading = 2 * backbone.num_layers
+    assert asked == list(range(num_reading))  # attention, feed-forward, layer by layer
+    for entered, left in calls:  # nothing is added, so a layer gives what it got, normalised if it closes with that
+        norm = functional.layer_norm(entered, entered.shape[-1:])
+        assert min(float((left - entered).abs().max()), float((left - norm).abs().max())) < 1e-3
+    asked.clear()
+    if backbone.kind == "encoder-decoder":
+        reading.target_logits(batch.target_ids)
+        assert asked == list(range(num_reading, len(backbone.sublayers)))
 
-    def counted(layer: int, hidden: Tensor, mask: Tensor) -> Tensor:
-        asked.append(layer)
-        return whole(layer, hidden, mask)
 
-    twin.read(batch, replace(prompt, deeper=counted), embeds).text()
-    assert asked == [1, 2]
+# Keys and values
+
+
+WITH_KEYS = [name for name, entry in ARCHITECTURES.items() if entry.keys_values is not None]
+
+
+def at_prompt(layout: Layout, values: Tensor) -> Tensor:
+    """What stands at each prompt token's position. [B S X] -> [B P X]"""
+    rows = []
+    for index, row in zip(layout.index.tolist(), values, strict=True):
+        rows.append(torch.stack([row[index.index(number)] for number in range(layout.prompt_length)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("family", WITH_KEYS)
+@torch.no_grad()
+def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_prompt(family: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, "prompt-tuning")
+    batch = batch_of(model, backbone)
+    embeds = backbone.embed(batch.ids)
+    words = model.method.prompt(Instance(embeds, batch.mask))
+    assert words is not None
+    reading = backbone.read(batch, words, embeds)
+    entry = ARCHITECTURES[family].keys_values
+    assert entry is not None
+    found: dict[tuple[int, str], Tensor] = {}
+
+    def keep(number: int, which: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            own = output  # [B S K], or queries, keys and values together
+            if entry.packing == "in a row":
+                own = output[..., 32:64] if which == "keys" else output[..., 64:]
+            elif entry.packing == "by head":
+                first = 8 if which == "keys" else 16  # each of four heads has 8 of each
+                own = torch.cat([output[..., start + first : start + first + 8] for start in range(0, 96, 24)], dim=2)
+            found[number, which] = at_prompt(reading.layout, own)
+
+        return hook
+
+    handles = [
+        layer.get_submodule(path).register_forward_hook(keep(number, which))
+        for number, layer in enumerate(backbone.layers)
+        for which, path in (("keys", entry.key), ("values", entry.value))
+    ]
+    expected = reading.text()
+    for handle in handles:
+        handle.remove()
+    assert found[0, "keys"].shape == (len(EXAMPLES), 4, backbone.key_width)
+
+    def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt:
+        return LayerPrompt(keys=found[layer, "keys"], values=found[layer, "values"])
+
+    given = replace(words, tokens=torch.zeros_like(words.tokens), deeper=deeper)
+    mask = batch.mask
+    torch.testing.assert_close(backbone.read(batch, given, embeds).text()[mask], expected[mask], rtol=1e-4, atol=1e-4)
+    without = backbone.read(batch, replace(given, deeper=None), embeds).text()
+    assert not torch.allclose(without[mask], expected[mask], atol=1e-2)
+
+
+@pytest.mark.parametrize("family", WITH_KEYS)
+@torch.no_grad()
+def test_with_keys_and_values_the_states_at_the_prompt_reach_no_text(family: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, "prefix-tuning")
+    batch = batch_of(model, backbone)
+    embeds = backbone.embed(batch.ids)
+    prompt = model.method.prompt(Instance(embeds, batch.mask))
+    assert prompt is not None
+    other = replace(prompt, tokens=torch.randn(prompt.tokens.shape) * 3)
+    one, two = backbone.read(batch, prompt, embeds), backbone.read(batch, other, embeds)
+    torch.testing.assert_close(one.text()[batch.mask], two.text()[batch.mask], rtol=1e-4, atol=1e-4)
+    differences = (one.hidden() - two.hidden()).abs()[one.layout.is_prompt]
+    assert float(differences.max()) > 1e-2  # they do change there
+
+
+def own_projections(family: str, layer: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values by the frozen weights alone. [S D] -> each [S heads 8]"""
+    if family == "bert":
+        own = layer.attention.self
+        weights = [(part.weight, part.bias) for part in (own.query, own.key, own.value)]
+    elif family == "t5":
+        own = layer.layer[0].SelfAttention
+        weights = [(part.weight, None) for part in (own.q, own.k, own.v)]
+    elif family == "llama":
+        own = layer.self_attn
+        weights = [(part.weight, None) for part in (own.q_proj, own.k_proj, own.v_proj)]
+    elif family == "gpt2":  # its matrix is turned round: [D 3D]
+        own = layer.attn.c_attn
+        weights = [(own.weight[:, at : at + 32].T, own.bias[at : at + 32]) for at in (0, 32, 64)]
+    else:
+        own = layer.attention.query_key_value
+        rows = [[head * 24 + part * 8 + n for head in range(4) for n in range(8)] for part in range(3)]
+        weights = [(own.weight[part], own.bias[part]) for part in rows]
+    query, key, value = (functional.linear(states, w, b).view(len(states), -1, 8) for w, b in weights)
+    return query, key, value
+
+
+def rotated(vectors: Tensor, size: int) -> Tensor:
+    """Rotary positions from 0, on the first `size` numbers of each head. [S heads 8]"""
+    found = vectors.clone()
+    for position in range(len(vectors)):
+        for number in range(size // 2):
+            angle = torch.tensor(position * 10000.0 ** (-2 * number / size))
+            x, y = vectors[position, :, number], vectors[position, :, number + size // 2]
+            found[position, :, number] = x * angle.cos() - y * angle.sin()
+            found[position, :, number + size // 2] = y * angle.cos() + x * angle.sin()
+    return found
+
+
+# family -> where the first layer's attention has its frozen key projection, and what takes the heads' outputs
+ATTENTIONS = {
+    "bert": ("attention.self.key", "attention.output.dense"),
+    "t5": ("layer.0.SelfAttention.k", "layer.0.SelfAttention.o"),
+    "gpt2": ("attn.c_attn", "attn.c_proj"),
+    "llama": ("self_attn.k_proj", "self_attn.o_proj"),
+    "gpt_neox": ("attention.query_key_value", "attention.dense"),
+}
+
+
+@contextmanager
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    found: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("family", ATTENTIONS)
+@pytest.mark.parametrize("insert_at", ["front", "end"])
+@torch.no_grad()
+def test_text_attends_to_exactly_the_trained_keys_and_values(family: str, insert_at: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, "prefix-tuning", insert_at=insert_at)
+    batch = batch_of(model, backbone)
+    reading = reading_of(model, backbone, batch)
+    layer: Any = backbone.layers[0]
+    entering, leaving = (layer.get_submodule(path) for path in ATTENTIONS[family])
+    with inputs_of(entering) as states, inputs_of(leaving) as outputs:
+        reading.text()
+    trained = model.method.encoder.prompts[0]  # type: ignore[union-attr, index]
+    width = backbone.key_width
+    trained_keys, trained_values = (part.view(4, -1, 8) for part in (trained[:, :width], trained[:, width:]))
+    for row in range(len(EXAMPLES)):
+        real = reading.layout.mask[row]
+        index = reading.layout.index[row][real].tolist()  # below 4: which prompt token stands there
+        query, key, value = own_projections(family, layer, states[0][row][real])
+        for slot, number in enumerate(index):
+            if number < 4:
+                key[slot], value[slot] = trained_keys[number], trained_values[number]
+        if family in ("llama", "gpt_neox"):
+            size = 8 if family == "llama" else 2  # GPT-NeoX turns a quarter
+            query, key = rotated(query, size), rotated(key, size)
+        bias = layer.layer[0].SelfAttention.compute_bias(len(index), len(index))[0] if family == "t5" else None
+        for slot, number in enumerate(index):
+            if number < 4:
+                continue
+            last = slot + 1 if backbone.kind == "decoder" else len(index)  # a decoder does not look ahead
+            heads = []
+            for head in range(4):
+                kept = head * key.shape[1] // 4  # LLaMA has two heads of keys for four of queries
+                scores = key[:last, kept] @ query[slot, head]
+                scores = scores + bias[head, slot, :last] if bias is not None else scores / 8**0.5
+                heads.append(scores.softmax(0) @ value[:last, kept])
+            found = outputs[0][row][real][slot]
+            torch.testing.assert_close(found, torch.cat(heads), rtol=1e-4, atol=1e-5)
+
+
+# Gradient checkpointing
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [
+        ("prompt-tuning", {}),
+        ("m-idpg-phm", {"dropout": 0.3}),
+        ("m-idpg-phm kv", {"dropout": 0.3, "representation_dropout": True}),
+        ("prefix-tuning", {}),
+        ("adapter", {"dropout": 0.3}),
+        ("fine-tuning", {"dropout": True}),
+    ],
+)
+def test_layers_run_again_give_the_same_loss_and_gradients(family: str, case: str, settings: dict[str, object]) -> None:
+    plain, again = (trained_once(family, case, settings, checkpoints) for checkpoints in (False, True))
+    assert again["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    assert (plain["loss"] == pytest.approx(plain["loss without noise"], rel=1e-6)) == (not settings)
+    assert set(again["gradients"]) == set(plain["gradients"])
+    for name, gradient in plain["gradients"].items():
+        torch.testing.assert_close(again["gradients"][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    assert any(float(gradient.abs().max()) > 1e-3 for gradient in plain["gradients"].values())
+    assert plain["runs"] == [1, 1, 1]
+    assert again["runs"] == [2, 2, 2]
+    assert again["asked"] == plain["asked"]  # a prompt is made once
+    assert again["kept"] < plain["kept"] / 1.5
+
+
+def trained_once(family: str, case: str, settings: dict[str, object], checkpoints: bool) -> dict[str, Any]:
+    """One backward pass on a backbone of its own, and what it took."""
+    backbone = Backbone(tiny_model(family), tiny_tokenizer(family), f"tiny-{family}")
+    if checkpoints:
+        backbone.checkpoint_layers()
+    model = make_model(backbone, case, readout={"dropout": 0.0}, **settings)
+    batch = batch_of(model, backbone)
+    _ = backbone.with_dropout  # made now, so that it does not inherit what counts below
+    with torch.no_grad():
+        without_noise = float(model(backbone, batch)[0].total)
+    model.train()
+    layers = model.method.on(backbone).layers
+    runs = [0] * len(layers)
+    for number, layer in enumerate(layers):
+
+        def count(module: nn.Module, args: Any, number: int = number) -> None:
+            runs[number] += 1
+
+        inside = next(part for part in layer.modules() if isinstance(part, nn.Linear | nn.LayerNorm))
+        inside.register_forward_pre_hook(count)
+    asked: list[int] = []
+    original = model.method.prompt
+
+    def spy(instance: Instance) -> Prompt | None:
+        prompt = original(instance)
+        if prompt is None or prompt.deeper is None:
+            return prompt
+        whole = prompt.deeper
+
+        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+            asked.append(layer)
+            return whole(layer, hidden, mask)
+
+        return replace(prompt, deeper=deeper)
+
+    model.method.prompt = spy  # type: ignore[method-assign]
+    kept = 0
+
+    def pack(values: Tensor) -> Tensor:
+        nonlocal kept
+        kept += values.numel() * values.element_size()
+        return values
+
+    torch.manual_seed(7)
+    counting = torch.autograd.graph.saved_tensors_hooks(pack, lambda values: values)
+    with counting, places_in_batch([4, 0, 2, 5, 1], 6):  # noise by place: over when the layers run again
+        loss, aux_loss = model(backbone, batch)
+    total = loss.total + aux_loss
+    torch.manual_seed(8)
+    total.backward()
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    return {"loss": total.item(), "loss without noise": without_noise, "gradients": gradients, "runs": runs,
+            "asked": asked, "kept": kept}  # fmt: skip

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from tiny import DECODERS, ENCODERS, tiny
-from toy import EXAMPLES, TASK, make_model
+from tiny import DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny
+from toy import EVERYWHERE, EXAMPLES, TASK, make_model
 
-from softcue.backbones import pooled
+from softcue.backbones import Backbone, pooled
 from softcue.errors import BackboneError
 from softcue.tokens import Wording, collate
 from softcue.types import Example
@@ -46,7 +48,7 @@ def test_unprompted_states_are_the_models_own(family: str) -> None:
 def test_target_logits_are_those_of_the_model_with_labels(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "no-prompt")
-    batch = collate([model.tokens(EXAMPLES[0], with_answer=True)], 0)
+    batch = collate(model.rows(backbone, EXAMPLES[:1], with_answer=True), 0)
     found = backbone.read(batch, None, backbone.embed(batch.ids)).target_logits(batch.target_ids)
     own = backbone.model(input_ids=batch.ids, labels=batch.target_ids).logits
     torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
@@ -64,17 +66,21 @@ def test_an_encoder_refuses_to_write_text() -> None:
         make_model(backbone, readout={"name": "generation"})
 
 
-@torch.no_grad()
-def test_a_bfloat16_backbone_keeps_prompts_and_outputs_in_float32() -> None:
-    import copy
-
-    from softcue.backbones import Backbone
-
-    plain = tiny("gpt2")
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("case", [*EVERYWHERE, "m-idpg-phm kv", "fine-tuning"])
+def test_on_a_bfloat16_backbone_trained_numbers_and_outputs_stay_in_float32(family: str, case: str) -> None:
+    plain = tiny(family)
     backbone = Backbone(copy.deepcopy(plain.model).bfloat16(), plain.tokenizer, "half")
-    model = make_model(backbone)
-    batch = collate([model.tokens(Example(("My invoice",), "a"), with_answer=True)], 0)
-    loss, _ = model(backbone, batch)
-    exact, _ = make_model(plain)(plain, batch)
-    assert loss.total.dtype == torch.float32
-    assert float(loss.total) == pytest.approx(float(exact.total), rel=0.05)
+    found = []
+    for one in (plain, backbone):
+        model = make_model(one, case)
+        batch = collate(model.rows(one, [Example(("My invoice",), "a")], with_answer=True), 0)
+        loss, _ = model(one, batch)
+        loss.total.backward()
+        assert loss.total.dtype == torch.float32
+        for name, parameter in model.named_parameters():
+            assert parameter.dtype == torch.float32, name
+            assert parameter.grad is None or bool(parameter.grad.isfinite().all()), name
+        found.append(loss.total.item())
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+    assert backbone.dtype == torch.bfloat16

@@ -16,7 +16,7 @@ from softcue.methods import TaskModel
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import Label, Task
 from softcue.tokens import answer_tokens, collate
-from softcue.types import Example, Instance
+from softcue.types import Example
 
 SCORES = Task(name="scores", kind="regression")
 WRITING = Task(name="writing", kind="generation")
@@ -24,10 +24,8 @@ WRITING = Task(name="writing", kind="generation")
 
 def reading_of(model: TaskModel, family: str, examples: list[Example], with_target: bool = False):  # type: ignore[no-untyped-def]
     backbone = tiny(family)
-    batch = collate([model.tokens(example, with_answer=True) for example in examples], 0)
-    embeds = backbone.embed(batch.ids)
-    prompt = model.method.prompt(Instance(embeds, batch.mask))
-    return backbone.read(batch, prompt, embeds, with_target=with_target), batch
+    batch = collate(model.rows(backbone, examples, with_answer=True), 0)
+    return model.read(model.method.on(backbone), batch, with_target)[0], batch
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
@@ -111,11 +109,9 @@ def test_label_words_are_a_softmax_over_their_words_alone(family: str) -> None:
         answers = [answer_tokens(backbone.tokenizer, backbone.kind, word) for word in ("the", "is")]
         place = next(i for i, token in enumerate(answers[0]) if token not in special)
         ids = [answer[place] for answer in answers]
-        rows = [replace(model.tokens(example), target_ids=answers[0]) for example in EXAMPLES]
+        rows = [replace(row, target_ids=answers[0]) for row in model.rows(backbone, EXAMPLES)]
         forced = collate(rows, 0)
-        embeds = backbone.embed(forced.ids)
-        prompt = model.method.prompt(Instance(embeds, forced.mask))
-        logits = backbone.read(forced, prompt, embeds, with_target=True).target_logits(forced.target_ids)[:, place]
+        logits = model.read(backbone, forced, with_target=True)[0].target_logits(forced.target_ids)[:, place]
     expected = logits[:, ids].softmax(-1)
     for row, answer in enumerate(model.readout.predict(reading)):
         assert list((answer.scores or {}).values()) == pytest.approx(expected[row].tolist(), rel=1e-3)
@@ -176,7 +172,8 @@ def test_labels_must_differ_in_their_words(words: tuple[str, str]) -> None:
 
 def test_a_long_answer_is_cut_but_keeps_its_end_and_is_counted() -> None:
     model = make_model(tiny("t5"), task=WRITING, readout={"max_new_tokens": 4})
-    tokens = model.tokens(Example(("hello",), "a very long answer that does not fit"), with_answer=True)
+    example = Example(("hello",), "a very long answer that does not fit")
+    (tokens,) = model.rows(tiny("t5"), [example], with_answer=True)
     assert len(tokens.target_ids) == 4
     assert tokens.target_ids[-1] == tiny("t5").tokenizer.eos_token_id
     assert tokens.is_truncated

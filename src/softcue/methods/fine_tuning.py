@@ -40,6 +40,10 @@ class FineTuning(Method):
         weights = {name: nn.Parameter(value.detach().clone().float()) for name, value in backbone.weights().items()}
         return cls(weights, config)
 
+    def prompt_parameters(self) -> list[nn.Parameter]:
+        """The backbone's weights take `prompt_rate`, so that a new head can learn faster than they do."""
+        return list(self.weights.values())
+
     def on(self, backbone: Backbone) -> Backbone:
         """A twin of the backbone that has these weights."""
         if self._twin is None or self._twin[0] != id(backbone):

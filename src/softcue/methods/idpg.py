@@ -43,7 +43,8 @@ class IDPGConfig(DeepConfig, InitialConfig):
         "backbone", description="M(x): the frozen backbone's states, its word embeddings, or GloVe vectors"
     )
     pooling: Literal["auto", "cls", "mean", "last"] = Field(
-        "auto", description="how M(x) is taken from states; auto follows the backbone's own pooling config"
+        "auto",
+        description="how M(x) is taken from states; auto: the backbone's own way, of words the mean",
     )
     representation_dropout: bool = Field(
         False, description="the backbone's dropout on while M(x) is computed in training, as the authors' code has it"
@@ -77,7 +78,9 @@ class InstanceDependent(Prompted):
         if config.representation == "glove" and generator is not None:
             config = config.model_copy(update={"glove_digest": load_glove(config.glove).digest})
         if config.pooling == "auto":
-            config = config.model_copy(update={"pooling": backbone.natural_pooling})
+            # a single word's embedding, [CLS] or the last, says nothing of the text
+            pooling = "mean" if config.representation == "words" else backbone.natural_pooling
+            config = config.model_copy(update={"pooling": pooling})
         assert config.pooling != "auto"
         levels = levels_of(config, backbone, deepest=1 if config.depth == "single" else None)
         representation = Representation(

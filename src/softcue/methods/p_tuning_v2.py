@@ -39,23 +39,21 @@ class PTuningV2(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """A prompt for every layer."""
         assert isinstance(config, PTuningV2Config)
-        levels = levels_of(config, backbone)
-        first = [
-            _first(config, config.prompt_length, levels.width_of(level), generator) for level in levels.numbers
-        ]  # fmt: skip
-        return cls(cls._encoder(config, levels, first, backbone), config)
+        return cls(cls._encoder(config, levels_of(config, backbone), backbone, generator), config)
 
     @classmethod
-    def _encoder(cls, config: PTuningV2Config, levels: Levels, first: list[Tensor], backbone: Backbone) -> DeepPrompt:
-        return DeepPrompt(levels, first)
+    def _encoder(
+        cls, config: PTuningV2Config, levels: Levels, backbone: Backbone, generator: torch.Generator | None
+    ) -> DeepPrompt:
+        return DeepPrompt(levels, [_first(config, levels.width_of(level), generator) for level in levels.numbers])
 
 
-def _first(config: PTuningV2Config, length: int, width: int, generator: torch.Generator | None) -> Tensor:
+def _first(config: PTuningV2Config, width: int, generator: torch.Generator | None) -> Tensor:
     if generator is None:
-        return torch.zeros(length, width)
+        return torch.zeros(config.prompt_length, width)
     if config.init == "uniform":
-        return initial.uniform(length, width, generator)
-    return torch.randn(length, width, generator=generator) * config.init_std
+        return initial.uniform(config.prompt_length, width, generator)
+    return torch.randn(config.prompt_length, width, generator=generator) * config.init_std
 
 
 class PrefixTuningConfig(PTuningV2Config):
@@ -76,9 +74,11 @@ class PrefixTuning(PTuningV2):
     paper = "Li and Liang 2021"
 
     @classmethod
-    def _encoder(cls, config: PTuningV2Config, levels: Levels, first: list[Tensor], backbone: Backbone) -> DeepPrompt:
+    def _encoder(
+        cls, config: PTuningV2Config, levels: Levels, backbone: Backbone, generator: torch.Generator | None
+    ) -> DeepPrompt:
         assert isinstance(config, PrefixTuningConfig)
         if not config.reparameterise:
-            return DeepPrompt(levels, first)
-        table = first[0][:, : backbone.width] if first[0].shape[1] >= backbone.width else first[0]
+            return super()._encoder(config, levels, backbone, generator)
+        table = _first(config, backbone.width, generator)  # [P D], however narrow the keys are
         return ReparameterisedPrompt(levels, table, config.reparameterise)

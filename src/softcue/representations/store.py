@@ -106,10 +106,8 @@ class VectorStore:
         >>> import tempfile
         >>> store = VectorStore(Path(tempfile.mkdtemp()) / "vectors.sqlite", 1 << 20)
         >>> store.put({key_of("hello"): torch.tensor([1.0, 2.0])})
-        >>> store.get([key_of("hello"), key_of("world")]) == {}
-        False
-        >>> store.get([key_of("hello")])[key_of("hello")]
-        tensor([1., 2.])
+        >>> list(store.get([key_of("hello"), key_of("world")]).values())
+        [tensor([1., 2.])]
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -121,8 +119,8 @@ class VectorStore:
             return {}
         return self._run(lambda connection: self._read(connection, keys)) or {}
 
-    def put(self, vectors: Mapping[str, Tensor]) -> None:
-        """Keep vectors, each # [R], all or none; then drop the least recently used ones above the bound."""
+    def put(self, vectors: Mapping[str, Tensor]) -> None:  # each [R]
+        """Keep vectors, all or none; then drop the least recently used ones above the bound."""
         rows: list[tuple[str, bytes]] = []
         room = self.max_bytes
         for key in reversed(list(vectors)):
@@ -147,8 +145,8 @@ class VectorStore:
                 f"SELECT key, used, checksum, data FROM entries JOIN vectors USING (place) WHERE {_is_one_of(batch)}"
             )
             for key, used, checksum, data in connection.execute(query, batch):
-                is_sound = isinstance(key, str) and isinstance(data, bytes) and checksum == _checksum(key, data)
-                if is_sound:
+                is_typed = isinstance(key, str) and isinstance(data, bytes)
+                if is_typed and checksum == _checksum(key, data):
                     found[key] = torch.from_numpy(numpy.frombuffer(data, numpy.float32).copy())  # [R]
                     if used != now:
                         stale.append(key)
@@ -181,8 +179,9 @@ class VectorStore:
     def _make_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
         """Drop the least recently used rows until so many bytes are free below the bound."""
         while (excess := _used_bytes(connection) + num_bytes - self.max_bytes) > 0:
-            size = "CAST(coalesce(size, 0) AS INTEGER)"  # damage may have made it anything
-            query = f"SELECT key, place, {size} FROM entries ORDER BY used, place LIMIT {BATCH}"
+            # the cast because damage may have made the size anything
+            number = "CAST(coalesce(size, 0) AS INTEGER)"
+            query = f"SELECT key, place, {number} FROM entries ORDER BY used, place LIMIT {BATCH}"
             oldest = connection.execute(query).fetchall()
             if not oldest:
                 connection.execute("DELETE FROM vectors")  # damage may leave some that no entry leads to

@@ -18,7 +18,9 @@ class TrainingConfig(BaseModel):
     batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
     micro_batch_size: int = Field(0, ge=0, description="rows at once in one process; 0 takes them all")
     optimizer: Literal["adafactor", "adamw"] = Field("adamw", description="adafactor is Lester et al.'s rule")
-    prompt_rate: float = Field(0.01, ge=0, description="learning rate of prompt vectors")
+    prompt_rate: float = Field(
+        0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
+    )
     network_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
     weight_decay: float = Field(0.0, ge=0, description="adafactor: per step, not times the rate; adamw: times the rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="adamw")

@@ -1,0 +1,359 @@
+"""Few-shot rows, classes' shares, swapped pairs and label descriptions, from settings to rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from softcue.configuration import TaskConfig, parse_overrides, resolve
+from softcue.data import Rows, rows_of, rows_of_run
+from softcue.errors import ConfigurationError, DataError
+from softcue.tasks import Label, Task, few_shot, library_task, sample, shares, split_off, with_labels, with_swapped
+from softcue.types import Example
+
+POOL = [Example((f"text {number}",), "ab"[number % 2]) for number in range(20)]
+
+
+def numbers(rows: list[Example]) -> list[int]:
+    return [int(row.texts[0].split()[1]) for row in rows]
+
+
+def texts_of(rows: list[Example]) -> set[tuple[str, ...]]:
+    return {row.texts for row in rows}
+
+
+# --- the split itself ---
+
+
+def test_few_shot_rows_are_these_in_every_python() -> None:
+    # The smallest of the 20 numbers of random.Random(0).random(), the same in every Python, with their places:
+    # 0.251 (15), 0.259 (3), 0.282 (12), 0.303 (7),
+    # 0.405 (5), 0.421 (2), 0.477 (8), 0.505 (11), 0.511 (4), 0.583 (9)
+    train, validation = few_shot(POOL, 4, 6, seed=0)
+    assert numbers(train) == [3, 7, 12, 15]
+    assert numbers(validation) == [2, 4, 5, 8, 9, 11]
+
+
+def test_few_shot_rows_are_the_same_in_another_process() -> None:
+    code = (
+        "import json; from softcue.tasks import few_shot; from softcue.types import Example\n"
+        "pool = [Example((f'text {n}',), 'ab'[n % 2]) for n in range(20)]\n"
+        "print(json.dumps([[row.texts for row in part] for part in few_shot(pool, 6, 9, 3, stratified=True)]))"
+    )
+    printed = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]
+    here = [[list(row.texts) for row in part] for part in few_shot(POOL, 6, 9, 3, stratified=True)]
+    assert [json.loads(found.stdout) for found in printed] == [here, here]
+
+
+def test_other_seeds_give_other_rows_in_the_rows_own_order() -> None:
+    found = [few_shot(POOL, 5, 5, seed) for seed in range(4)]
+    assert len({tuple(train) for train, _ in found}) == 4
+    for train, validation in found:
+        assert numbers(train) == sorted(numbers(train))
+        assert numbers(validation) == sorted(numbers(validation))
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_copies_of_a_text_never_fall_on_both_sides(seed: int, stratified: bool) -> None:
+    copied = [Example((f"text {number % 9}",), "abc"[number % 3]) for number in range(90)]
+    train, validation = few_shot(copied, 5, 1000, seed, stratified)
+    assert len(train) == len(texts_of(train)) == 5
+    assert len(validation) == len(texts_of(validation)) == 4  # what is left of nine distinct texts
+    assert not texts_of(train) & texts_of(validation)
+
+
+def test_first_of_contradicting_copies_counts() -> None:
+    rows = [Example(("x",), "a"), Example(("x",), "b"), Example(("y",), "b")]
+    train, validation = few_shot(rows, 1, 9, seed=0)
+    assert {*train, *validation} == {rows[0], rows[2]}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pair_and_its_mirror_image_never_fall_on_both_sides(seed: int) -> None:
+    pairs = [Example((f"{n}", f"{n + 1}")[:: 1 if side else -1], "a") for n in range(10) for side in (0, 1)]
+    train, validation = few_shot(pairs, 6, 1000, seed)
+    kept, held = split_off(pairs, 0.3, seed)
+    for one, other in ((train, validation), (kept, held)):
+        assert one and other
+        assert not {frozenset(row.texts) for row in one} & {frozenset(row.texts) for row in other}
+    assert len(train) == 6
+    assert len(kept) + len(held) == 20
+
+
+# --- shares ---
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_rows", "expected"),
+    [
+        ((5, 5), 4, (2, 2)),
+        ((5, 5), 3, (2, 1)),  # 1.5 each: the first of equals
+        ((50, 30, 20), 10, (5, 3, 2)),
+        ((41, 33, 26), 10, (4, 3, 3)),  # 4.1, 3.3, 2.6: whole rows 4+3+2, the tenth to 0.6
+        ((47, 16, 37), 5, (2, 1, 2)),  # 2.35, 0.8, 1.85: whole rows 2+0+1, then 0.85 and 0.8
+        ((98, 1, 1), 3, (1, 1, 1)),  # 2.94, 0.03, 0.03 would be 3, 0, 0
+        ((98, 1, 1), 10, (8, 1, 1)),  # 9.8, 0.1, 0.1 would be 10, 0, 0
+        ((60, 39, 1), 4, (2, 1, 1)),  # 2.4, 1.56, 0.04 would be 2, 2, 0; the second has 0.44 too many
+        ((30, 69, 1), 4, (1, 2, 1)),  # 1.2, 2.76, 0.04 would be 1, 3, 0
+        ((98, 1, 1), 2, (2, 0, 0)),  # fewer rows than classes
+        ((3, 4), 7, (3, 4)),
+    ],
+)
+def test_shares_are_those_worked_by_hand(sizes: tuple[int, ...], num_rows: int, expected: tuple[int, ...]) -> None:
+    found = shares(dict(zip("abc", sizes, strict=False)), num_rows)
+    assert tuple(found.values()) == expected
+
+
+def test_shares_never_exceed_a_class_and_fill_the_sample() -> None:
+    for sizes in ((1, 1, 1, 97), (2, 3, 5, 7), (1, 2, 40, 1), (10, 10, 10, 10)):
+        for num_rows in range(1, sum(sizes) + 1):
+            found = shares(dict(zip("abcd", sizes, strict=True)), num_rows)
+            assert sum(found.values()) == num_rows
+            assert all(0 <= count <= size for count, size in zip(found.values(), sizes, strict=True))
+            assert num_rows < 4 or min(found.values()) >= 1
+
+
+RARE = [Example((f"text {number}",), "rare" if number in (7, 90) else "often") for number in range(100)]
+
+
+def test_stratified_sample_holds_the_rare_class() -> None:
+    for seed in range(5):
+        assert Counter(row.target for row in sample(RARE, 5, seed, stratified=True)) == {"often": 4, "rare": 1}
+        assert Counter(row.target for row in few_shot(RARE, 50, 9, seed, stratified=True)[0])["rare"] == 1
+    assert any(len({row.target for row in sample(RARE, 5, seed)}) == 1 for seed in range(5))
+
+
+def test_stratified_samples_depend_on_the_seed_too() -> None:
+    found = [sample(RARE, 5, seed, stratified=True) for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+    assert numbers(found[0]) == sorted(numbers(found[0]))
+
+
+# --- from settings to rows ---
+
+
+def written(path: Path, rows: list[Example]) -> str:
+    columns = ("text",) if len(rows[0].texts) == 1 else ("first", "second")
+    lines = [dict(zip(columns, row.texts, strict=True)) | {"label": row.target} for row in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def read(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> Rows:
+    given = {"train": written(tmp_path / "train.jsonl", rows), "text": "text", "label": "label"}
+    return rows_of(TaskConfig.model_validate(given | settings), {})
+
+
+def refusal(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, rows, **settings)
+    return str(caught.value)
+
+
+def test_setting_takes_rows_to_train_and_to_validate(tmp_path: Path) -> None:
+    found = read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
+    assert (found.train, found.validation, found.test) == (*few_shot(POOL, 4, 6, 3), [])
+    assert found == read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
+    assert found != read(tmp_path, few_shot=4, validation_rows=6, sample_seed=4)
+
+
+def test_a_thousand_rows_are_taken_to_validate_unless_told(tmp_path: Path) -> None:
+    many = [Example((f"text {number}",), "ab"[number % 2]) for number in range(1200)]
+    found = read(tmp_path, many, few_shot=100)
+    assert (len(found.train), len(found.validation)) == (100, 1000)
+
+
+def test_validation_gets_what_is_left_and_a_warning_says_so(tmp_path: Path) -> None:
+    message = "5 rows to validate on instead of {}: the 20 distinct training texts have no more beside task.few_shot=15"
+    for settings, asked in (({}, 1000), ({"validation_rows": 6}, 6)):
+        with pytest.warns(UserWarning, match="instead of") as caught:
+            found = read(tmp_path, POOL * 2, few_shot=15, **settings)
+        assert [str(one.message) for one in caught] == [message.format(asked)]
+        assert (len(found.train), len(found.validation)) == (15, 5)
+
+
+@pytest.mark.parametrize("num_rows", [20, 21, 500])
+def test_few_shot_that_leaves_nothing_to_validate_is_refused(tmp_path: Path, num_rows: int) -> None:
+    assert refusal(tmp_path, POOL * 3, few_shot=num_rows) == (
+        f"task.few_shot: got {num_rows}; expected rows of the 20 distinct training texts to be left to validate on, "
+        "none a copy of a training row; lower it, or pass --validation FILE"
+    )
+
+
+OWN = [Example((f"text {number}",), "ab"[number % 2]) for number in range(10, 40)]  # half of POOL's and others
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_validation_comes_from_its_file_without_the_training_rows(tmp_path: Path, seed: int) -> None:
+    file = written(tmp_path / "validation.jsonl", OWN)
+    found = read(tmp_path, few_shot=12, validation=file, sample_seed=seed)  # a thousand at most, so no warning
+    assert texts_of(found.train) <= texts_of(POOL)
+    assert texts_of(found.validation) == texts_of(OWN) - texts_of(found.train)
+    assert len(found.train) == 12
+    fewer = read(tmp_path, few_shot=12, validation=file, validation_rows=7, sample_seed=seed)
+    assert fewer.train == found.train
+    assert len(fewer.validation) == 7
+    assert texts_of(fewer.validation) <= texts_of(found.validation)
+
+
+def test_training_rows_do_not_depend_on_where_validation_comes_from(tmp_path: Path) -> None:
+    file = written(tmp_path / "validation.jsonl", OWN)
+    alone = read(tmp_path, few_shot=5, validation_rows=5)
+    assert read(tmp_path, few_shot=5, validation_rows=5, validation=file).train == alone.train
+
+
+def test_validation_file_smaller_than_asked_for_is_told(tmp_path: Path) -> None:
+    file = written(tmp_path / "validation.jsonl", OWN[-5:])
+    with pytest.warns(UserWarning, match=r"^5 rows to validate on instead of 9: the 5 validation rows have no more"):
+        assert len(read(tmp_path, few_shot=4, validation=file, validation_rows=9).validation) == 5
+
+
+def test_with_a_validation_file_all_distinct_texts_may_be_trained_on(tmp_path: Path) -> None:
+    file = written(tmp_path / "validation.jsonl", OWN)
+    assert len(read(tmp_path, POOL * 2, few_shot=20, validation=file).train) == 20
+    assert refusal(tmp_path, POOL * 2, few_shot=21, validation=file) == (
+        "task.few_shot: got 21; expected at most 20, the number of distinct training texts; lower it"
+    )
+
+
+def test_validation_file_of_training_rows_alone_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path / "validation.jsonl", POOL[:4])
+    found = refusal(tmp_path, few_shot=20, validation=file)
+    assert found.startswith("task.few_shot: got 20; expected rows of the 4 validation rows to be left to validate on")
+    assert found.endswith("pass other rows with --validation FILE")
+
+
+def test_bundled_task_is_validated_on_its_own_rows() -> None:
+    found = rows_of(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
+    assert len(found.train) == 30
+    assert set(Counter(row.target for row in found.train).values()) == {5}  # six classes of one size
+    assert len(found.validation) >= 60
+    assert len(found.test) >= 120
+
+
+def test_few_shot_beside_train_rows_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path, few_shot=4, train_rows=9) == (
+        "task.few_shot: got 4; expected no task.train_rows beside it (here 9); set one of the two"
+    )
+
+
+def test_single_class_sample_is_refused_by_the_setting_s_name(tmp_path: Path) -> None:
+    for setting in ("few_shot", "train_rows"):
+        found = refusal(tmp_path, validation_rows=3, **{setting: 1})
+        assert found.startswith(f"task.{setting}: got 1; expected a sample with at least two classes; raise it")
+
+
+def test_scores_are_sampled_but_have_no_shares(tmp_path: Path) -> None:
+    rows = [Example((f"text {number}",), float(number)) for number in range(20)]
+    assert len(read(tmp_path, rows, kind="regression", few_shot=4, validation_rows=4).train) == 4
+    assert refusal(tmp_path, rows, kind="regression", few_shot=4, stratified=True) == (
+        "task.stratified: got True; expected a task with classes, not regression; leave it out"
+    )
+
+
+def test_stratified_holds_for_train_rows(tmp_path: Path) -> None:
+    file = written(tmp_path / "validation.jsonl", RARE[:9])
+    for seed in range(4):
+        found = read(tmp_path, RARE, train_rows=5, stratified=True, validation=file, sample_seed=seed)
+        assert Counter(row.target for row in found.train) == {"often": 4, "rare": 1}
+
+
+def test_unsampled_rows_are_the_same_stratified_or_not(tmp_path: Path) -> None:
+    assert read(tmp_path, stratified=True) == read(tmp_path)
+
+
+def test_finished_run_gives_its_few_shot_rows_again(tmp_path: Path) -> None:
+    task = {"train": written(tmp_path / "train.jsonl", POOL), "few_shot": 4, "validation_rows": 6, "stratified": True,
+            "label_descriptions": {"a": "It is a."}}  # fmt: skip
+    run = resolve({"task": task})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(run.as_settings()))
+    assert rows_of_run(tmp_path) == rows_of(run.task, {})
+
+
+# --- swapped pairs ---
+
+PAIRS = [Example((f"first {number}", f"second {number}"), "ab"[number % 2]) for number in range(20)]
+
+
+def test_training_pairs_are_doubled_after_sampling(tmp_path: Path) -> None:
+    settings = {"text": "first,second", "few_shot": 4, "validation_rows": 6}
+    plain, doubled = (read(tmp_path, PAIRS, swap_pairs=swap, **settings) for swap in (False, True))
+    assert len(plain.train) == 4
+    assert doubled.train[:4] == plain.train
+    assert [(row.texts[1], row.texts[0], row.target) for row in doubled.train[4:]] == [
+        (*row.texts, row.target) for row in plain.train
+    ]
+    assert (doubled.validation, doubled.test) == (plain.validation, plain.test)
+
+
+def test_swapping_leaves_held_out_rows_unseen(tmp_path: Path) -> None:
+    both = with_swapped(PAIRS)
+    found = read(tmp_path, both, text="first,second", swap_pairs=True, test=written(tmp_path / "test.jsonl", PAIRS[:3]))
+    assert len(found.train) + 2 * len(found.validation) == 2 * len(both)
+    assert not texts_of(found.train) & texts_of(found.validation)
+    assert found.test == PAIRS[:3]
+
+
+def test_swapping_single_texts_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
+    config = TaskConfig(train=str(tmp_path / "no.csv"), text=("review",), swap_pairs=True)
+    with pytest.raises(ConfigurationError) as caught:
+        rows_of(config, {})
+    assert str(caught.value) == (
+        "task.swap_pairs: got True; expected a task that reads two texts, not only 'review'; "
+        "name two columns in task.text, or leave it out"
+    )
+
+
+# --- label descriptions ---
+
+
+def test_descriptions_join_the_words_of_a_label() -> None:
+    task = Task(name="t", labels={"0": Label(words="bad", description="old"), "1": Label(words="good")})
+    rows = [Example(("x",), "0"), Example(("y",), "1")]
+    found = with_labels(task, rows, {"1": "great"}, {"1": "It is worth seeing."})
+    assert found.labels == {
+        "0": Label(words="bad", description="old"),
+        "1": Label(words="great", description="It is worth seeing."),
+    }
+    assert with_labels(task, rows, {}, {"0": "new"}).labels["0"] == Label(words="bad", description="new")
+
+
+def test_description_of_an_unknown_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, label_descriptions={"c": "It is neither."})
+    assert str(caught.value) == ("task.label_descriptions: got 'c'; expected a label of the training rows; known: a, b")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("task.label_descriptions.0=It is not worth seeing.", {"0": "It is not worth seeing."}),
+        ("task.label_descriptions.0='text with spaces'", {"0": "text with spaces"}),
+        ("task.label_descriptions.yes=no", {"yes": "no"}),
+        ("task.label_descriptions.a.b=c", {"a.b": "c"}),
+        ("""task.label_descriptions.0="Verdict: it's bad." """, {"0": "Verdict: it's bad."}),
+        ("task.label_descriptions={0: bad film, 1: good film}", {"0": "bad film", "1": "good film"}),
+    ],
+)
+def test_descriptions_are_set_by_dotted_overrides(word: str, expected: dict[str, str]) -> None:
+    assert resolve(parse_overrides([word])).task.label_descriptions == expected
+
+
+def test_descriptions_reach_a_bundled_task_s_labels() -> None:
+    task = parse_overrides(["task.name=urgency", "task.label_descriptions.high=Someone must act at once."])
+    found = rows_of(resolve(task).task, {}).task
+    assert found.labels["high"].description == "Someone must act at once."
+    before = library_task("urgency")
+    assert found.label_words == before.label_words
+    assert found.labels["low"] == before.labels["low"]
