@@ -23,6 +23,7 @@ VERBS = [
     "train",
     "evaluate",
     "predict",
+    "params",
     "inspect",
     "methods",
     "tasks",

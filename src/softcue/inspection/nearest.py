@@ -48,11 +48,10 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     """
     table = cue.backbone.word_table.float()
     tokenizer = cue.backbone.tokenizer
-    parameters = [p for p in cue.model.method.prompt_parameters() if p.dim() == 2 and p.shape[1] == table.shape[1]]
-    if not parameters:
-        raise CueError("cue", cue.name, "a method with prompt vectors of its own",
-                       f"{cue.record.method['name']} has none to look at")  # fmt: skip
-    prompts = torch.cat([p.float() for p in parameters])  # [P D]
+    prompts = cue.model.method.embedded()  # [P D]
+    if prompts is None:
+        raise CueError("cue", cue.name, "a method with prompt vectors among the word embeddings",
+                       f"{cue.record.method['name']} with these settings has none to look at")  # fmt: skip
     cosines = functional.normalize(prompts, dim=1) @ functional.normalize(table, dim=1).T  # [P V]
     values, ids = cosines.topk(top, dim=1)  # [P top]
     vectors = []

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
+from torch import Tensor, nn
 
 from softcue.backbones import Backbone
 from softcue.readouts import Readout
@@ -72,6 +72,10 @@ class Method(nn.Module, ABC):
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Prompt vectors, which take `training.prompt_rate`; the other parameters take `network_rate`."""
         return []
+
+    def embedded(self) -> Tensor | None:
+        """The prompt vectors that stand among word embeddings for every input, to look at. [P D]"""
+        return None
 
     def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None] | None:
         """For methods with a closed form: sets one solution after the other; the best on validation rows is kept."""

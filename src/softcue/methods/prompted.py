@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, field_validator
-from torch import nn
+from torch import Tensor, nn
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
@@ -82,6 +82,10 @@ class Prompted(Method):
     def prompt_parameters(self) -> list[nn.Parameter]:
         """The encoder's own vectors."""
         return self.encoder.prompt_parameters()
+
+    def embedded(self) -> Tensor | None:
+        """The encoder's."""
+        return self.encoder.embedded()
 
 
 class NoPromptConfig(MethodConfig):

@@ -100,6 +100,10 @@ class DeepPrompt(PromptEncoder):
         """All of them are prompt vectors."""
         return list(self.prompts)
 
+    def embedded(self) -> Tensor | None:
+        """Those of level 0."""
+        return self.vectors()[0] if self.levels.has_embeddings else None
+
 
 class ReparameterisedPrompt(DeepPrompt):
     """Prefix tuning's re-parameterisation (Li and Liang 2021): a table [P D], Linear, tanh, Linear."""

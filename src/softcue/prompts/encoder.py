@@ -30,6 +30,10 @@ class PromptEncoder(nn.Module, ABC):
         """Those parameters that are prompt vectors themselves; the rest are a network's, with another rate."""
         return []
 
+    def embedded(self) -> Tensor | None:
+        """The vectors that stand among word embeddings for every input, to look at. [P D]"""
+        return None
+
 
 def whole_prompt(tokens: Tensor) -> Prompt:
     """A prompt whose every position is real and that adds no loss.

@@ -112,6 +112,10 @@ class IDPG(PromptEncoder):
         """b2, which alone is a plain soft prompt."""
         return list(self.biases)
 
+    def embedded(self) -> Tensor | None:
+        """b2 of level 0: what all inputs have in common."""
+        return self.biases[0].view(self.prompt_length, -1) if self.levels.has_embeddings else None
+
     def forward(self, instance: Instance) -> Prompt:
         """The prompt of each row, by its M(x)."""
         assert instance.representation is not None, "this prompt asks for M(x)"

@@ -34,3 +34,7 @@ class StaticPrompt(PromptEncoder):
     def prompt_parameters(self) -> list[nn.Parameter]:
         """P itself."""
         return [self.prompt]
+
+    def embedded(self) -> Tensor:
+        """P itself."""
+        return self.prompt

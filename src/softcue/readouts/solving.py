@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,13 +32,16 @@ def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[int | floa
 
 
 def best_strength(features: Tensor, labels: Sequence[int | float], num_outputs: int) -> float:
-    """The strength that does best on held-out fifths of the training rows themselves."""
+    """The strength that does best on held-out fifths of the training rows themselves; 1 where rows are too few."""
     from sklearn.model_selection import cross_val_score
 
+    rarest = len(labels) if num_outputs == 1 else min(Counter(labels).values())
+    if rarest < FOLDS:
+        return 1.0
     scale = features.std(dim=0, unbiased=False)
     scaled = ((features - features.mean(dim=0)) / torch.where(scale == 0, 1.0, scale)).numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class with fewer rows than folds
+        warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
         scores = {
             strength: cross_val_score(_estimator(num_outputs, strength), scaled, labels, cv=FOLDS).mean()
             for strength in STRENGTHS
