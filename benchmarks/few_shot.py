@@ -118,7 +118,8 @@ def print_table(arguments: argparse.Namespace, methods: list[str]) -> None:
                 continue
             values = [scores_of(folder)["test"] for folder in done]
             means.append(statistics.mean(values))
-            cells.append(f"{means[-1]:.1f} ± {statistics.stdev(values):.1f}")
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(f"{means[-1]:.1f}{spread}")
             minutes += sum(json.loads((folder / "metrics.json").read_text())["seconds"] for folder in done) / 60
             counts = json.loads((done[0] / "cue.json").read_text("utf-8"))["counts"]
         mean = f"{statistics.mean(means):.1f}" if len(means) == len(tasks) else "-"
