@@ -6,7 +6,8 @@
 
 Every run is an ordinary `softcue.train` of K rows, with its own sample for each seed (the same for all methods).
 A finished run is not repeated and an interrupted one is resumed, so the command can be stopped at any time.
-With `--part 0/2` and `--part 1/2` two processes share the work. A search run is given no test rows at all.
+Started twice (each with OMP_NUM_THREADS=1, say) two processes share the work: a run belongs to whoever holds its
+folder's lock. A search run is given no test rows at all.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import statistics
 import sys
 from pathlib import Path
 
-import torch
-
 import softcue
 from softcue.backbones import Backbone, load_backbone
+from softcue.errors import RunError
 
 METHODS = (
     "linear-probe", "prompt-tuning", "p-tuning-v2", "s-idpg-phm", "m-idpg-phm", "m-idpg-phm-glove", "adapter",
@@ -48,24 +48,24 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--search", default="", help="a method: validation scores of one setting, no test rows")
-    parser.add_argument("--part", default="0/1", help="which share of the runs this process does")
     parser.add_argument("--output", type=Path, default=Path("runs/few-shot"))
     arguments = parser.parse_args()
-    torch.set_num_threads(max(1, torch.get_num_threads() // int(arguments.part.partition("/")[2])))
     methods = [arguments.search] if arguments.search else arguments.methods.split(",")
-    own, parts = (int(number) for number in arguments.part.split("/"))
     runs = [
         (task, method, seed)
         for seed in range(arguments.seeds) for method in methods for task in arguments.tasks.split(",")
     ]  # fmt: skip
     backbone = load_backbone(arguments.backbone)
-    for number, (task, method, seed) in enumerate(runs):
-        if number % parts == own:
-            folder = folder_of(arguments, task, method, seed)
+    for task, method, seed in runs:
+        folder = folder_of(arguments, task, method, seed)
+        if (folder / "cue.json").is_file():
+            continue
+        try:
             run(arguments, backbone, task, method, seed, folder)
             print(f"{folder.name}: {scores_of(folder)}", file=sys.stderr, flush=True)
-    if own == 0:
-        print_search(arguments, runs) if arguments.search else print_table(arguments, methods)
+        except RunError as error:
+            print(f"{folder.name}: left to another process ({error})", file=sys.stderr, flush=True)
+    print_search(arguments, runs) if arguments.search else print_table(arguments, methods)
 
 
 def folder_of(arguments: argparse.Namespace, task: str, method: str, seed: int) -> Path:

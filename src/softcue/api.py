@@ -84,12 +84,14 @@ def train(
     processes = Processes()
     rows = rows_of(first.task, {k: v for k, v in rows_given.items() if not isinstance(v, (str, Path, type(None)))})
     frozen = backbone if isinstance(backbone, Backbone) else load_backbone(first.backbone)
+    if first.backbone.gradient_checkpointing:
+        frozen.checkpoint_layers()
     run = resolve(settings, frozen.kind)
     model = _new_model(run, rows, frozen)
     started_from = start_from(model, run.training.init_from, frozen) if run.training.init_from else ""
     trainer = Trainer(frozen, model, rows.train, rows.validation, run.training, processes=processes)
     folder = Path(output_dir)
-    checkpoints = Checkpoints(folder / "checkpoints", _digest(run, rows, frozen, started_from))
+    checkpoints = Checkpoints(folder / "checkpoints", _digest(run, rows, model, frozen, started_from))
     with ExitStack() as stack:
         if processes.is_main:
             stack.enter_context(locked(folder))
@@ -136,11 +138,12 @@ def _new_model(run: RunConfig, rows: Rows, backbone: Backbone) -> TaskModel:
     return model.to(backbone.device)
 
 
-def _digest(run: RunConfig, rows: Rows, backbone: Backbone, started_from: str) -> str:
+def _digest(run: RunConfig, rows: Rows, model: TaskModel, backbone: Backbone, started_from: str) -> str:
     """What makes two runs the same: settings, rows, backbone and the cue it starts from."""
     settings = run.as_settings()
     settings["task"] = {}  # names of files may change; rows and weights count
     settings["backbone"] = run.backbone.max_length
+    settings["method"] = model.method.config.model_dump(mode="json")  # with digests of what it reads
     settings["training"]["init_from"] = started_from
     parts = [settings, rows.task.model_dump(mode="json", exclude={"train", "validation", "test"}),
              vars(backbone.fingerprint), str(backbone.dtype)]  # fmt: skip

@@ -165,18 +165,27 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     cue = load(origin, backbone)
     theirs, ours = cue.model.method.state_dict(), model.method.state_dict()
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, ours)]
-    if not ours or shapes[0] != shapes[1]:
+    meanings = [_meaning(one.method.config.model_dump(mode="json")) for one in (cue.model, model)]
+    if not ours or shapes[0] != shapes[1] or meanings[0] != meanings[1]:
         raise ConfigurationError(
             "training.init_from", f"{origin} ({cue.record.method['name']})",
             f"a cue of the same method and settings as this run ({model.method.config.name})",
             "train it with the same method.* settings",
         )  # fmt: skip
     model.method.load_state_dict(theirs)
-    head, new_head = cue.model.readout.state_dict(), model.readout.state_dict()
+    # Only what was trained: the spread of scores, say, belongs to the new rows.
+    head, new_head = (dict(one.readout.named_parameters()) for one in (cue.model, model))
     same_labels = cue.model.readout.task.label_names == model.readout.task.label_names
-    if same_labels and all(name in head and head[name].shape == value.shape for name, value in new_head.items()):
-        model.readout.load_state_dict(head)
+    if same_labels and {k: v.shape for k, v in head.items()} == {k: v.shape for k, v in new_head.items()}:
+        for name, value in head.items():
+            new_head[name].data.copy_(value.data)
     return cue.record.record_sha256
+
+
+def _meaning(settings: dict[str, Any]) -> dict[str, Any]:
+    """A method's settings without those that only say how its numbers start or how they are trained."""
+    starts = ("factor_std", "up_std", "dropout", "representation_dropout", "glove", "strengths")
+    return {key: value for key, value in settings.items() if not key.startswith("init") and key not in starts}
 
 
 def _check_backbone(folder: Path, record: CueRecord, backbone: Backbone) -> None:

@@ -122,9 +122,10 @@ class Wording:
             return len(ids) - 1
         if self.insert_at == "second-start":
             assert parts is not None
-            return parts.index(1)
+            # a text the tokenizer finds nothing in has no place: the closing token then
+            return parts.index(1) if 1 in parts else len(parts) - 1
         if self.insert_at == "first-end" and parts is not None:
-            return len(parts) - parts[::-1].index(0)
+            return len(parts) - parts[::-1].index(0) if 0 in parts else 1
         special = set(self.tokenizer.all_special_ids)
         names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
         if names == ["unk_token"]:  # an unknown word is text; OPT calls its first token so, too
@@ -170,6 +171,7 @@ def collate(rows: Sequence[Tokens], pad_id: int, side: PaddingSide = "right") ->
         torch.tensor(labels) if len(labels) == len(rows) else None,
         _padded(parts, -1, side)[0] if has_parts else None,
         stacked_representations(rows),
+        collate([row.plain for row in rows if row.plain is not None], pad_id, side) if rows[0].plain else None,
     )  # fmt: skip
 
 

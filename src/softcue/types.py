@@ -36,6 +36,7 @@ class Tokens:
     is_truncated: bool = False
     parts: tuple[int, ...] | None = None  # per token: 0 first text, 1 second text, -1 neither
     representation: Tensor | None = field(default=None, compare=False)  # [R] M(x), for those who ask for it
+    plain: Tokens | None = None  # what M(x) reads, for those who compute it anew in every step
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Batch:
     labels: Tensor | None = None  # [B] long (class) or float (score)
     parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither; where rows have two texts
     representation: Tensor | None = None  # [B R] M(x), where every row has one
+    plain: Batch | None = None  # what M(x) reads, where it is computed anew in every step
 
     @property
     def size(self) -> int:

@@ -56,6 +56,12 @@ def assert_usable(store: VectorStore) -> None:
     assert_right(found)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not look like a loss."""
+    monkeypatch.setattr(module, "TIMEOUT", 100.0)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> VectorStore:
     return VectorStore(tmp_path / "below" / "vectors.sqlite", 8 * MEGABYTE)
@@ -102,7 +108,7 @@ def test_thousands_of_keys_in_one_call(tmp_path: Path) -> None:
     store = VectorStore(tmp_path / "vectors.sqlite", 64 * MEGABYTE)
     keys = keys_of(range(5000))
     store.put(vectors_of(keys[::2], 32))
-    found = store.get(keys * 14)  # more than SQLite has variables
+    found = store.get(keys * 7)  # more than SQLite has variables
     assert found.keys() == set(keys[::2])
     assert_right(found, 32)
 
@@ -115,11 +121,11 @@ def test_keys_are_unambiguous_and_take_any_text() -> None:
 
 @pytest.mark.parametrize("width", [50, 384, 768, 1024, 5000])
 def test_the_file_stays_below_its_bound_and_is_well_filled(tmp_path: Path, width: int) -> None:
-    bound = 3 * MEGABYTE
+    bound = 2 * MEGABYTE
     store = VectorStore(tmp_path / "vectors.sqlite", bound)
     row_bytes = width * 4 + module.ROW_BYTES
-    keys = keys_of(range(int(2.5 * bound / row_bytes)))
-    step = max(1, len(keys) // 15)
+    keys = keys_of(range(int(2 * bound / row_bytes)))
+    step = max(1, len(keys) // 12)
     for start in range(0, len(keys), step):
         store.put(vectors_of(keys[start : start + step], width))
         assert store.path.stat().st_size <= bound
@@ -182,29 +188,29 @@ def test_looking_again_writes_nothing(tmp_path: Path) -> None:
 def work(path: Path, seed: int) -> None:
     store = VectorStore(path, 32 * MEGABYTE)
     draws = random.Random(seed)
-    keys = keys_of(range(600))
+    keys = keys_of(range(400))
     draws.shuffle(keys)
-    for start in range(0, len(keys), 30):
-        store.put(vectors_of(keys[start : start + 30]))
+    for start in range(0, len(keys), 40):
+        store.put(vectors_of(keys[start : start + 40]))
         found = store.get(draws.sample(keys, 50))
         assert_right(found)
-        assert len(store.get(keys[: start + 30])) == start + 30
+        assert len(store.get(keys[: start + 40])) == start + 40
 
 
 def run_at_once(target: Callable[..., None], *arguments: tuple[object, ...]) -> None:
-    children = [processes.Process(target=target, args=some) for some in arguments]
+    children = [processes.Process(target=target, args=some, daemon=True) for some in arguments]
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(120)
     assert [child.exitcode for child in children] == [0] * len(children)
 
 
 def test_processes_at_once_lose_nothing_and_see_only_right_vectors(tmp_path: Path) -> None:
     path = tmp_path / "vectors.sqlite"
     run_at_once(work, *((path, seed) for seed in range(4)))
-    found = VectorStore(path, 32 * MEGABYTE).get(keys_of(range(600)))
-    assert len(found) == 600
+    found = VectorStore(path, 32 * MEGABYTE).get(keys_of(range(400)))
+    assert len(found) == 400
     assert_right(found)
 
 
@@ -251,29 +257,47 @@ def test_threads_share_a_store_and_may_fork_meanwhile(store: VectorStore) -> Non
     assert_right(store.get(keys_of(range(200))))
 
 
+def put_and_die(path: Path) -> None:
+    store = VectorStore(path, 16 * MEGABYTE)
+    store.put(vectors_of(keys_of(range(2000))))
+    # A program stopped right behind its insert, most of which SQLite's memory had no room for.
+    VectorStore._make_room = lambda self, connection, num_bytes: num_bytes or os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    store.put(vectors_of(keys_of(range(1000, 4000))))
+
+
+def test_killed_inside_a_put_all_is_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.sqlite"
+    child = processes.Process(target=put_and_die, args=(path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert Path(f"{path}-journal").stat().st_size
+    store = VectorStore(path, 16 * MEGABYTE)
+    found = store.get(keys_of(range(4000)))
+    assert found.keys() == set(keys_of(range(2000)))
+    assert_right(found)
+    assert_usable(store)
+
+
 def put_forever(path: Path) -> None:
     store = VectorStore(path, 2 * MEGABYTE)
     for start in itertools.count(step=300):
         store.put(vectors_of(keys_of(range(start, start + 300))))
 
 
-def test_killed_while_putting_leaves_a_usable_store(tmp_path: Path) -> None:
+def test_killed_at_any_time_leaves_a_usable_store(tmp_path: Path) -> None:
     path = tmp_path / "vectors.sqlite"
     waits = random.Random(3)
-    num_journals = 0
-    for _ in range(8):
-        child = processes.Process(target=put_forever, args=(path,))
+    for _ in range(5):
+        child = processes.Process(target=put_forever, args=(path,), daemon=True)
         child.start()
         time.sleep(waits.uniform(0.02, 0.15))
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
+        child.kill()
         child.join()
-        num_journals += Path(f"{path}-journal").exists()
         store = VectorStore(path, 2 * MEGABYTE)
         assert_right(store.get(keys_of(range(3000))))
         assert_usable(store)
         assert path.stat().st_size <= 2 * MEGABYTE
-    assert num_journals  # at least once it hit a put
 
 
 def test_a_changed_byte_costs_one_row_until_it_is_put_again(store: VectorStore) -> None:

@@ -102,7 +102,7 @@ class Backbone:
         if self._keys_values is None:
             raise BackboneError(
                 "method.rule", "kv", f"add or replace with {self.model.config.model_type}",
-                "its key projection also serves relative positions, so keys of single tokens cannot be set",
+                "set method.rule=add: its key projection also serves relative positions, so keys cannot be set",
             )  # fmt: skip
         projection: Any = self.layers[0].get_submodule(self._keys_values.key)
         size = int(getattr(projection, "out_features", 0) or projection.nf)  # GPT-2's is a Conv1D
@@ -218,6 +218,10 @@ class Backbone:
     def twin(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
         """A second model of the same structure that has these weights, and shares all others with this one."""
         known = {id(value): (weights or {}).get(name, value) for name, value in self.model.named_parameters()}
+        dtype = next(iter(weights.values())).dtype if weights else self.dtype
+        for key, value in known.items():
+            if weights and value.dtype != dtype:  # such as a word head that is not trained: it reads what is
+                known[key] = nn.Parameter(value.to(dtype), requires_grad=False)
         model = copy.deepcopy(self.model, memo=dict(known))
         for layer in model.base_model.get_submodule(architecture_of(model.config.model_type).reader.layers).children():
             vars(layer).pop("forward", None)  # a checkpointed layer's, which would run the first model's
@@ -303,6 +307,8 @@ def fingerprint_of(model: Any, tokenizer: Any) -> Fingerprint:
     table = model.get_input_embeddings().weight
     weights.update(_bfloat16_bits(table).numpy().tobytes())
     for name, parameter in sorted(model.named_parameters()):
+        if "pooler" in name.split("."):  # never used here, and random where a folder has none
+            continue
         bits = _bfloat16_bits(parameter.reshape(-1))
         sample = bits[:: max(1, bits.numel() // _SAMPLES)]
         weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=torch.int64))}".encode())

@@ -7,26 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-# The rows of IDPG's table 2 (Wu et al. 2022), and its appendix's S and L sharing: name, method, settings.
-ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("fine-tuning", "fine-tuning", {}),
-    ("adapter", "adapter", {}),
-    ("compacter", "compacter", {}),
-    ("prompt-tuning", "prompt-tuning", {"prompt_length": 5}),
-    ("prompt-tuning-134", "prompt-tuning", {"prompt_length": 134}),
-    ("p-tuning-v2", "p-tuning-v2", {}),
-    ("prefix-tuning", "prefix-tuning", {}),
-    ("s-idpg-phm", "s-idpg-phm", {}),
-    ("s-idpg-dnn", "s-idpg-dnn", {}),
-    ("m-idpg-phm", "m-idpg-phm", {}),
-    ("m-idpg-phm-s", "m-idpg-phm", {"sharing": "S"}),
-    ("m-idpg-phm-l", "m-idpg-phm", {"sharing": "L"}),
-    ("m-idpg-phm-glove", "m-idpg-phm-glove", {}),
-    ("m-idpg-dnn", "m-idpg-dnn", {}),
-    ("efl", "efl", {}),
-    ("linear-probe", "linear-probe", {}),
-    ("no-prompt", "no-prompt", {}),
-)
+# Rows that are a method with other settings than its own: IDPG's table 2 (Wu et al. 2022) and its S and L sharing.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "prompt-tuning": ("prompt-tuning", {"prompt_length": 5}),
+    "prompt-tuning-134": ("prompt-tuning", {"prompt_length": 134}),
+    "m-idpg-phm-s": ("m-idpg-phm", {"sharing": "S"}),
+    "m-idpg-phm-l": ("m-idpg-phm", {"sharing": "L"}),
+}
 
 
 def params(
@@ -41,7 +28,7 @@ def params(
     """Count the numbers of each method on a backbone's shape: trained, moved, stored; the head apart."""
     from softcue.backbones.shapes import backbone_like
     from softcue.cli.output import print_json, print_table
-    from softcue.configuration import method_config, parse_overrides, preset
+    from softcue.configuration import method_config, parse_overrides
     from softcue.errors import BackboneError, ConfigurationError
     from softcue.methods import METHODS, make_task_model
     from softcue.readouts import ReadoutConfig
@@ -53,15 +40,16 @@ def params(
                                  "such as --method m-idpg-phm method.prompt_length=10")  # fmt: skip
     if (other := settings.get("method", {}).get("name", method)) != method:
         raise ConfigurationError("method.name", other, f"{method}, as --method says", "leave method.name out")
-    rows = ROWS if method is None else ((method, method, settings.get("method", {})),)
+    every: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | VARIANTS
+    rows = every if method is None else {method: (method, settings.get("method", {}))}
     backbone = backbone_like(like)
     labels = {str(number): Label(words=str(number), description=str(number)) for number in range(classes)}
     task = Task(name="count", labels=labels)
     found, skipped = [], []
-    for name, method_name, values in rows:
+    for name, (method_name, values) in rows.items():
         config = method_config({"name": method_name, **values})
         # the papers' head on encoders is RoBERTa's; text-to-text backbones have none
-        readout = ReadoutConfig.model_validate({"head": "mlp", **preset(method_name, backbone.kind).get("readout", {})})
+        readout = ReadoutConfig(head="linear" if METHODS[method_name].needs_head else "mlp")
         try:
             model = make_task_model(task, (METHODS[method_name], config), readout, backbone, None)
         except (ConfigurationError, BackboneError) as error:

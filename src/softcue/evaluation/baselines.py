@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -43,10 +44,10 @@ def linear_probe(
     model = _baseline("linear-probe", "classifier", backbone, task)
     solutions = model.method.solutions(model.readout, model.rows(backbone, train, with_answer=True))
     assert solutions is not None
-    best, best_score = model.state_dict(), -1.0
+    best, best_score = model.state_dict(), -math.inf
     for _ in solutions:
         found = evaluate(backbone, model, validation).main
-        if found > best_score:
+        if found >= best_score:  # as in training: of equals the later
             best, best_score = {name: value.clone() for name, value in model.state_dict().items()}, found
     model.load_state_dict(best)
     return evaluate(backbone, model, test)

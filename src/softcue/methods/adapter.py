@@ -20,17 +20,26 @@ from softcue.phm import check_divides, kronecker_sum
 from softcue.tasks import Task
 
 
-class AdapterConfig(MethodConfig):
-    """Adapters: width, dropout and start."""
+class BottleneckConfig(MethodConfig):
+    """Width and dropout of modules on sub-layers."""
 
     bottleneck: int = Field(16, ge=1, description="m, the adapter's inner width")
-    dropout: float = Field(0.1, ge=0, lt=1, description="on the adapter's output, in training")
+    dropout: float = Field(0.1, ge=0, lt=1, description="on the adapter's output, in training: channels of a row")
+
+
+class AdapterConfig(BottleneckConfig):
+    """Adapters: width, dropout and start."""
+
     init_std: float = Field(0.02, ge=0, description="spread of the first down-projections")
     up_std: float = Field(0.0, ge=0, description="spread of the first up-projections; 0 starts as the identity")
 
 
 class Bottleneck(nn.Module):
-    """x + drop(U . gelu(D . x))."""
+    """x + drop(U . gelu(D . x)).
+
+    The noise is one draw per row and channel, the same at all positions: a row's noise then does not depend on how
+    far its batch is padded.
+    """
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -46,7 +55,7 @@ class Bottleneck(nn.Module):
         down, down_bias, up, up_bias = self.matrices()
         own = states.float()
         change = functional.gelu(own @ down + down_bias) @ up + up_bias
-        changed: Tensor = own + self.dropout(change)
+        changed: Tensor = own + change * self.dropout(torch.ones_like(change[:, :1]))  # [B S D] * [B 1 D]
         return changed.to(states.dtype)
 
 
@@ -97,7 +106,7 @@ class AdapterTuning(Method):
         return backbone.with_sublayers(list(self.adapters))
 
 
-class CompacterConfig(AdapterConfig):
+class CompacterConfig(BottleneckConfig):
     """Compacter: adapters whose matrices are PHM sums of rank-one factors."""
 
     phm_n: int = Field(4, ge=1, description="n of the PHM layers; divides width and bottleneck")

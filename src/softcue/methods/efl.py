@@ -59,7 +59,9 @@ class Entailment:
             other = next(name for name in self.labels if name != asked)
             found = {asked: sure[0], other: 1.0 - sure[0]}
         else:
-            total = math.fsum(sure) or 1.0
+            total = math.fsum(sure)
+            if not total:  # nothing is entailed at all, as written answers may say: no label is likelier
+                sure, total = [1.0] * len(sure), float(len(sure))
             found = {name: value / total for name, value in zip(self.asked, sure, strict=True)}
         scores = {name: found[name] for name in self.labels}
         return Prediction(max(scores, key=scores.__getitem__), scores=scores)
@@ -76,5 +78,6 @@ class EFL(FineTuning):
     def rewriting(cls, task: Task) -> Rewriting | None:
         """Entailment for one text; two texts stay as they are."""
         if task.kind != "classification":
-            raise ConfigurationError("method.name", "efl", "a classification task", f"{task.name} is {task.kind}")
+            raise ConfigurationError("method.name", "efl", f"a classification task ({task.name} is {task.kind})",
+                                     "use fine-tuning")  # fmt: skip
         return Entailment(task) if len(task.text) == 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -16,7 +17,7 @@ from softcue.methods.prompt_tuning import InitialConfig, initial_prompt
 from softcue.methods.prompted import DeepConfig, Prompted, levels_of
 from softcue.prompts import IDPG, GeneratorShape, Levels
 from softcue.representations import Representation
-from softcue.representations.glove import load_glove
+from softcue.representations.glove import PACKAGED, load_glove
 from softcue.tasks import Task
 
 
@@ -76,7 +77,9 @@ class InstanceDependent(Prompted):
         """A generator started as in the paper."""
         assert isinstance(config, IDPGConfig)
         if config.representation == "glove" and generator is not None:
-            config = config.model_copy(update={"glove_digest": load_glove(config.glove).digest})
+            # by its full path, so that the cue finds it from any working directory
+            place = config.glove if config.glove == PACKAGED else str(Path(config.glove).expanduser().resolve())
+            config = config.model_copy(update={"glove": place, "glove_digest": load_glove(place).digest})
         if config.pooling == "auto":
             # a single word's embedding, [CLS] or the last, says nothing of the text
             pooling = "mean" if config.representation == "words" else backbone.natural_pooling
@@ -122,6 +125,9 @@ def _check(config: IDPGConfig, levels: Levels, width: int, backbone: Backbone) -
     if config.residual and widths != {width}:
         raise ConfigurationError("method.residual", True, f"prompt vectors as wide as M(x), {width}",
                                  f"they have {sorted(widths)}; leave residual out")  # fmt: skip
+    if config.init not in ("normal", "uniform") and not levels.has_embeddings:
+        raise ConfigurationError("method.init", config.init, "normal or uniform, or a prompt among the embeddings",
+                                 f"set method.rule=add: with {config.rule} there is no place for words")  # fmt: skip
     if config.layer_norm and len(widths) > 1:
         raise ConfigurationError("method.layer_norm", True, "levels of one width", f"they have {sorted(widths)}")
 

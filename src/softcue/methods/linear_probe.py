@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from softcue.types import Tokens
 class LinearProbeConfig(MethodConfig):
     """How strongly the probe is held back."""
 
-    strengths: tuple[float, ...] = Field(
+    strengths: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         STRENGTHS, min_length=1, description="inverse regularisation; validation rows choose one"
     )
 
@@ -29,6 +29,7 @@ class LinearProbe(NoPrompt):
     Config: ClassVar[type[MethodConfig]] = LinearProbeConfig
     summary = "logistic regression on the frozen representation (a baseline)"
     paper = "-"
+    needs_head = True
 
     def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None]:
         """One solution per strength."""

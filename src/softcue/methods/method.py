@@ -49,6 +49,7 @@ class Method(nn.Module, ABC):
     prompt_length: int = 0
     insert_at: InsertAt = "start"
     representation: Representation | None = None  # the M(x) its prompts read, if they do
+    needs_head: ClassVar[bool] = False  # whether it is nothing without a head, also on backbones that write text
     changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
 
     @classmethod

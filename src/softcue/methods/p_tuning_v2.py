@@ -24,6 +24,9 @@ class PTuningV2Config(DeepConfig):
     """P-tuning v2: how layers take their prompts, and where these start."""
 
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="on the prompt's numbers, in training; P-tuning v2's code has 0.1"
+    )
     init: Literal["normal", "uniform"] = Field("normal", description="N(0, init_std), or U(-0.5, 0.5)")
     init_std: float = Field(0.02, ge=0, description="spread of the first vectors with init=normal")
 
@@ -81,4 +84,4 @@ class PrefixTuning(PTuningV2):
         if not config.reparameterise:
             return super()._encoder(config, levels, backbone, generator)
         table = _first(config, backbone.width, generator)  # [P D], however narrow the keys are
-        return ReparameterisedPrompt(levels, table, config.reparameterise)
+        return ReparameterisedPrompt(levels, table, config.reparameterise, config.dropout)

@@ -61,6 +61,9 @@ def levels_of(config: DeepConfig, backbone: Backbone, deepest: int | None = None
     if unknown := [number for number in numbers if number not in known]:
         raise ConfigurationError("method.layers", unknown[0], f"levels 0 to {len(known) - 1} of {backbone.name}",
                                  "leave it out for all of them")  # fmt: skip
+    if config.rule == "kv" and len(numbers) < backbone.num_layers:
+        raise ConfigurationError("method.rule", "kv", "prompts in every layer, or the rules add and replace",
+                                 "elsewhere the text would attend to empty positions")  # fmt: skip
     key_width = backbone.key_width if config.rule == "kv" else 0
     return Levels(numbers, config.rule, backbone.width, backbone.hidden_width, key_width)
 

@@ -13,7 +13,7 @@ from softcue.errors import ConfigurationError
 from softcue.methods.method import Method, MethodConfig, Rewriting
 from softcue.prompts.mixed import joined
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
-from softcue.representations import Representation, represented, represented_with_dropout
+from softcue.representations import Representation, plain_rows, represented, represented_with_dropout
 from softcue.tasks import Task
 from softcue.tokens import Wording, collate, stacked_representations
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, Tokens
@@ -41,9 +41,10 @@ class TaskModel(nn.Module):
                 f"room for text among the {self.max_length} tokens {backbone.name} takes",
                 "shorten the prompt",
             )  # fmt: skip
-        if backbone.kind == "decoder" and method.insert_at == "end" and readout.summary and method.prompt_length:
+        is_behind = method.insert_at in ("end", "first-end")
+        if backbone.kind == "decoder" and is_behind and readout.summary and method.prompt_length:
             raise ConfigurationError(
-                "method.insert_at", "end", "front or start for a head on a decoder",
+                "method.insert_at", method.insert_at, "front or start for a head on a decoder",
                 "a prompt behind the text cannot reach the text's states; or use readout.name=generation",
             )  # fmt: skip
         if backbone.kind == "encoder-decoder" and readout.max_target_length > backbone.max_answer_length:
@@ -51,6 +52,9 @@ class TaskModel(nn.Module):
                 "readout.max_new_tokens", readout.max_target_length,
                 f"at most {backbone.max_answer_length}, what {backbone.name}'s decoder takes", "lower it",
             )  # fmt: skip
+        if method.needs_head and readout.linear is None:
+            raise ConfigurationError("readout.head", readout.config.head, "a linear head",
+                                     f"set readout.head=linear: {method.config.name} is one linear layer")  # fmt: skip
         self.wording = Wording(
             readout.task, backbone.tokenizer, backbone.kind, room, method.insert_at, readout.suffix,
             readout.writes_answer,
@@ -75,8 +79,13 @@ class TaskModel(nn.Module):
         if with_answer:
             found = [self.readout.answered(row, example) for row, example in zip(found, examples, strict=True)]
         if self.representation is not None and examples:
-            vectors = represented(self.representation, backbone, self.readout.task, examples)  # [N R]
+            # Features of a head are those of the text as this run cuts it; M(x) is the same for all runs.
+            limit = self.max_length if self.knows_features else None
+            vectors = represented(self.representation, backbone, self.readout.task, examples, limit)  # [N R]
             found = [replace(row, representation=vector) for row, vector in zip(found, vectors, strict=True)]
+        if self.representation is not None and self.representation.dropout:
+            plain = plain_rows(backbone, self.readout.task, examples)
+            found = [replace(row, plain=own) for row, own in zip(found, plain, strict=True)]
         return found
 
     def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
@@ -84,14 +93,15 @@ class TaskModel(nn.Module):
         unfolded = [part for example in examples for part in self.unfold(example)]
         answers = [self.readout.answered(self.wording.source(example), example).label for example in unfolded]
         summary = Representation("backbone", self.readout.summary or backbone.natural_pooling)
-        features = represented(summary, backbone, self.readout.task, unfolded)  # [N R]
+        features = represented(summary, backbone, self.readout.task, unfolded, self.max_length)  # [N R]
         self.readout.solve(features, [label for label in answers if label is not None])
 
     def prompt(self, backbone: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
         """The prompt of each row of a batch, from what it may read of it."""
         representation = batch.representation
         if self.training and self.representation is not None and self.representation.dropout:
-            representation = represented_with_dropout(self.representation, backbone, batch)
+            assert batch.plain is not None
+            representation = represented_with_dropout(self.representation, backbone, batch.plain)
         return self.method.prompt(Instance(embeds, batch.mask, representation))
 
     def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[Reading, Tensor]:
@@ -130,6 +140,8 @@ def make_task_model(
     rewriting = method_class.rewriting(task)
     built = method_class.build(config, backbone, task, generator)
     read_task = task if rewriting is None else rewriting.task
+    if method_class.needs_head and readout.name == "auto":
+        readout = readout.model_copy(update={"name": "regression" if task.kind == "regression" else "classifier"})
     return TaskModel(task, built, make_readout(readout, read_task, backbone), backbone, max_length, rewriting)
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from softcue.draws import RowDropout
 from softcue.prompts.encoder import PromptEncoder, whole_prompt
 from softcue.types import Instance, LayerPrompt, Prompt
 
@@ -70,9 +71,10 @@ class DeepPrompt(PromptEncoder):
         torch.Size([2, 3, 8])
     """
 
-    def __init__(self, levels: Levels, initial: Sequence[Tensor]) -> None:
+    def __init__(self, levels: Levels, initial: Sequence[Tensor], dropout: float = 0.0) -> None:
         super().__init__()
         self.levels = levels
+        self.dropout = RowDropout(dropout)
         self.prompt_length = initial[0].shape[0]
         self.prompts = nn.ParameterList(nn.Parameter(values.clone()) for values in initial)  # each [P X]
 
@@ -85,14 +87,14 @@ class DeepPrompt(PromptEncoder):
         num_rows = len(instance.embeds)
         by_level = dict(zip(self.levels.numbers, self.vectors(), strict=True))
         if self.levels.has_embeddings:
-            tokens = by_level.pop(0).expand(num_rows, -1, -1)  # [B P D]
+            tokens = self.dropout(by_level.pop(0).expand(num_rows, -1, -1))  # [B P D]
         else:
             tokens = self.levels.first_tokens(num_rows, self.prompt_length, instance.embeds)
 
         def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer not in by_level:
                 return None
-            return self.levels.taken(by_level[layer].expand(len(hidden), -1, -1))
+            return self.levels.taken(self.dropout(by_level[layer].expand(len(hidden), -1, -1)))
 
         return replace(whole_prompt(tokens), deeper=deeper if by_level else None)
 
@@ -108,8 +110,8 @@ class DeepPrompt(PromptEncoder):
 class ReparameterisedPrompt(DeepPrompt):
     """Prefix tuning's re-parameterisation (Li and Liang 2021): a table [P D], Linear, tanh, Linear."""
 
-    def __init__(self, levels: Levels, table: Tensor, hidden: int) -> None:
-        super().__init__(levels, [table])
+    def __init__(self, levels: Levels, table: Tensor, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__(levels, [table], dropout)
         self.widths = [levels.width_of(level) for level in levels.numbers]
         self.network = nn.Sequential(nn.Linear(table.shape[1], hidden), nn.Tanh(), nn.Linear(hidden, sum(self.widths)))
 

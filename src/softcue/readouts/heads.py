@@ -51,14 +51,19 @@ class PooledHead(Readout):
         """The head's outputs. [B C]"""
         return self.head(reading.features(self.summary))  # type: ignore[no-any-return]
 
+    @property
+    def linear(self) -> nn.Linear | None:
+        """The head, where it is a single linear layer."""
+        layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
+        return layers[0] if len(layers) == 1 else None
+
     def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
         """Logistic regression, or ridge regression on standardised scores."""
-        layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
-        if len(layers) != 1:
-            super().solve(features, labels, strength)
+        if self.linear is None:
+            return super().solve(features, labels, strength)
         wanted = self.standardised(labels)
-        strength = best_strength(features, wanted, layers[0].out_features) if strength is None else strength
-        solve_linear(layers[0], features, wanted, strength)
+        strength = best_strength(features, wanted, self.linear.out_features) if strength is None else strength
+        return solve_linear(self.linear, features, wanted, strength)
 
     def standardised(self, labels: Sequence[int | float]) -> Sequence[int | float]:
         """What the head's outputs are to be for these labels."""
@@ -106,7 +111,7 @@ class Regression(PooledHead):
 
     def standardised(self, labels: Sequence[int | float]) -> Sequence[int | float]:
         """In standard deviations."""
-        return ((torch.tensor(labels) - self.mean) / self.scale).tolist()
+        return ((torch.tensor(labels) - self.mean.cpu()) / self.scale.cpu()).tolist()
 
     def answered(self, tokens: Tokens, example: Example) -> Tokens:
         """With the score."""

@@ -85,9 +85,14 @@ class Readout(nn.Module, ABC):
     def see(self, examples: Sequence[Example]) -> None:
         """Take from the training rows what no gradient can find, such as the scale of scores."""
 
+    @property
+    def linear(self) -> nn.Linear | None:
+        """The head, where it is a single linear layer."""
+        return None
+
     def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
         """Set a linear head to the closed-form solution for features [N R]; without a strength, choose one."""
-        raise ConfigurationError("readout.name", self.config.name, "classifier or regression, with head=linear",
+        raise ConfigurationError("readout.head_start", "solved", "classifier or regression, with readout.head=linear",
                                  "only a single linear layer can be solved for")  # fmt: skip
 
     @property

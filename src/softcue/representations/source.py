@@ -19,7 +19,7 @@ from softcue.representations.glove import load_glove
 from softcue.representations.store import key_of, open_store
 from softcue.tasks import Task
 from softcue.tokens import Wording, by_length, collate
-from softcue.types import Batch, Example
+from softcue.types import Batch, Example, Tokens
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,14 @@ class Representation:
 
 @torch.no_grad()
 def represented(
-    representation: Representation, backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64
+    representation: Representation,
+    backbone: Backbone,
+    task: Task,
+    examples: Sequence[Example],
+    limit: int | None = None,
+    batch_size: int = 64,
 ) -> Tensor:
-    """M(x) of each example; known ones come from disk. [N R]
+    """M(x) of each example, cut to `limit` tokens (else to the backbone's own limit); known ones from disk. [N R]
 
     Example:
         represented(Representation("backbone", "mean"), backbone, task, [Example(("Hello.",))])
@@ -53,13 +58,13 @@ def represented(
     if representation.source == "glove":
         return _glove_vectors(representation, examples)
     if representation.source == "words":  # a table look-up: cheaper than the disk
-        return _computed(representation, backbone, task, examples, batch_size)
-    keys = [_key(representation, backbone, task, example) for example in examples]
+        return _computed(representation, backbone, task, examples, limit, batch_size)
+    keys = [_key(representation, backbone, task, example, limit) for example in examples]
     store = open_store()
     known = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in known}
     if missing:
-        found = _computed(representation, backbone, task, list(missing.values()), batch_size)
+        found = _computed(representation, backbone, task, list(missing.values()), limit, batch_size)
         new = dict(zip(missing, found, strict=True))
         store.put(new)
         known |= new
@@ -68,24 +73,34 @@ def represented(
 
 @torch.no_grad()
 def represented_with_dropout(representation: Representation, backbone: Backbone, batch: Batch) -> Tensor:
-    """M(x) of a batch anew, with the backbone's dropout on. [B R]"""
+    """M(x) of a batch of plain texts (`plain_rows`) anew, with the backbone's dropout on. [B R]"""
     reading = backbone.with_dropout.read(batch, None, backbone.embed(batch.ids))
     return reading.features(representation.summary)
 
 
-def _key(representation: Representation, backbone: Backbone, task: Task, example: Example) -> str:
+def plain_rows(backbone: Backbone, task: Task, examples: Sequence[Example], limit: int | None = None) -> list[Tokens]:
+    """The texts as M(x) reads them: without prompt, answer cue or mask."""
+    wording = Wording(task, backbone.tokenizer, backbone.kind, limit or backbone.max_length)
+    return [wording.source(example) for example in examples]
+
+
+def _key(representation: Representation, backbone: Backbone, task: Task, example: Example, limit: int | None) -> str:
     """Backbone and text, as the tokenizer gets it: a task's name, labels or prompt have no part in it."""
     texts = example.texts if backbone.kind == "encoder" else (task.source(example.texts),)
     fingerprint = backbone.fingerprint
     return key_of(fingerprint.config, fingerprint.weights, fingerprint.tokenizer, str(backbone.dtype),
-                  representation.summary, *texts)  # fmt: skip
+                  representation.summary, str(limit or backbone.max_length), *texts)  # fmt: skip
 
 
 def _computed(
-    representation: Representation, backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int
+    representation: Representation,
+    backbone: Backbone,
+    task: Task,
+    examples: Sequence[Example],
+    limit: int | None,
+    batch_size: int,
 ) -> Tensor:
-    wording = Wording(task, backbone.tokenizer, backbone.kind, backbone.max_length)
-    rows = [wording.source(example) for example in examples]
+    rows = plain_rows(backbone, task, examples, limit)
     found = torch.zeros(len(rows), representation.width(backbone))
     for numbers in by_length([len(row.ids) for row in rows], batch_size):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)

@@ -28,6 +28,7 @@ class TrainingConfig(BaseModel):
     epsilon: float = Field(1e-8, gt=0, description="adamw")
     schedule: Literal["constant", "linear", "inverse-sqrt"] = Field("constant", description="after the warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps over which the rate rises from 0")
+    warmup_share: float = Field(0.0, ge=0, lt=1, description="the same as a share of all steps, if warmup_steps is 0")
     clip_norm: float = Field(0.0, ge=0, description="largest gradient norm; 0 does not clip")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0 evaluates after each epoch")
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")

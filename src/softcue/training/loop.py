@@ -60,6 +60,7 @@ class Trainer:
         listener: Listener | None = None,
         processes: Processes | None = None,
     ) -> None:
+        self._started = time.monotonic()  # tokens and M(x) are part of what training costs
         self.backbone, self.model, self.config = backbone, model, config
         self.validation = validation
         self.checkpoints = checkpoints
@@ -69,7 +70,7 @@ class Trainer:
         self.rows: list[Tokens] = model.rows(backbone, unfolded, with_answer=True)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigurationError(
-                "method.name", type(model.method).__name__, "something to train: a prompt or a readout with a head",
+                "method.name", model.method.config.name, "something to train: a prompt or a readout with a head",
                 "choose another method, or readout.name=classifier",
             )  # fmt: skip
         self.steps_per_epoch = math.ceil(len(self.rows) / config.batch_size)
@@ -89,7 +90,6 @@ class Trainer:
 
     def run(self) -> Result:
         """Train to the end; afterwards the model holds the numbers of its best evaluation."""
-        started = time.monotonic()
         self.processes.share_first(list(self.model.state_dict().values()))
         solutions = self.model.method.solutions(self.model.readout, self.rows)
         for _ in solutions or ():
@@ -103,7 +103,7 @@ class Trainer:
         self.model.eval()
         evaluation = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
         return Result(
-            self.progress, evaluation, sum(row.is_truncated for row in self.rows), time.monotonic() - started,
+            self.progress, evaluation, sum(row.is_truncated for row in self.rows), time.monotonic() - self._started,
             peak_megabytes(), self._warnings(evaluation),
         )  # fmt: skip
 

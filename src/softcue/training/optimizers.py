@@ -98,12 +98,13 @@ def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:
         0.5
     """
     done = step + 1
-    if done < config.warmup_steps:
-        return done / config.warmup_steps
+    warmup = config.warmup_steps or round(config.warmup_share * num_steps)
+    if done < warmup:
+        return done / warmup
     if config.schedule == "linear":
-        return min(1.0, max(0, num_steps - step) / max(1, num_steps - config.warmup_steps))
+        return min(1.0, max(0, num_steps - step) / max(1, num_steps - warmup))
     if config.schedule == "inverse-sqrt":
-        return float((max(1, config.warmup_steps) / max(done, config.warmup_steps, 1)) ** 0.5)
+        return float((max(1, warmup) / max(done, warmup, 1)) ** 0.5)
     return 1.0
 
 

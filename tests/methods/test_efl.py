@@ -1,0 +1,237 @@
+"""EFL (Wang et al. 2021; notes, section 6): tasks asked as entailment of label descriptions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import ONE_OF_EACH_KIND, tiny
+from toy import EXAMPLES, PAIRS, TASK, make_model
+
+import softcue
+from softcue.errors import ConfigurationError
+from softcue.evaluation import predict
+from softcue.methods import METHODS
+from softcue.methods.method import Rewriting
+from softcue.tasks import Label, Task
+from softcue.tokens import collate
+from softcue.types import Example, Prediction
+
+BINARY = Task(
+    name="films",
+    labels={
+        "0": Label(words="bad", description="The film is not worth seeing."),
+        "1": Label(words="good", description="The film is worth seeing."),
+    },
+)
+THREE = ["It is about an account", "It is about a bill", "It is about an order"]
+ROWS = [
+    {"message": f"{text} {number}", "team": team}
+    for number in range(4)
+    for text, team in [("my invoice is wrong", "billing"), ("the parcel is late", "delivery"), ("sign in", "account")]
+]
+
+
+def rewriting_of(task: Task) -> Rewriting:
+    found = METHODS["efl"].rewriting(task)
+    assert found is not None
+    return found
+
+
+def entailed(score: float) -> Prediction:
+    label = "entailment" if score >= 0.5 else "not_entailment"
+    return Prediction(label, scores={"entailment": score, "not_entailment": 1 - score})
+
+
+# --- the questions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_binary_task_asks_for_one_description() -> None:
+    asked = rewriting_of(BINARY)
+    assert asked.unfold(Example(("A fine film.",), "1")) == [
+        Example(("A fine film.", "The film is worth seeing."), "entailment")
+    ]
+    assert asked.unfold(Example(("A dull film.",), "0")) == [
+        Example(("A dull film.", "The film is worth seeing."), "not_entailment")
+    ]
+    assert asked.unfold(Example(("Which?",))) == [Example(("Which?", "The film is worth seeing."), None)]
+
+
+@pytest.mark.parametrize("described", ["0", "1"])
+def test_one_description_will_do_for_two_labels(described: str) -> None:
+    labels = {name: label if name == described else Label(words=label.words) for name, label in BINARY.labels.items()}
+    asked = rewriting_of(BINARY.model_copy(update={"labels": labels}))
+    for target in ("0", "1"):
+        (question,) = asked.unfold(Example(("A film.",), target))
+        assert question.texts == ("A film.", BINARY.labels[described].description)
+        assert question.target == ("entailment" if target == described else "not_entailment")
+    sure = asked.fold([entailed(0.9)])
+    assert sure.label == described
+    assert sure.scores == pytest.approx({described: 0.9, {"0": "1", "1": "0"}[described]: 0.1})
+    assert list(sure.scores or {}) == ["0", "1"]
+
+
+def test_three_classes_ask_one_question_each_and_one_of_them_is_true() -> None:
+    asked = rewriting_of(TASK)
+    for number, target in enumerate("abc"):
+        questions = asked.unfold(Example(("Hello.",), target))
+        assert [question.texts for question in questions] == [("Hello.", text) for text in THREE]
+        wanted = ["not_entailment"] * 3
+        wanted[number] = "entailment"
+        assert [question.target for question in questions] == wanted
+    assert [question.target for question in asked.unfold(Example(("Hello.",)))] == [None] * 3
+
+
+def test_the_questions_are_a_pair_task_of_two_labels() -> None:
+    for task in (BINARY, TASK):
+        asked = rewriting_of(task).task
+        assert len(asked.text) == 2
+        assert asked.label_names == ("entailment", "not_entailment")
+        assert asked.kind == "classification"
+
+
+@torch.no_grad()
+def test_tokens_are_the_text_a_separator_and_the_description() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, "efl")
+
+    def ids(text: str) -> list[int]:
+        return list(backbone.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    rows = model.rows(backbone, model.unfold(EXAMPLES[0]))
+    begin, end = 2, 1
+    for row, description in zip(rows, THREE, strict=True):
+        assert list(row.ids) == [begin, *ids(EXAMPLES[0].texts[0]), end, *ids(description), end]
+
+
+def test_tasks_of_two_texts_are_read_as_they_are() -> None:
+    assert METHODS["efl"].rewriting(PAIRS) is None
+    model = make_model(tiny("bert"), "efl", task=PAIRS)
+    example = Example(("first", "second"), "same")
+    assert model.unfold(example) == [example]
+    assert model.readout.task.label_names == ("same", "other")
+    answer = Prediction("same", scores={"same": 1.0, "other": 0.0})
+    assert model.fold([answer]) == answer
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ({"a": "", "b": ""}, ["a", "b"]),
+        ({"a": "It is a.", "b": "", "c": "It is c."}, ["b"]),
+        ({"a": "It is a.", "b": "", "c": ""}, ["b", "c"]),
+    ],
+)
+def test_missing_descriptions_are_named(labels: dict[str, str], named: list[str]) -> None:
+    task = Task(name="bare", labels={name: Label(words=name, description=text) for name, text in labels.items()})
+    with pytest.raises(ConfigurationError, match=rf"task\.label_descriptions.*{', '.join(named)}'") as caught:
+        rewriting_of(task)
+    assert "task.label_descriptions." in caught.value.next_step
+
+
+@pytest.mark.parametrize("kind", ["regression", "generation"])
+def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"efl.*classification.*{kind}"):
+        METHODS["efl"].rewriting(Task(name="other", kind=kind))
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scores", [(0.2, 0.7, 0.4), (0.9, 0.95, 0.99), (1e-9, 3e-9, 2e-9), (0.0, 0.0, 0.3), (1, 1, 0)])
+def test_the_surest_description_is_the_answer_and_scores_sum_to_one(scores: tuple[float, ...]) -> None:
+    found = rewriting_of(TASK).fold([entailed(score) for score in scores])
+    assert found.label == "abc"[scores.index(max(scores))]
+    assert list(found.scores or {}) == ["a", "b", "c"]
+    wanted = [score / sum(scores) for score in scores]
+    assert list((found.scores or {}).values()) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("score", [0.0, 0.3, 0.5, 0.501, 1.0])
+def test_a_binary_answer_is_the_described_label_or_its_absence(score: float) -> None:
+    found = rewriting_of(BINARY).fold([entailed(score)])
+    assert found.scores == pytest.approx({"0": 1 - score, "1": score})
+    if score != 0.5:
+        assert found.label == ("1" if score > 0.5 else "0")
+
+
+def test_scores_sum_to_one_even_where_nothing_is_entailed() -> None:
+    nothing = [entailed(0.0)] * 3
+    written = [Prediction("not_entailment")] * 3  # by greedy decoding, which has no scores
+    for answers in (nothing, written):
+        found = rewriting_of(TASK).fold(answers)
+        assert math.fsum((found.scores or {}).values()) == pytest.approx(1)
+        assert found.label in TASK.labels
+
+
+def test_written_answers_without_scores_count_as_sure() -> None:
+    answers = [Prediction("not_entailment"), Prediction("entailment"), Prediction("not_entailment")]
+    assert rewriting_of(TASK).fold(answers).label == "b"
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+@torch.no_grad()
+def test_predictions_are_the_entailment_probabilities_of_each_question(family: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, "efl")
+    found = predict(backbone, [(model, example) for example in EXAMPLES], batch_size=4).answers
+    for example, answer in zip(EXAMPLES, found, strict=True):
+        sure = []
+        for question in model.unfold(example):
+            batch = collate(model.rows(backbone, [question]), backbone.tokenizer.pad_token_id)
+            (own,) = model.readout.predict(model.read(model.method.on(backbone), batch)[0])
+            sure.append((own.scores or {})["entailment"])
+        wanted = dict(zip("abc", (value / sum(sure) for value in sure), strict=True))
+        assert answer.scores == pytest.approx(wanted, abs=1e-4)
+        assert answer.label == max(wanted, key=wanted.__getitem__)
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def train(folder: Path, backbone: Any, rows: list[dict[str, str]], described: dict[str, str]) -> softcue.Cue:
+    return softcue.train(
+        folder, backbone=backbone, method="efl", train=rows, validation=rows, text="message", label="team",
+        overrides={
+            "training.epochs": 6, "training.network_rate": 0.003, "training.batch_size": 6,
+            **{f"task.label_descriptions.{label}": text for label, text in described.items()},
+        },
+        progress=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"billing": "It is about a bill.", "delivery": "It is about a parcel.", "account": "It is about signing in."},
+        {"billing": "It is about a bill."},
+    ],
+)
+def test_a_cue_is_trained_saved_and_loaded(
+    described: dict[str, str], model_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = ROWS if len(described) == 3 else [row for row in ROWS if row["team"] != "account"]
+    cue = train(tmp_path / "cue", str(model_folders["bert"]), rows, described)
+    assert cue.scores["validation"]["accuracy"] >= 90
+    assert cue.task.text == ("message",)  # the task itself stays what it was
+    assert set(cue.task.labels) == {row["team"] for row in rows}
+    texts = [row["message"] for row in rows]
+    answers = cue.predict(texts)
+    assert [answer.label for answer in answers].count(rows[0]["team"]) >= 3
+    for answer in answers:
+        assert math.fsum((answer.scores or {}).values()) == pytest.approx(1)
+        assert set(answer.scores or {}) == set(cue.task.labels)
+    loaded = softcue.load(tmp_path / "cue")
+    assert loaded.predict(texts) == answers
+    assert loaded.evaluate([{"message": row["message"], "team": row["team"]} for row in rows]).main == pytest.approx(
+        cue.scores["validation"]["accuracy"]
+    )
+
+
+def test_a_run_without_descriptions_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"task\.label_descriptions"):
+        train(tmp_path / "cue", tiny("bert"), ROWS, {"billing": "It is about a bill."})
+    assert not (tmp_path / "cue").exists()
