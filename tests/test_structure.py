@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 FLOW = [
     "errors", "types", "files", "draws", "phm", "tasks", "tokens", "prompts", "backbones", "representations",
-    "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue", "recording", "api", "inspection", "benchmarks", "cli",
+    "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue", "recording",
+    "api", "inspection", "benchmarks", "cli",
 ]  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -196,7 +196,8 @@ def train(folder: Path, backbone: Any, rows: list[dict[str, str]], described: di
     return softcue.train(
         folder, backbone=backbone, method="efl", train=rows, validation=rows, text="message", label="team",
         overrides={
-            "training.epochs": 6, "training.network_rate": 0.003, "training.batch_size": 6,
+            "training.epochs": 6, "training.batch_size": 6,
+            "training.prompt_rate": 0.003, "training.network_rate": 0.003,
             **{f"task.label_descriptions.{label}": text for label, text in described.items()},
         },
         progress=False,

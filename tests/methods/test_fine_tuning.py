@@ -32,7 +32,8 @@ def state_of(backbone: Backbone) -> dict[str, torch.Tensor]:
 
 
 def train(folder: Path, backbone: Backbone, method: str = "fine-tuning", **settings: Any) -> Cue:
-    overrides = {"training.epochs": 2, "training.network_rate": 0.01, "training.batch_size": 4}
+    rates = {"training.prompt_rate": 0.01, "training.network_rate": 0.01}  # whichever the weights take
+    overrides = {"training.epochs": 2, "training.batch_size": 4, **rates}
     return softcue.train(
         folder, backbone=backbone, method=method, train=ROWS, validation=ROWS, text="text", label="label",
         overrides={**overrides, **settings.pop("overrides", {})}, progress=False, **settings,

@@ -713,3 +713,10 @@ def test_what_cannot_read_a_layer_is_refused() -> None:
         make_model(tiny("bert"), "m-idpg-phm kv", residual=True)
     with pytest.raises(ConfigurationError, match=r"method\.representation_dropout"):
         make_model(tiny("bert"), "m-idpg-phm", representation="words", pooling="mean", representation_dropout=True)
+
+
+def test_keys_and_values_in_some_layers_only_are_refused() -> None:
+    """The other layers would attend to positions that hold nothing."""
+    for case, settings in (("m-idpg-phm", {"layers": [0, 2]}), ("s-idpg-phm", {}), ("prefix-tuning", {"layers": "1"})):
+        with pytest.raises(ConfigurationError, match=r"method\.rule: got 'kv'; expected prompts in every layer"):
+            make_model(tiny("bert"), case, rule="kv", **settings)

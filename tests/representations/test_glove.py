@@ -260,6 +260,7 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str | bytes, message: str)
 @pytest.mark.parametrize(
     "content",
     [b"plain text", b"", gzip.compress(TABLE.encode())[:-9], gzip.compress(TABLE.encode())[:12] + b"\xff" * 40],
+    ids=["no gzip", "empty", "cut", "overwritten"],  # the bytes hold the time of day: workers must agree on names
 )
 def test_a_damaged_gzip(tmp_path: Path, content: bytes) -> None:
     refusal(content, tmp_path / "v.txt.gz")

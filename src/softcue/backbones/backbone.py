@@ -227,6 +227,7 @@ class Backbone:
             vars(layer).pop("forward", None)  # a checkpointed layer's, which would run the first model's
         trained = [value for value in known.values() if value.requires_grad]
         view = Backbone(model, self.tokenizer, self.name, self.folder)
+        view.layout_side = self.layout_side
         for value in trained:  # a new backbone freezes what it finds
             value.requires_grad_(True)
         if self.checkpoints_layers:

@@ -31,6 +31,7 @@ class _Pass:
     prompt: Prompt | None
     sublayers: Sequence[nn.Module]
     taken: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, known once its input is
+    num_rows: list[int] = field(default_factory=list)  # of the layer that runs
 
 
 _active: ContextVar[_Pass | None] = ContextVar("softcue_pass", default=None)
@@ -79,6 +80,8 @@ def _on_layer(number: int, owner: int) -> Any:
 
     def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         active = _running(owner)
+        if active is not None:
+            active.num_rows[:] = [len(args[0] if args else kwargs["hidden_states"])]
         if active is None or active.layout is None or active.prompt is None or active.prompt.deeper is None:
             return None
         hidden = args[0] if args else kwargs["hidden_states"]  # [B S D]
@@ -147,6 +150,9 @@ def _on_sublayer(number: int, owner: int) -> Any:
         active = _running(owner)
         if active is None or not active.sublayers:
             return None
+        if output.dim() == 2 and active.num_rows:  # OPT runs its feed-forward on all positions in one row
+            by_row = output.view(active.num_rows[0], -1, output.shape[1])
+            return active.sublayers[number](by_row).view_as(output)  # type: ignore[no-any-return]
         return active.sublayers[number](output)  # type: ignore[no-any-return]
 
     return change_output
@@ -159,7 +165,8 @@ def checkpoint_layers(layers: nn.ModuleList) -> None:
     by a row's place) finds its context again, because the layer runs in a copy of the context of its first run.
     """
     for layer in layers:
-        layer.forward = _checkpointed(layer.forward)
+        if "forward" not in vars(layer):  # two backbones may share a model
+            layer.forward = _checkpointed(layer.forward)
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

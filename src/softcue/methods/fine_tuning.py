@@ -16,7 +16,10 @@ from softcue.tasks import Task
 class FineTuningConfig(MethodConfig):
     """Fine-tuning."""
 
-    dropout: bool = Field(False, description="the backbone's own dropout in training, as in RoBERTa's recipe")
+    dropout: bool = Field(
+        False,
+        description="the backbone's own dropout in training, as in RoBERTa's recipe; pieces of a batch share its noise",
+    )
 
 
 class FineTuning(Method):
@@ -31,7 +34,7 @@ class FineTuning(Method):
         # A parameter's name may not hold dots.
         self.weights = nn.ParameterDict({name.replace(".", "/"): value for name, value in weights.items()})
         self.config: FineTuningConfig = config
-        self._twin: tuple[int, Backbone] | None = None  # of which backbone, and the trained model
+        self._twin: tuple[Backbone, Backbone] | None = None  # the frozen one it was made from, and the trained one
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
@@ -46,9 +49,9 @@ class FineTuning(Method):
 
     def on(self, backbone: Backbone) -> Backbone:
         """A twin of the backbone that has these weights."""
-        if self._twin is None or self._twin[0] != id(backbone):
+        if self._twin is None or self._twin[0] is not backbone:
             weights = {name.replace("/", "."): value for name, value in self.weights.items()}
-            self._twin = (id(backbone), backbone.twin(weights))
+            self._twin = (backbone, backbone.twin(weights))
         twin = self._twin[1]
         twin.model.train(self.training and self.config.dropout)
         return twin

@@ -2,6 +2,7 @@
 
     G(h) = W2 . drop(act(W1 . drop(h) + b1)) + b2        reshaped to [P D]
 
+The dropout on h is for M(x) alone, as in the authors' code: states of the pass itself are read as they are.
 The single-layer form puts G(M(x)) among the embeddings. The multi-layer form adds one prompt per layer, whose
 generator reads either M(x) again (`first`) or the previous layer's output of the same pass (`previous`).
 Versions of sharing between layers (section 3.3): S shares everything, M has its own b2 per layer, L shares nothing.
