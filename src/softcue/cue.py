@@ -184,7 +184,7 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
 
 def _meaning(settings: dict[str, Any]) -> dict[str, Any]:
     """A method's settings without those that only say how its numbers start or how they are trained."""
-    starts = ("factor_std", "up_std", "dropout", "representation_dropout", "glove", "strengths")
+    starts = ("insert_at", "factor_std", "up_std", "dropout", "representation_dropout", "glove", "strengths")
     return {key: value for key, value in settings.items() if not key.startswith("init") and key not in starts}
 
 

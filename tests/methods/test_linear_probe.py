@@ -140,7 +140,9 @@ def test_validation_rows_choose_the_strength(tmp_path: Path) -> None:
     assert best not in (STRENGTHS[0], STRENGTHS[-1])
     cue = probe(tmp_path / "cue", backbone, TRAIN)
     assert cue.scores["validation"]["accuracy"] == pytest.approx(scores[best])
-    assert cue.record.training["best_step"] == STRENGTHS.index(best) + 1
+    tried = cue.record.method["strengths"]
+    assert sorted(tried) == STRENGTHS
+    assert tried[cue.record.training["best_step"] - 1] == best
     found = [list((answer.scores or {}).values()) for answer in cue.predict([row["text"] for row in TEST])]
     numpy.testing.assert_allclose(found, solved[best].predict_proba(tested), atol=1e-3)
     other = next(c for c in STRENGTHS if c != best)
