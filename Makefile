@@ -1,13 +1,14 @@
 # make demo   train three cues on a frozen MiniLM and print what they are worth
 # make test   run the tests                       make check   format, lint, types, import direction
 # make bench  speed and memory against peers      make results the tables of docs/results.md (about an hour)
+#                                                 make few-shot methods x tasks x seeds (two hours; resumes)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format bench results clean
+.PHONY: demo test test-slow check format bench few-shot results clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -44,6 +45,9 @@ bench: $(VENV)/.bench
 
 # make results DATA=folder-with-subj T5=folder-of-a-t5
 DATA ?= ../shared/data
+few-shot: $(VENV)/.dev
+	$(BIN)/python benchmarks/few_shot.py --data $(DATA)
+
 results: $(VENV)/.dev
 	$(BIN)/python benchmarks/results.py --data $(DATA) $(if $(T5),--t5 $(T5))
 
