@@ -121,7 +121,8 @@ def print_table(arguments: argparse.Namespace, methods: list[str]) -> None:
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{means[-1]:.1f}{spread}")
             minutes += sum(json.loads((folder / "metrics.json").read_text())["seconds"] for folder in done) / 60
-            counts = json.loads((done[0] / "cue.json").read_text("utf-8"))["counts"]
+            if task == tasks[0]:  # the head of a task with two texts is wider
+                counts = json.loads((done[0] / "cue.json").read_text("utf-8"))["counts"]
         mean = f"{statistics.mean(means):.1f}" if len(means) == len(tasks) else "-"
         print(
             f"| {method} | {' | '.join(cells)} | {mean} | {counts['gradient']:,} | {counts['head']:,} | {minutes:.1f} |"
