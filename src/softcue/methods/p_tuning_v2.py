@@ -48,7 +48,8 @@ class PTuningV2(Prompted):
     def _encoder(
         cls, config: PTuningV2Config, levels: Levels, backbone: Backbone, generator: torch.Generator | None
     ) -> DeepPrompt:
-        return DeepPrompt(levels, [_first(config, levels.width_of(level), generator) for level in levels.numbers])
+        first = [_first(config, levels.width_of(level), generator) for level in levels.numbers]
+        return DeepPrompt(levels, first, config.dropout)
 
 
 def _first(config: PTuningV2Config, width: int, generator: torch.Generator | None) -> Tensor:
