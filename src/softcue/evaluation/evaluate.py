@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from softcue.backbones import Backbone
 from softcue.evaluation.metrics import METRICS_OF, NUMBER_METRICS
-from softcue.methods import TaskModel, predict_mixed
+from softcue.methods import TaskModel, by_model, predict_mixed
 from softcue.tasks import Task
 from softcue.tokens import by_length
 from softcue.types import Example, Prediction, Tokens
@@ -63,11 +63,8 @@ def predict(
 
 def _rows(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[tuple[TaskModel, Tokens]]:
     """Tokens of each request, made together for all requests of a model."""
-    by_model: dict[int, tuple[TaskModel, list[int]]] = {}
-    for number, (model, _) in enumerate(requests):
-        by_model.setdefault(id(model), (model, []))[1].append(number)
     rows: dict[int, tuple[TaskModel, Tokens]] = {}
-    for model, numbers in by_model.values():
+    for model, numbers in by_model([model for model, _ in requests]):
         made = model.eval().rows(backbone, [requests[number][1] for number in numbers])
         rows |= {number: (model, tokens) for number, tokens in zip(numbers, made, strict=True)}
     return [rows[number] for number in range(len(requests))]

@@ -79,6 +79,14 @@ class Adapter(Bottleneck):
         return self.down, self.down_bias, self.up, self.up_bias
 
 
+def _started(adapters: nn.ModuleList, config: MethodConfig, generator: torch.Generator | None) -> nn.ModuleList:
+    """The modules with their first numbers, unless these wait to be loaded."""
+    if generator is not None:
+        for adapter in adapters:
+            adapter.start(config, generator)  # type: ignore[operator]
+    return adapters
+
+
 class AdapterTuning(Method):
     """Houlsby's adapters."""
 
@@ -96,10 +104,7 @@ class AdapterTuning(Method):
         """One adapter per sub-layer."""
         assert isinstance(config, AdapterConfig)
         adapters = nn.ModuleList(Adapter(backbone.hidden_width, config) for _ in backbone.sublayers)
-        if generator is not None:
-            for adapter in adapters:
-                adapter.start(config, generator)  # type: ignore[operator]
-        return cls(adapters, config)
+        return cls(_started(adapters, config, generator), config)
 
     def on(self, backbone: Backbone) -> Backbone:
         """The backbone with the adapters in it."""
@@ -162,10 +167,7 @@ class Compacter(AdapterTuning):
         n = config.phm_n
         common = None if config.share_a == "module" else nn.Parameter(torch.zeros(n, n, n))
         adapters = nn.ModuleList(CompacterModule(backbone.hidden_width, config, common) for _ in backbone.sublayers)
-        if generator is not None:
-            for adapter in adapters:
-                adapter.start(config, generator)  # type: ignore[operator]
-        method = cls(adapters, config)
+        method = cls(_started(adapters, config, generator), config)
         if common is not None:
             method.common_a = common
         return method

@@ -69,6 +69,10 @@ class TaskModel(nn.Module):
         """The example as it is put to the backbone: itself, or the questions it is rewritten as."""
         return [example] if self.rewriting is None else self.rewriting.unfold(example)
 
+    def unfolded(self, examples: Sequence[Example]) -> list[Example]:
+        """All examples as they are put to the backbone."""
+        return [part for example in examples for part in self.unfold(example)]
+
     def fold(self, answers: Sequence[Prediction]) -> Prediction:
         """The answers to an unfolded example as one."""
         return answers[0] if self.rewriting is None else self.rewriting.fold(answers)
@@ -90,7 +94,7 @@ class TaskModel(nn.Module):
 
     def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
         """Begin with the head that is best without the method: what the method learns comes on top."""
-        unfolded = [part for example in examples for part in self.unfold(example)]
+        unfolded = self.unfolded(examples)
         answers = [self.readout.answered(self.wording.source(example), example).label for example in unfolded]
         summary = Representation("backbone", self.readout.summary or backbone.natural_pooling)
         features = represented(summary, backbone, self.readout.task, unfolded, self.max_length)  # [N R]
@@ -153,11 +157,8 @@ def predict_mixed(backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]]) 
     task's readout, so heads of different sizes and prompts of different lengths share the batch. Methods that
     change the backbone itself (adapters, fine-tuning) get a pass of their own.
     """
-    groups: dict[int, tuple[TaskModel, list[int]]] = {}
-    for number, (model, _) in enumerate(rows):
-        groups.setdefault(id(model), (model, []))[1].append(number)
     passes: dict[tuple[int, bool], tuple[Backbone, list[tuple[TaskModel, list[int]]]]] = {}
-    for model, numbers in groups.values():
+    for model, numbers in by_model([model for model, _ in rows]):
         seen = model.method.on(backbone)
         passes.setdefault((id(seen), model.knows_features), (seen, []))[1].append((model, numbers))
     answers: list[Prediction | None] = [None] * len(rows)
@@ -167,6 +168,14 @@ def predict_mixed(backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]]) 
         for number, answer in zip(order, _one_pass(seen, tokens, members), strict=True):
             answers[number] = answer
     return [answer for answer in answers if answer is not None]
+
+
+def by_model(models: Sequence[TaskModel]) -> list[tuple[TaskModel, list[int]]]:
+    """Each model once, with the places it stands at."""
+    found: dict[int, tuple[TaskModel, list[int]]] = {}
+    for place, model in enumerate(models):
+        found.setdefault(id(model), (model, []))[1].append(place)
+    return list(found.values())
 
 
 def _one_pass(
