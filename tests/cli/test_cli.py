@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
 import os
 import subprocess
@@ -14,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from command import Ended, check_refused, run
 
 import softcue
 from softcue.cli.app import main
@@ -33,47 +32,6 @@ VERBS = [
     "bench",
 ]
 LABELS = {"tickets": 6, "urgency": 3, "same-request": 2}
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Standard output, which must be one JSON object and nothing else."""
-        assert self.code == 0, self.err
-        assert self.out.count("\n") == 1
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
-
-
-def run(*words: object, stdin: bytes = b"") -> Ended:
-    """The command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    argv, typed = ["softcue", *map(str, words)], io.TextIOWrapper(io.BytesIO(stdin))
-    with (
-        patch.object(sys, "argv", argv),
-        patch.object(sys, "stdin", typed),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as end,
-    ):
-        main()
-    return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
-
-
-def check_refused(found: Ended, *parts: object) -> None:
-    """Exit code 2 and one line that says what is wrong; nothing else."""
-    assert found.code == 2
-    assert found.out == ""
-    assert found.err.startswith("error: ")
-    assert found.err.count("\n") == 1
-    for part in ("got ", "expected ", *parts):
-        assert str(part) in found.err
 
 
 def csv_file(path: Path, *rows: tuple[str, ...]) -> Path:

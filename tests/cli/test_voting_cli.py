@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
+from command import Ended, check_refused, run
 
 import softcue
-from softcue.cli.app import main
 from softcue.data import rows_of_run
 from softcue.evaluation import Predicted
 from softcue.types import Example, Prediction
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-def run(*words: object, stdin: bytes = b"") -> Ended:
-    """The command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", ["softcue", *map(str, words)]),
-        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as end,
-    ):
-        main()
-    return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
-
-
-def check_refused(found: Ended, *parts: object) -> None:
-    assert (found.code, found.out) == (2, "")
-    assert found.err.startswith("error: ")
-    assert found.err.count("\n") == 1
-    for part in ("got ", "expected ", *parts):
-        assert str(part) in found.err
 
 
 @dataclass(frozen=True)

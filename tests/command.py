@@ -1,0 +1,56 @@
+"""The command line, run in this process, and what every refusal must look like."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from softcue.cli.app import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be one JSON object and nothing else."""
+        assert self.code == 0, self.err
+        assert self.out.count("\n") == 1
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+def run(*words: object, stdin: bytes = b"") -> Ended:
+    """The command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, typed = ["softcue", *map(str, words)], io.TextIOWrapper(io.BytesIO(stdin))
+    with (
+        patch.object(sys, "argv", argv),
+        patch.object(sys, "stdin", typed),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def check_refused(found: Ended, *parts: object) -> None:
+    """Exit code 2 and one line that says what is wrong; nothing else."""
+    assert found.code == 2
+    assert found.out == ""
+    assert found.err.startswith("error: ")
+    assert found.err.count("\n") == 1
+    for part in ("got ", "expected ", *parts):
+        assert str(part) in found.err
