@@ -5,22 +5,17 @@
                                                                    one setting on validation rows alone
 
 Every run is an ordinary `softcue.train` of K rows, with its own sample for each seed (the same for all methods).
-A finished run is not repeated and an interrupted one is resumed, so the command can be stopped at any time.
-Started twice (each with OMP_NUM_THREADS=1, say) two processes share the work: a run belongs to whoever holds its
-folder's lock. A search run is given no test rows at all.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import sys
-from pathlib import Path
+from collections.abc import Sequence
+
+from table import Run, make_parser, print_search, print_table, run_missing, runs_of
 
 import softcue
 from softcue.backbones import Backbone, load_backbone
-from softcue.errors import RunError
 
 METHODS = (
     "linear-probe", "prompt-tuning", "p-tuning-v2", "s-idpg-phm", "m-idpg-phm", "m-idpg-phm-glove", "adapter",
@@ -39,94 +34,43 @@ SCHEDULE = {"training.steps": 84, "training.evaluate_every": 28, "backbone.max_l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="section.key=value for every run")
-    parser.add_argument("--data", type=Path, required=True)
+    parser = make_parser(__doc__, METHODS, list(TASKS), "runs/few-shot")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--few-shot", type=int, default=100)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--search", default="", help="a method: validation scores of one setting, no test rows")
-    parser.add_argument("--output", type=Path, default=Path("runs/few-shot"))
     arguments = parser.parse_args()
-    methods = [arguments.search] if arguments.search else arguments.methods.split(",")
-    runs = [
-        (task, method, seed)
-        for seed in range(arguments.seeds) for method in methods for task in arguments.tasks.split(",")
-    ]  # fmt: skip
+    runs = runs_of(arguments, f"k{arguments.few_shot}")
     backbone = load_backbone(arguments.backbone)
-    for task, method, seed in runs:
-        folder = folder_of(arguments, task, method, seed)
-        if (folder / "cue.json").is_file():
-            continue
-        try:
-            run(arguments, backbone, task, method, seed, folder)
-            print(f"{folder.name}: {scores_of(folder)}", file=sys.stderr, flush=True)
-        except RunError as error:
-            print(f"{folder.name}: left to another process ({error})", file=sys.stderr, flush=True)
-    print_search(arguments, runs) if arguments.search else print_table(arguments, methods)
+    run_missing(runs, lambda run: train(arguments, backbone, run))
+    if arguments.search:
+        print_search(arguments, runs)
+        return
+    tasks = arguments.tasks.split(",")
+
+    def of_first_task(key: str, done: Sequence[Run]) -> str:  # the head of a task with two texts is wider
+        return f"{next(run for run in done if run.task == tasks[0]).record['counts'][key]:,}"
+
+    extra = {
+        "trained numbers": lambda done: of_first_task("gradient", done),
+        "head": lambda done: of_first_task("head", done),
+        "minutes": lambda done: f"{sum(run.metrics['seconds'] for run in done) / 60:.1f}",
+    }
+    print_table(runs, extra, tasks, arguments.seeds)
 
 
-def folder_of(arguments: argparse.Namespace, task: str, method: str, seed: int) -> Path:
-    name = "-".join([task, method, f"k{arguments.few_shot}", str(seed), *sorted(arguments.words)])
-    return arguments.output / ("search" if arguments.search else "table") / name.replace("/", "_")
-
-
-def run(arguments: argparse.Namespace, backbone: Backbone, task: str, method: str, seed: int, folder: Path) -> None:
-    columns, train, test, label_words = TASKS[task]
+def train(arguments: argparse.Namespace, backbone: Backbone, run: Run) -> None:
+    columns, train, test, label_words = TASKS[run.task]
     settings = {
-        **SCHEDULE, "task.validation_rows": VALIDATION_ROWS, "task.sample_seed": seed,
+        **SCHEDULE, "task.validation_rows": VALIDATION_ROWS, "task.sample_seed": run.seed,
         **{f"task.label_words.{label}": words for label, words in label_words.items()},
     }  # fmt: skip
     if not arguments.search:
         settings |= {"task.test_rows": TEST_ROWS}
     words = [f"{key}={value}" for key, value in settings.items()] + arguments.words
     softcue.train(
-        folder, backbone=backbone, method=method, train=str(arguments.data / train), text=columns, label="label",
-        test=None if arguments.search else str(arguments.data / test), few_shot=arguments.few_shot, seed=seed,
-        overrides=words, resume=True, progress=False,
+        run.folder, backbone=backbone, method=run.method, train=str(arguments.data / train), text=columns,
+        label="label", test=None if arguments.search else str(arguments.data / test), few_shot=arguments.few_shot,
+        seed=run.seed, overrides=words, resume=True, progress=False,
     )  # fmt: skip
-
-
-def scores_of(folder: Path) -> dict[str, float]:
-    scores = json.loads((folder / "cue.json").read_text("utf-8"))["scores"]
-    return {split: round(found["accuracy"], 1) for split, found in scores.items()}
-
-
-def print_search(arguments: argparse.Namespace, runs: list[tuple[str, str, int]]) -> None:
-    by_task: dict[str, list[float]] = {}
-    for task, method, seed in runs:
-        by_task.setdefault(task, []).append(scores_of(folder_of(arguments, task, method, seed))["validation"])
-    means = {task: statistics.mean(values) for task, values in by_task.items()}
-    shown = "  ".join(f"{task} {value:.1f}" for task, value in means.items())
-    print(f"{arguments.search} {' '.join(arguments.words)}: mean {statistics.mean(means.values()):.2f}  {shown}")
-
-
-def print_table(arguments: argparse.Namespace, methods: list[str]) -> None:
-    """Mean and standard deviation over seeds on test rows; a missing run leaves its cell open."""
-    tasks = arguments.tasks.split(",")
-    print(f"| method | {' | '.join(tasks)} | mean | trained numbers | head | minutes |")
-    print("|---" * (len(tasks) + 5) + "|")
-    for method in methods:
-        cells, means, minutes, counts = [], [], 0.0, {"gradient": 0, "head": 0}
-        for task in tasks:
-            folders = [folder_of(arguments, task, method, seed) for seed in range(arguments.seeds)]
-            done = [folder for folder in folders if (folder / "cue.json").is_file()]
-            if len(done) < len(folders):
-                cells.append(f"{len(done)} of {len(folders)} runs")
-                continue
-            values = [scores_of(folder)["test"] for folder in done]
-            means.append(statistics.mean(values))
-            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{means[-1]:.1f}{spread}")
-            minutes += sum(json.loads((folder / "metrics.json").read_text())["seconds"] for folder in done) / 60
-            if task == tasks[0]:  # the head of a task with two texts is wider
-                counts = json.loads((done[0] / "cue.json").read_text("utf-8"))["counts"]
-        mean = f"{statistics.mean(means):.1f}" if len(means) == len(tasks) else "-"
-        print(
-            f"| {method} | {' | '.join(cells)} | {mean} | {counts['gradient']:,} | {counts['head']:,} | {minutes:.1f} |"
-        )
 
 
 if __name__ == "__main__":

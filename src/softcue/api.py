@@ -226,6 +226,7 @@ def _write(cue: Cue, folder: Path, rows: Rows, result: Result, checkpoints: Chec
     metrics = {
         "scores": cue.record.scores,
         "history": result.progress.history,
+        "health": result.progress.health,
         "best_step": result.progress.best_step,
         "steps": result.progress.step,
         "seconds": round(result.seconds, 1),

@@ -95,8 +95,9 @@ class Prompt:
 
     tokens: Tensor  # [B P D]
     mask: Tensor  # [B P]   lets unlike lengths share a batch
-    aux_loss: Tensor  # []      commitment, noise resilience, ...
+    aux_loss: Tensor  # []      commitment, noise resilience, ...: a mean over rows
     deeper: Deeper | None = None  # asked once per layer, from the first to the last
+    tally: Mapping[str, Tensor] = field(default_factory=dict)  # in training: sums over rows, for `learn`
 
 
 @dataclass(frozen=True)

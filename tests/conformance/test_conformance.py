@@ -114,10 +114,10 @@ def test_a_decoder_reads_the_same_whatever_side_the_layout_pads(family: str, cas
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone, unfolded(model), answers=True)
-    loss, aux_loss = model(backbone, batch)
+    loss, aux_loss, _ = model(backbone, batch)
     other = copy.copy(backbone)
     other.layout_side = "right"
-    other_loss, other_aux_loss = model(other, batch)
+    other_loss, other_aux_loss, _ = model(other, batch)
     torch.testing.assert_close(other_loss.total, loss.total, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(other_aux_loss, aux_loss, rtol=1e-4, atol=1e-4)
 

@@ -17,9 +17,9 @@ from softcue.methods.method import Method, MethodConfig
 from softcue.methods.p_tuning_v2 import PrefixTuning, PTuningV2
 from softcue.methods.prompt_tuning import PromptTuning
 from softcue.methods.prompted import NoPrompt
-from softcue.methods.task_model import TaskModel, by_model, make_task_model, predict_mixed
+from softcue.methods.task_model import Outcome, TaskModel, by_model, make_task_model, predict_mixed
 
-__all__ = ["METHODS", "Method", "MethodConfig", "TaskModel", "by_model", "make_task_model", "predict_mixed"]
+__all__ = ["METHODS", "Method", "MethodConfig", "Outcome", "TaskModel", "by_model", "make_task_model", "predict_mixed"]
 
 METHODS: dict[str, type[Method]] = {
     "prompt-tuning": PromptTuning,

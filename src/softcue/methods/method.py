@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -72,6 +72,18 @@ class Method(nn.Module, ABC):
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Prompt vectors, which take `training.prompt_rate`; the other parameters take `network_rate`."""
+        return []
+
+    def blank_tally(self) -> dict[str, Tensor]:
+        """Zeros of the shapes of a prompt's tally; empty for methods that only gradients move."""
+        return {}
+
+    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+        """Move what no gradient moves, once per optimizer step, by the sums over its rows; what to log."""
+        return {}
+
+    def worries(self, health: Mapping[str, float]) -> list[str]:
+        """What is wrong by the last values that `learn` returned, each with what to try."""
         return []
 
     def embedded(self) -> Tensor | None:

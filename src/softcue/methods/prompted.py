@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
@@ -85,6 +86,18 @@ class Prompted(Method):
     def prompt_parameters(self) -> list[nn.Parameter]:
         """The encoder's own vectors."""
         return self.encoder.prompt_parameters()
+
+    def blank_tally(self) -> dict[str, Tensor]:
+        """The encoder's."""
+        return self.encoder.blank_tally()
+
+    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+        """What the encoder learns."""
+        return self.encoder.learn(tally, epoch_begins)
+
+    def worries(self, health: Mapping[str, float]) -> list[str]:
+        """The encoder's."""
+        return self.encoder.worries(health)
 
     def embedded(self) -> Tensor | None:
         """The encoder's."""

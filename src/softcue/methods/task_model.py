@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,14 @@ from softcue.representations import Representation, plain_rows, represented, rep
 from softcue.tasks import Task
 from softcue.tokens import Wording, collate, stacked_representations
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, Tokens
+
+
+class Outcome(NamedTuple):
+    """What a training pass over a piece of a batch gives."""
+
+    loss: Loss
+    aux_loss: Tensor | float = 0.0  # a mean over the piece's rows
+    tally: Mapping[str, Tensor] = {}  # sums over the piece's rows
 
 
 class TaskModel(nn.Module):
@@ -108,19 +117,20 @@ class TaskModel(nn.Module):
             representation = represented_with_dropout(self.representation, backbone, batch.plain)
         return self.method.prompt(Instance(embeds, batch.mask, representation))
 
-    def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[Reading, Tensor]:
-        """The batch laid out with its prompts, and the prompts' auxiliary loss."""
+    def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[Reading, Prompt | None]:
+        """The batch laid out with its prompts, and those prompts."""
         embeds = backbone.embed(batch.ids)  # [B T D]
         prompt = self.prompt(backbone, batch, embeds)
         reading = backbone.read(batch, prompt, embeds, with_target)
         if self.knows_features:
             reading = replace(reading, known_features=batch.representation)
-        return reading, embeds.new_zeros(()) if prompt is None else prompt.aux_loss
+        return reading, prompt
 
-    def forward(self, backbone: Backbone, batch: Batch) -> tuple[Loss, Tensor]:
-        """Training: the readout's loss and the prompt's auxiliary loss."""
-        reading, aux_loss = self.read(self.method.on(backbone), batch, self.readout.needs_target)
-        return self.readout.loss(reading, batch), aux_loss
+    def forward(self, backbone: Backbone, batch: Batch) -> Outcome:
+        """Training: the readout's loss, and what the prompt adds to it."""
+        reading, prompt = self.read(self.method.on(backbone), batch, self.readout.needs_target)
+        loss = self.readout.loss(reading, batch)
+        return Outcome(loss) if prompt is None else Outcome(loss, prompt.aux_loss, prompt.tally)
 
     def counts(self) -> Counts:
         """How many numbers the task adds, told apart by who changes them."""

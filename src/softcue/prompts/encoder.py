@@ -1,12 +1,15 @@
 """The one contract: a prompt encoder reads an instance and returns a prompt.
 
 It never touches the backbone, the tokenizer, labels or files, and leaves nothing on the module: whatever
-the trainer must know comes back in the Prompt. Learned state that no optimizer may touch is a buffer.
+the trainer must know comes back in the Prompt. Learned state that no optimizer may touch is a buffer: it changes
+only in `learn`, once per optimizer step, by the sums (`Prompt.tally`) over all pieces and processes of that step.
+A buffer that is not persistent is training's alone: it is in checkpoints, but not in the cue.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,18 @@ class PromptEncoder(nn.Module, ABC):
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Those parameters that are prompt vectors themselves; the rest are a network's, with another rate."""
+        return []
+
+    def blank_tally(self) -> dict[str, Tensor]:
+        """Zeros of the shapes of every Prompt's tally in training: a process may have no rows of its own."""
+        return {}
+
+    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+        """Move what no gradient moves, by the tally of a whole step; returns what is worth logging."""
+        return {}
+
+    def worries(self, health: Mapping[str, float]) -> list[str]:
+        """What is wrong by the last values that `learn` returned, each with what to try."""
         return []
 
     def embedded(self) -> Tensor | None:

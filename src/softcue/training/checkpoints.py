@@ -31,6 +31,7 @@ class Progress:
     num_worse: int = 0  # evaluations since the best
     is_over: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per evaluation
+    health: dict[str, float] = field(default_factory=dict)  # what the method said of itself after the last step
 
 
 @dataclass(frozen=True)

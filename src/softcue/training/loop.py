@@ -16,7 +16,7 @@ from softcue.backbones import Backbone
 from softcue.draws import places_in_batch
 from softcue.errors import ConfigurationError, TrainingError
 from softcue.evaluation import Evaluation, evaluate
-from softcue.methods import TaskModel
+from softcue.methods import Outcome, TaskModel
 from softcue.tokens import collate
 from softcue.training.batches import epoch_batches, own_share, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, Progress
@@ -78,18 +78,21 @@ class Trainer:
         self.optimizer = make_optimizer(model, config)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
+        self._best_evaluation: Evaluation | None = None  # of `best`; a resumed run may not have seen it
         self._batches: tuple[int, list[list[int]]] = (-1, [])
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.progress = checkpoint.progress
-        self.model.load_state_dict(checkpoint.model)
+        state = self._state()
+        for name, value in checkpoint.model.items():
+            state[name].copy_(value)
         self.best = checkpoint.best
         load_optimizer_tensors(self.model, self.optimizer, checkpoint.optimizer)
 
     def run(self) -> Result:
         """Train to the end; afterwards the model holds the numbers of its best evaluation."""
-        self.processes.share_first(list(self.model.state_dict().values()))
+        self.processes.share_first(list(self._state().values()))
         solutions = self.model.method.solutions(self.model.readout, self.rows)
         for _ in solutions or ():
             self.progress.step += 1
@@ -100,7 +103,9 @@ class Trainer:
                 self._after_step()
         self.model.load_state_dict(self.best)
         self.model.eval()
-        evaluation = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
+        evaluation = self._best_evaluation
+        if evaluation is None:
+            evaluation = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
         return Result(
             self.progress, evaluation, sum(row.is_truncated for row in self.rows), time.monotonic() - self._started,
             peak_megabytes(), self._warnings(evaluation),
@@ -117,15 +122,18 @@ class Trainer:
             group["lr"] = group["base_rate"] * factor
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), device=self.backbone.device)
+        tally = self.model.method.blank_tally()
         for places in own_share(len(rows), rank, world, config.micro_batch_size):
             batch = collate([self.rows[rows[place]] for place in places], self.backbone.tokenizer.pad_token_id)
             torch.manual_seed(stream_seed(config.seed, "step", step))
             with places_in_batch(places, len(rows)):
-                loss, aux_loss = self.model(self.backbone, batch.to(self.backbone.device))
-            whole = loss.total / count + aux_loss * (len(places) / len(rows))
+                outcome: Outcome = self.model(self.backbone, batch.to(self.backbone.device))
+            whole = outcome.loss.total / count + outcome.aux_loss * (len(places) / len(rows))
             whole.backward()
             loss_sum += whole.detach()
-        self._reduce_and_update(loss_sum)
+            for name, sums in outcome.tally.items():
+                tally[name] += sums
+        self._reduce_and_update()
         value = float(self.processes.total(loss_sum))
         if not math.isfinite(value):
             raise TrainingError(
@@ -133,11 +141,14 @@ class Trainer:
                 f"lower training.prompt_rate (now {config.prompt_rate}) or training.network_rate, "
                 "or set training.clip_norm=1.0",
             )  # fmt: skip
+        summed = {name: self.processes.total(sums) for name, sums in tally.items()}
+        health = self.model.method.learn(summed, epoch_begins=step % self.steps_per_epoch == 0)
         self.progress.step += 1
+        self.progress.health = health
         self.listener("step", {"step": self.progress.step, "epoch": step / self.steps_per_epoch, "loss": value,
-                               "rate_factor": factor, "rows": len(rows)})  # fmt: skip
+                               "rate_factor": factor, "rows": len(rows), **health})  # fmt: skip
 
-    def _reduce_and_update(self, loss_sum: Tensor) -> None:
+    def _reduce_and_update(self) -> None:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if self.processes.world_size > 1:
             for parameter in trained:  # a process without rows in this batch has no gradient yet
@@ -170,6 +181,7 @@ class Trainer:
         progress.num_worse = 0 if is_better else progress.num_worse + 1
         if is_better or found.main == progress.best_score:  # of equals the later: it has seen more rows
             progress.best_score, progress.best_step = found.main, progress.step
+            self._best_evaluation = found
             self.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
         progress.is_over = bool(self.config.patience) and progress.num_worse >= self.config.patience
         entry = {"step": progress.step, "score": found.main, **found.scores}
@@ -178,9 +190,11 @@ class Trainer:
 
     def _checkpoint(self) -> Checkpoint:
         best = self.best or {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
-        return Checkpoint(
-            self.progress, dict(self.model.state_dict()), best, optimizer_tensors(self.model, self.optimizer)
-        )
+        return Checkpoint(self.progress, self._state(), best, optimizer_tensors(self.model, self.optimizer))
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every number that a step may change: the cue's, and buffers that only training needs."""
+        return {**self.model.state_dict(), **dict(self.model.named_buffers())}
 
     def _rows_of(self, step: int) -> list[int]:
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -190,7 +204,7 @@ class Trainer:
         return self._batches[1][position]
 
     def _warnings(self, evaluation: Evaluation) -> list[str]:
-        found = []
+        found = self.model.method.worries(self.progress.health)
         if evaluation.has_collapsed:
             label = next(iter(evaluation.predicted_labels))
             found.append(

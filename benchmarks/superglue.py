@@ -1,0 +1,101 @@
+"""The SuperGLUE table of docs/results.md (Bhardwaj et al. 2022, table 1, in small): VIP and its relatives on a T5.
+
+    python benchmarks/superglue.py --data ../shared/data --t5 FOLDER     run what is missing, then print the table
+    python benchmarks/superglue.py --data ... --t5 ... --search vip method.scale=0
+                                                                         one setting on validation rows alone
+
+Every method takes the same steps over the same rows. Validation rows come from the training file; the published
+validation file is the test set and is seen by no search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from table import Run, make_parser, print_search, print_table, run_missing, runs_of
+
+import softcue
+from softcue.backbones import Backbone, load_backbone
+
+# name in the table -> method and its settings beyond the preset
+METHODS: dict[str, tuple[str, list[str]]] = {
+    "prompt-tuning": ("prompt-tuning", []),
+}
+SCHEDULE = [
+    "training.steps=100", "training.batch_size=16", "training.evaluate_every=50", "training.patience=0",
+    "method.prompt_length=20", "backbone.max_length=160",
+]  # fmt: skip
+Row = dict[str, Any]
+
+
+def _claim(row: Row) -> str:
+    """Hypothesis and premise; of long premises the end, where CB's claims stand (RTE's are seldom as long)."""
+    premise = " ".join(row["premise"].split()[-60:])
+    return f"hypothesis: {row['hypothesis']} premise: {premise}"
+
+
+def _wsc(row: Row) -> str:
+    """The text with both spans marked, as T5's preprocessing marks them (Raffel et al. 2020, appendix D.5)."""
+    words, target = row["text"].split(" "), row["target"]
+    words[target["span1_index"]] = f"*{words[target['span1_index']]}*"
+    words[target["span2_index"]] = f"#{words[target['span2_index']]}#"
+    return f"{' '.join(words)} {target['span2_text']} refers to {target['span1_text']}"
+
+
+# how a row becomes one text, words of each label, rows for training and validation
+TASKS: dict[str, tuple[Callable[[Row], str], dict[str, str], int, int]] = {
+    "CB": (_claim,
+           {"entailment": "entailment", "contradiction": "contradiction", "neutral": "neutral"}, 200, 50),
+    "COPA": (lambda row: f"choice1: {row['choice1']} choice2: {row['choice2']} premise: {row['premise']} "
+             f"question: {row['question']}", {"0": "choice1", "1": "choice2"}, 300, 100),
+    "WSC": (_wsc, {"False": "false", "True": "true"}, 400, 150),
+    "RTE": (_claim,
+            {"entailment": "entailment", "not_entailment": "different"}, 400, 200),
+}  # fmt: skip
+TEST_ROWS = 200
+
+
+def main() -> None:
+    parser = make_parser(__doc__, list(METHODS), list(TASKS), "runs/superglue")
+    parser.add_argument("--t5", required=True, help="folder of a T5")
+    arguments = parser.parse_args()
+    runs = runs_of(arguments)
+    backbone = load_backbone(arguments.t5)
+    run_missing(runs, lambda run: train(arguments, backbone, run))
+    if arguments.search:
+        print_search(arguments, runs)
+        return
+    print_table(runs, {}, arguments.tasks.split(","), arguments.seeds)
+
+
+def rows_of(path: Path, task: str) -> list[dict[str, str]]:
+    to_text = TASKS[task][0]
+    lines = path.read_text("utf-8").splitlines()
+    return [{"text": to_text(row), "label": str(row["label"])} for row in map(json.loads, lines)]
+
+
+def train(arguments: argparse.Namespace, backbone: Backbone, run: Run) -> None:
+    _, label_words, train_rows, validation_rows = TASKS[run.task]
+    method, settings = METHODS.get(run.method, (run.method, []))
+    folder = arguments.data / "superglue" / run.task
+    known = rows_of(folder / "train.jsonl", run.task)
+    words = [
+        *SCHEDULE, f"task.train_rows={train_rows}",
+        *(f"task.label_words.{label}={words}" for label, words in label_words.items()), *settings, *arguments.words,
+    ]  # fmt: skip
+    if not arguments.search:
+        words.append(f"task.test_rows={TEST_ROWS}")
+    softcue.train(
+        run.folder, backbone=backbone, method=method, train=known[:-validation_rows],
+        validation=known[-validation_rows:], text="text", label="label",
+        test=None if arguments.search else rows_of(folder / "val.jsonl", run.task), seed=run.seed,
+        overrides=words, resume=True, progress=False,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
