@@ -99,11 +99,13 @@ def word_vectors() -> str:
 _PHM: Settings = {"phm_n": 4, "bottleneck": 8, "factor_std": 0.5, "init_std": 0.5}
 _DNN: Settings = {"bottleneck": 8, "init_std": 0.5}
 _DEEP: Settings = {"init_std": 0.5}
+_VIP: Settings = {"width": 8, "codes_norm": 0.0, "temperature": 2.0}
 
 # Each mechanism once; these run on every family of backbones.
 EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
     "prompt-tuning": (METHODS["prompt-tuning"], {}),
     "m-idpg-phm": (METHODS["m-idpg-phm"], _PHM),
+    "vip": (METHODS["vip"], _VIP),
     "prefix-tuning": (METHODS["prefix-tuning"], _DEEP),
     "adapter": (METHODS["adapter"], {"bottleneck": 8, "init_std": 0.5, "up_std": 0.5}),
     "toy-add": (Toy, {}),
@@ -122,6 +124,12 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "m-idpg-phm kv": (METHODS["m-idpg-phm"], {**_PHM, "rule": "kv"}),
     "m-idpg-phm words": (METHODS["m-idpg-phm"], {**_PHM, "representation": "words"}),
     "m-idpg-phm normed": (METHODS["m-idpg-phm"], {**_PHM, "residual": True, "layer_norm": True}),
+    "vip mixed": (METHODS["vip"], {**_VIP, "soft_tokens": 2, "hard_prompt": "task"}),
+    "vip dedicated": (METHODS["vip"], {**_VIP, "dedicated": True}),
+    "vip sample": (METHODS["vip"], {**_VIP, "evaluation": "sample"}),
+    "vip argmax": (METHODS["vip"], {**_VIP, "evaluation": "argmax"}),
+    "vip-c": (METHODS["vip-c"], {"width": 8, "skip": False}),
+    "vip-idp": (METHODS["vip-idp"], {"bottleneck": 8}),
     "p-tuning-v2": (METHODS["p-tuning-v2"], _DEEP),
     "p-tuning-v2 deeper": (METHODS["p-tuning-v2"], {**_DEEP, "layers": "1,2"}),
     "p-tuning-v2 replace": (METHODS["p-tuning-v2"], {**_DEEP, "rule": "replace"}),

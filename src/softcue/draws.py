@@ -33,12 +33,34 @@ def drawn_like(values: Tensor) -> Tensor:
         >>> torch.manual_seed(0) is not None and drawn_like(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
-    active = _places.get()
-    if active is None or len(active[0]) != len(values):
-        return torch.rand(values.shape, device=values.device)
-    places, total = active
+    places, total = own_places(len(values))
     everything = torch.rand(total, *values.shape[1:], device=values.device)
     return everything[torch.tensor(places, device=values.device)]
+
+
+def own_places(num_rows: int) -> tuple[Sequence[int], int]:
+    """The places of a piece's rows in the global batch, and how many rows that has.
+
+    Example:
+        >>> own_places(2)
+        (range(0, 2), 2)
+    """
+    active = _places.get()
+    return (range(num_rows), num_rows) if active is None or len(active[0]) != num_rows else active
+
+
+def row_streams(num_rows: int) -> list[torch.Generator]:
+    """A random stream for each row of a piece, the same wherever the row is run.
+
+    For noise whose shape depends on a row's length: drawn at its own length, it does not depend on padding either.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> len(row_streams(3))
+        3
+    """
+    seed = int(torch.randint(2**62, ()))
+    return [torch.Generator().manual_seed(seed + place) for place in own_places(num_rows)[0]]
 
 
 class RowDropout(nn.Module):

@@ -7,12 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-# Rows that are a method with other settings than its own: IDPG's table 2 (Wu et al. 2022) and its S and L sharing.
+# Rows that are a method with other settings than its own: IDPG's table 2 (Wu et al. 2022) and its S and L sharing;
+# table 8 of VIP (Bhardwaj et al. 2022), by its numbers of soft and of VIP tokens.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt-tuning": ("prompt-tuning", {"prompt_length": 5}),
     "prompt-tuning-134": ("prompt-tuning", {"prompt_length": 134}),
     "m-idpg-phm-s": ("m-idpg-phm", {"sharing": "S"}),
     "m-idpg-phm-l": ("m-idpg-phm", {"sharing": "L"}),
+    "vip-100-0": ("prompt-tuning", {"prompt_length": 100}),
+    "vip-80-20": ("vip", {"soft_tokens": 80}),
+    "vip-50-50": ("vip", {"soft_tokens": 50}),
+    "vip-10-90": ("vip", {"soft_tokens": 10}),
 }
 
 

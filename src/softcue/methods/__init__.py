@@ -18,6 +18,7 @@ from softcue.methods.p_tuning_v2 import PrefixTuning, PTuningV2
 from softcue.methods.prompt_tuning import PromptTuning
 from softcue.methods.prompted import NoPrompt
 from softcue.methods.task_model import Outcome, TaskModel, by_model, make_task_model, predict_mixed
+from softcue.methods.vip import Contextualised, InstanceProjected, VectorQuantised
 
 __all__ = ["METHODS", "Method", "MethodConfig", "Outcome", "TaskModel", "by_model", "make_task_model", "predict_mixed"]
 
@@ -28,6 +29,9 @@ METHODS: dict[str, type[Method]] = {
     "m-idpg-phm": MultiLayerPHM,
     "m-idpg-dnn": MultiLayerDNN,
     "m-idpg-phm-glove": MultiLayerGloVe,
+    "vip": VectorQuantised,
+    "vip-c": Contextualised,
+    "vip-idp": InstanceProjected,
     "p-tuning-v2": PTuningV2,
     "prefix-tuning": PrefixTuning,
     "adapter": AdapterTuning,

@@ -50,6 +50,7 @@ class Method(nn.Module, ABC):
     insert_at: InsertAt = "start"
     representation: Representation | None = None  # the M(x) its prompts read, if they do
     needs_head: ClassVar[bool] = False  # whether it is nothing without a head, also on backbones that write text
+    reads_input: ClassVar[bool] = False  # whether prompt tokens are to differ between inputs
     changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
 
     @classmethod

@@ -117,6 +117,18 @@ class TaskModel(nn.Module):
             representation = represented_with_dropout(self.representation, backbone, batch.plain)
         return self.method.prompt(Instance(embeds, batch.mask, representation))
 
+    @torch.no_grad()
+    def variation(self, backbone: Backbone, rows: Sequence[Tokens]) -> float | None:
+        """How much prompt tokens differ between rows, as a share of their size; None where they read no input."""
+        if not self.method.reads_input or not rows:
+            return None
+        batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
+        prompt = self.prompt(backbone, batch, backbone.embed(batch.ids))
+        assert prompt is not None
+        tokens = prompt.tokens.float()  # [B P D]
+        spread = (tokens - tokens.mean(0)).square().mean()
+        return float((spread / tokens.square().mean().clamp(min=1e-12)).sqrt())
+
     def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[Reading, Prompt | None]:
         """The batch laid out with its prompts, and those prompts."""
         embeds = backbone.embed(batch.ids)  # [B T D]

@@ -3,15 +3,23 @@
 from softcue.prompts.deep import DeepPrompt, Levels, ReparameterisedPrompt, Rule
 from softcue.prompts.encoder import PromptEncoder
 from softcue.prompts.idpg import IDPG, GeneratorShape
+from softcue.prompts.quantizer import Quantizer, QuantizerShape
 from softcue.prompts.static import StaticPrompt
+from softcue.prompts.vip import VIP, ContextShape, Projection, Weights
 
 __all__ = [
     "IDPG",
+    "VIP",
+    "ContextShape",
     "DeepPrompt",
     "GeneratorShape",
     "Levels",
+    "Projection",
     "PromptEncoder",
+    "Quantizer",
+    "QuantizerShape",
     "ReparameterisedPrompt",
     "Rule",
     "StaticPrompt",
+    "Weights",
 ]

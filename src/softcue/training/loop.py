@@ -30,6 +30,7 @@ from softcue.training.optimizers import (
 from softcue.training.processes import Processes
 from softcue.types import Example, Tokens
 
+LOOKED_AT = 32  # training rows by which the prompts' dependence on the input is measured
 # kind ("step" or "evaluation"), values: told to the progress bar, metrics.jsonl and tensorboard
 Listener = Callable[[str, dict[str, Any]], None]
 
@@ -144,7 +145,7 @@ class Trainer:
         summed = {name: self.processes.total(sums) for name, sums in tally.items()}
         health = self.model.method.learn(summed, epoch_begins=step % self.steps_per_epoch == 0)
         self.progress.step += 1
-        self.progress.health = health
+        self.progress.health = {**self.progress.health, **health}
         self.listener("step", {"step": self.progress.step, "epoch": step / self.steps_per_epoch, "loss": value,
                                "rate_factor": factor, "rows": len(rows), **health})  # fmt: skip
 
@@ -185,6 +186,10 @@ class Trainer:
             self.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
         progress.is_over = bool(self.config.patience) and progress.num_worse >= self.config.patience
         entry = {"step": progress.step, "score": found.main, **found.scores}
+        variation = self.model.variation(self.backbone, self.rows[:LOOKED_AT])
+        if variation is not None:
+            progress.health = {**progress.health, "prompt_variation": variation}
+            entry["prompt_variation"] = variation
         progress.history.append(entry)
         self.listener("evaluation", {**entry, "best_score": progress.best_score})
 

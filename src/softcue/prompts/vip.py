@@ -1,0 +1,316 @@
+"""VIP (Bhardwaj et al. 2022): prompt vectors contextualised by the input and quantised.
+
+    P^q = CQ([P, X])                                              equation 1
+    Pr(Y | T, P, P^q, X) = PLM([T, P + P^q, X])                   equation 2
+    L   = L_CE + beta sum_i ||p^c_i - sg(p^q_i)||^2               equation 6
+
+CQ is a small transformer over prompt and text (section 4.1) whose outputs at the prompt, P^c, are quantised
+(quantizer.py). VIP-C leaves the quantiser out. VIP-IDP generates the prompt from the backbone's states instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from softcue.draws import row_streams
+from softcue.prompts.encoder import PromptEncoder, whole_prompt
+from softcue.prompts.quantizer import Quantizer
+from softcue.types import Instance, Prompt
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class ContextShape:
+    """What a contextualiser is made of."""
+
+    width: int  # D
+    inner: int  # d'
+    layers: int
+    heads: int
+    dropout: float
+    scale: float  # the unit it works in: inputs are divided by it, outputs multiplied
+
+
+class RowNoise:
+    """Dropout over rows of different lengths: each row draws at its own length, from its own stream."""
+
+    def __init__(self, streams: Sequence[torch.Generator], visible: Tensor, share: float) -> None:
+        self.streams, self.share = streams, share
+        self.own = [row.nonzero().squeeze(1).cpu() for row in visible]  # positions of each row's tokens
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        """[B Q X], Q all positions or those of the prompt alone."""
+        if not self.share:
+            return values
+        kept = torch.ones(values.shape)
+        for row, (stream, own) in enumerate(zip(self.streams, self.own, strict=True)):
+            positions = own[own < values.shape[1]]
+            kept[row, positions] = self._kept(stream, len(positions), values.shape[2])
+        return values * kept.to(values.device)
+
+    def on_weights(self, values: Tensor) -> Tensor:
+        """[B H Q S]"""
+        if not self.share:
+            return values
+        kept = torch.ones(values.shape)
+        for row, (stream, own) in enumerate(zip(self.streams, self.own, strict=True)):
+            queries = own[own < values.shape[2]]
+            drawn = self._kept(stream, len(queries), len(own), values.shape[1])
+            kept[row, :, queries.unsqueeze(1), own] = drawn.permute(2, 0, 1)
+        return values * kept.to(values.device)
+
+    def _kept(self, stream: torch.Generator, *shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=stream) >= self.share).float() / (1 - self.share)
+
+
+class EncoderLayer(nn.Module):
+    """A post-norm transformer layer with ReLU, the numbers and order of torch's own, with noise by row."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attend = nn.Linear(width, 3 * width)  # queries, keys and values
+        self.merge = nn.Linear(width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+
+    def start(self, generator: torch.Generator) -> None:
+        """First numbers as torch gives them: Xavier for the attention, U(±1/sqrt(inputs)) elsewhere."""
+        nn.init.xavier_uniform_(self.attend.weight, generator=generator)
+        start_linear(self.merge, generator)
+        nn.init.zeros_(self.attend.bias)
+        nn.init.zeros_(self.merge.bias)
+        start_linear(self.up, generator)
+        start_linear(self.down, generator)
+
+    def forward(self, states: Tensor, visible: Tensor, num_queries: int, noise: RowNoise | None) -> Tensor:
+        """The first `num_queries` positions after this layer. [B S d'] -> [B Q d']"""
+        drop = (lambda values: values) if noise is None else noise.on_tokens
+        rest = states[:, :num_queries]
+        queries, keys, values = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.attend(states).chunk(3, dim=2)
+        )  # [B H S d'/H]
+        scores = queries[:, :, :num_queries] @ keys.transpose(2, 3) / keys.shape[3] ** 0.5  # [B H Q S]
+        weights = scores.masked_fill(~visible[:, None, None, :], float("-inf")).softmax(-1)
+        if noise is not None:
+            weights = noise.on_weights(weights)
+        attended = self.merge((weights @ values).transpose(1, 2).flatten(2))
+        states = self.norms[0](rest + drop(attended))
+        inner = drop(functional.relu(self.up(states)))
+        return self.norms[1](states + drop(self.down(inner)))  # type: ignore[no-any-return]
+
+
+class Contextualizer(nn.Module):
+    """Section 4.1: prompt and text attend to each other in a narrow space; the prompt's states come back."""
+
+    def __init__(self, shape: ContextShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.project = nn.Linear(shape.width, shape.inner)  # shared by P and X
+        self.layers = nn.ModuleList(EncoderLayer(shape.inner, shape.heads) for _ in range(shape.layers))
+        self.back = nn.Linear(shape.inner, shape.width)
+
+    def start(self, generator: torch.Generator) -> None:
+        """First numbers."""
+        start_linear(self.project, generator)
+        for layer in self.layers:
+            layer.start(generator)  # type: ignore[operator]
+        start_linear(self.back, generator)
+
+    def forward(self, prompt: Tensor, instance: Instance, streams: Sequence[torch.Generator]) -> Tensor:
+        """P^c; without streams there is no noise. [n D] -> [B n D]"""
+        num_rows, num_tokens = len(instance.mask), len(prompt)
+        text = self.project(instance.embeds.float() / self.shape.scale)  # [B T d']
+        own = self.project(prompt / self.shape.scale).expand(num_rows, -1, -1)  # [B n d']
+        visible = torch.cat([instance.mask.new_ones(num_rows, num_tokens), instance.mask], dim=1).bool()  # [B n+T]
+        noise = RowNoise(streams, visible, self.shape.dropout) if streams else None
+        states = torch.cat([own, text], dim=1)
+        for number, layer in enumerate(self.layers, start=1):
+            # after the last layer only the prompt is looked at
+            num_queries = num_tokens if number == len(self.layers) else states.shape[1]
+            states = layer(states, visible, num_queries, noise)
+        return self.back(states[:, :num_tokens]) * self.shape.scale  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of what is added to the cross-entropy."""
+
+    commitment: float = 0.1  # beta
+    reduction: Reduction = "mean"  # of the squared numbers of a row; the paper's equation is the sum
+    noise_resilience: float = 0.0
+    noise_self: bool = False  # the constant term j = i of the same view in equation 9
+
+
+class VIP(PromptEncoder):
+    """[T, soft, VIP]: frozen words, plain soft prompts, and vectors that read the input."""
+
+    def __init__(
+        self, initial: Tensor, num_soft: int, context: ContextShape, quantizer: Quantizer | None, skip: bool,
+        weights: Weights, hard: Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_soft, self.skip, self.weights = num_soft, skip, weights
+        self.prompt = nn.Parameter(initial.clone())  # P [soft+n D]
+        self.contextualizer = Contextualizer(context)
+        self.quantizer = quantizer
+        self.register_buffer("hard", hard, persistent=False)  # T [t D]; words of the backbone, not the cue's own
+        self.prompt_length = len(initial) + len(hard)
+
+    hard: Tensor
+
+    def prompt_parameters(self) -> list[nn.Parameter]:
+        """P."""
+        return [self.prompt]
+
+    def embedded(self) -> Tensor:
+        """P: what all inputs have in common."""
+        return self.prompt
+
+    def contextualised(self, instance: Instance, streams: Sequence[torch.Generator] = ()) -> Tensor:
+        """P^c. [B n D]"""
+        return self.contextualizer(self.prompt[self.num_soft :], instance, streams)  # type: ignore[no-any-return]
+
+    def assignment(self, instance: Instance) -> Tensor | None:
+        """How likely each VIP token of each row takes each code. [B n K]"""
+        if self.quantizer is None or self.quantizer.is_empty:
+            return None
+        return self.quantizer.assignment(self.contextualised(instance))
+
+    def forward(self, instance: Instance) -> Prompt:
+        """The prompt of each row."""
+        num_rows = len(instance.mask)
+        streams = row_streams(num_rows) if self.training else []
+        context = self.contextualised(instance, streams)  # P^c [B n D]
+        tokens, tally, losses = context, {}, {}
+        if self.quantizer is not None:
+            tokens, tally = self.quantizer(context, streams)  # P^q
+            losses["commitment"] = commitment(context, tokens, self.weights.reduction)
+        if self.training and self.weights.noise_resilience:
+            again = self.contextualised(instance, streams)  # the streams go on: other noise
+            losses["noise_resilience"] = noise_resilience(context, again, self.weights.noise_self)
+        aux_loss = context.new_zeros(())
+        if self.training:
+            for name, loss in losses.items():
+                aux_loss = aux_loss + getattr(self.weights, name) * loss
+            tally |= {name: loss.detach() * num_rows for name, loss in losses.items()}
+            tally["rows"] = torch.tensor(float(num_rows), device=context.device)
+            tally["energy"] = tokens.detach().square().sum(-1).mean(1).sum()
+        if self.skip:
+            tokens = self.prompt[self.num_soft :] + tokens
+        fixed = torch.cat([self.hard, self.prompt[: self.num_soft]]).expand(num_rows, -1, -1)
+        return replace(whole_prompt(torch.cat([fixed, tokens], dim=1)), aux_loss=aux_loss, tally=tally)
+
+    def blank_tally(self) -> dict[str, Tensor]:
+        """Zeros for a step's sums."""
+        tally = {} if self.quantizer is None else self.quantizer.blank_tally()
+        return tally | {name: self.prompt.new_zeros(()) for name in ("rows", "energy", *self._losses)}
+
+    @property
+    def _losses(self) -> list[str]:
+        """What is added to the cross-entropy."""
+        return ["commitment"] * (self.quantizer is not None) + ["noise_resilience"] * bool(
+            self.weights.noise_resilience
+        )
+
+    @torch.no_grad()
+    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+        """Moves the codebook; returns how it and the prompt are."""
+        health = {} if self.quantizer is None else self.quantizer.learn(tally, epoch_begins)
+        rows = tally["rows"]
+        static = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
+        health["prompt_ratio"] = float((tally["energy"] / rows).sqrt() / static.clamp(min=1e-12))  # |P^q| / |P|
+        return health | {name: float(tally[name] / rows) for name in self._losses}
+
+    def worries(self, health: Mapping[str, float]) -> list[str]:
+        """A codebook nobody uses, or a prompt that is the same for every input."""
+        found = []
+        advice = "method.scale=0, method.codes_from=context, method.relative_temperature=true with " \
+                 "method.temperature=0.1, or method.reset_below=0.1"  # fmt: skip
+        if self.quantizer is not None and self.quantizer.is_empty:
+            found.append("the codebook is still empty: training ended before method.fill_after steps")
+        elif health.get("perplexity", 2.0) < 2.0:
+            found.append(
+                f"the codebook has collapsed: of {len(self.quantizer.counts)} codes "  # type: ignore[union-attr]
+                f"{health['perplexity']:.1f} are in use (perplexity of the last steps' draws). Try {advice}"
+            )
+        if health.get("prompt_variation", 1.0) < NO_VARIATION:
+            found.append(
+                "the prompt hardly depends on the input: over inputs it varies by "
+                f"{health['prompt_variation']:.1e} of its size. Try a higher training.network_rate, {advice}"
+            )
+        return found
+
+
+NO_VARIATION = 1e-3  # of the prompt's size: less than bfloat16 could tell apart
+
+
+class Projection(PromptEncoder):
+    """VIP-IDP: n vectors from the mean of the backbone's states by two matrices without biases, ReLU between."""
+
+    def __init__(self, inputs: int, inner: int, length: int, width: int) -> None:
+        super().__init__()
+        self.prompt_length = length
+        self.down = nn.Linear(inputs, inner, bias=False)
+        self.up = nn.Linear(inner, length * width, bias=False)
+
+    def start(self, generator: torch.Generator) -> None:
+        """First numbers."""
+        start_linear(self.down, generator)
+        start_linear(self.up, generator)
+
+    def forward(self, instance: Instance) -> Prompt:
+        """The prompt of each row, by its M(x)."""
+        assert instance.representation is not None, "this prompt asks for M(x)"
+        tokens = self.up(functional.relu(self.down(instance.representation)))
+        return whole_prompt(tokens.view(len(tokens), self.prompt_length, -1))
+
+
+def commitment(context: Tensor, quantised: Tensor, reduction: Reduction) -> Tensor:
+    """Equation 6: ||p^c - sg(p^q)||^2, over all numbers of a row as their mean or their sum; a mean over rows.
+
+    Example:
+        >>> commitment(torch.zeros(1, 2, 3), torch.ones(1, 2, 3), "sum").item()
+        6.0
+    """
+    squares = (context - quantised.detach()).square()
+    return squares.mean() if reduction == "mean" else squares.sum() / len(squares)
+
+
+def noise_resilience(first: Tensor, second: Tensor, includes_self: bool = False) -> Tensor:
+    """Equations 9 and 10: two noisy views of a row should be nearer than other rows of the batch. [B n D] x 2
+
+    Per token position, averaged over positions. The term j = i of the same view, a constant e^0, is left out
+    unless asked for.
+
+    Example:
+        >>> noise_resilience(torch.zeros(2, 1, 3), torch.zeros(2, 1, 3)).exp().item()
+        3.0
+    """
+    first, second = first.float().transpose(0, 1), second.float().transpose(0, 1)  # [n B D]
+    same, other = -_distances(first, first), -_distances(first, second)  # sim(i, j), sim(i, j+) [n B B]
+    if not includes_self:
+        itself = torch.eye(same.shape[1], dtype=torch.bool, device=same.device)
+        same = same.masked_fill(itself, float("-inf"))
+    whole = torch.cat([same, other], dim=2).logsumexp(2)  # [n B]
+    return (whole - other.diagonal(dim1=1, dim2=2)).mean()
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    """Euclidean, by differences rather than by products: near views would lose their digits. [n B D] -> [n B B]"""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def start_linear(layer: nn.Linear, generator: torch.Generator) -> None:
+    """U(±1/sqrt(inputs)), as torch starts linear layers."""
+    bound = layer.in_features**-0.5
+    for parameter in layer.parameters():
+        parameter.data.uniform_(-bound, bound, generator=generator)
