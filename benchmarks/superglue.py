@@ -26,7 +26,7 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "prompt-tuning": ("prompt-tuning", []),
 }
 SCHEDULE = [
-    "training.steps=100", "training.batch_size=16", "training.evaluate_every=50", "training.patience=0",
+    "training.steps=150", "training.batch_size=8", "training.evaluate_every=50", "training.patience=0",
     "method.prompt_length=20", "backbone.max_length=128",
 ]  # fmt: skip
 Row = dict[str, Any]

@@ -24,6 +24,7 @@ from softcue.training import Trainer, TrainingConfig
 from softcue.types import Example
 
 PROMPT, TEXT, ROWS = 20, 32, 16  # P, T, B
+PAPER_PROMPT = 100  # of Lester et al. and of VIP
 CLASSES = ("one", "two")
 
 
@@ -67,7 +68,7 @@ def training_figures(repeats: int) -> dict[str, dict[str, Any]]:
         median, spread = start_seconds(words, repeats)
         figures[name] = figure(median, limit, spread, repeats, f"seconds of: python {' '.join(words)}")
     figures["memory_vs_peft"] = figure(heaviest[0], 1.0, 0.0, 1, f"the worst of the three kinds ({heaviest[1]})")
-    return figures | deep_prompt_figures(repeats)
+    return figures | deep_prompt_figures(repeats) | vip_figures(repeats)
 
 
 def deep_prompt_figures(repeats: int) -> dict[str, dict[str, Any]]:
@@ -87,6 +88,20 @@ def deep_prompt_figures(repeats: int) -> dict[str, dict[str, Any]]:
         heaviest[0], 1.10, 0.0, 1, f"peak memory of the same steps; worst kind: {heaviest[1]}"
     )
     return figures
+
+
+def vip_figures(repeats: int) -> dict[str, dict[str, Any]]:
+    """What reading the input costs over a static prompt: VIP beside prompt tuning, at the paper's length."""
+    settings = {"prompt_length": PAPER_PROMPT, "init": "uniform"}
+    reading = our_step(make_contest("encoder-decoder", "vip", settings))
+    static = our_step(make_contest("encoder-decoder", "prompt-tuning", settings))
+    ratio, spread = ratio_of(interleaved_seconds({"ours": reading, "static": static}, repeats), "ours", "static")
+    memory = peak_bytes(reading) / peak_bytes(static)
+    meaning = f"vip / prompt-tuning step, T5 v1.1 small shape, {PAPER_PROMPT} vectors, {10 * PAPER_PROMPT} codes"
+    return {
+        "vip_vs_prompt_tuning": figure(ratio, 1.10, spread, repeats, f"{meaning}, time"),
+        "vip_memory_vs_prompt_tuning": figure(memory, 1.15, 0.0, 1, f"{meaning}, peak memory"),
+    }
 
 
 def make_contest(kind: str, method: str = "prompt-tuning", settings: dict[str, Any] | None = None) -> Contest:

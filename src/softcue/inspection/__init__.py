@@ -1,5 +1,16 @@
 """Looking inside a cue."""
 
+from softcue.inspection.codes import CodesByLabel, codes_by_label
 from softcue.inspection.nearest import NearestWords, nearest_words
+from softcue.inspection.page import cue_page
+from softcue.inspection.pictures import code_map, training_curves
 
-__all__ = ["NearestWords", "nearest_words"]
+__all__ = [
+    "CodesByLabel",
+    "NearestWords",
+    "code_map",
+    "codes_by_label",
+    "cue_page",
+    "nearest_words",
+    "training_curves",
+]

@@ -91,6 +91,14 @@ class Method(nn.Module, ABC):
         """The prompt vectors that stand among word embeddings for every input, to look at. [P D]"""
         return None
 
+    def codebook(self) -> Tensor | None:
+        """The codes that prompts are made of, for methods that have some, to look at. [K D]"""
+        return None
+
+    def assignment(self, instance: Instance) -> Tensor:
+        """How likely each token of each row takes each code, where there is a codebook. [B n K]"""
+        raise NotImplementedError
+
     def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None] | None:
         """For methods with a closed form: sets one solution after the other; the best on validation rows is kept."""
         return None

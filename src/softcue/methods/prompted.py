@@ -103,6 +103,14 @@ class Prompted(Method):
         """The encoder's."""
         return self.encoder.embedded()
 
+    def codebook(self) -> Tensor | None:
+        """The encoder's."""
+        return self.encoder.codebook()
+
+    def assignment(self, instance: Instance) -> Tensor:
+        """The encoder's."""
+        return self.encoder.assignment(instance)
+
 
 class NoPromptConfig(MethodConfig):
     """The unprompted backbone has no settings."""

@@ -47,7 +47,7 @@ class VIPConfig(ContextConfig):
     draws: int = Field(10, ge=1, description="codes drawn and averaged per token in training, m")
     temperature: float = Field(100.0, gt=0, description="what squared distances are divided by before the softmax")
     relative_temperature: bool = Field(
-        False, description="temperature in units of the mean squared distance between codes"
+        False, description="temperature in units of the mean squared distance between the codes a token may take"
     )
     dedicated: bool = Field(False, description="each token draws from codes of its own (section 6)")
     commitment: float = Field(0.1, ge=0, description="weight of the commitment loss, beta")

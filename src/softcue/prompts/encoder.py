@@ -49,6 +49,14 @@ class PromptEncoder(nn.Module, ABC):
         """The vectors that stand among word embeddings for every input, to look at. [P D]"""
         return None
 
+    def codebook(self) -> Tensor | None:
+        """The codes that prompts are made of, for encoders that have some, to look at. [K D]"""
+        return None
+
+    def assignment(self, instance: Instance) -> Tensor:
+        """How likely each token of each row takes each code, where there is a codebook. [B n K]"""
+        raise NotImplementedError
+
 
 def whole_prompt(tokens: Tensor) -> Prompt:
     """A prompt whose every position is real and that adds no loss.

@@ -35,7 +35,7 @@ class QuantizerShape:
     codes: int  # K
     draws: int  # m
     temperature: float  # what squared distances are divided by
-    is_relative: bool  # temperature in units of the mean squared distance between codes
+    is_relative: bool  # temperature in units of the mean squared distance between the codes a token may take
     tokens: int  # 0: every token may take every code; n: K/n codes of its own for each of n tokens
     evaluation: Evaluation
     sample_seed: int
@@ -162,8 +162,9 @@ class Quantizer(nn.Module):
         chosen = torch.tensor(self.shape.temperature, device=self.codebook.device)
         if not self.shape.is_relative:
             return chosen
-        # mean over pairs of ||e_j - e_k||^2 = 2 mean ||e_j - mean e||^2
-        spread = 2 * (self.codebook - self.codebook.mean(0)).square().sum(1).mean()
+        # mean over pairs of ||e_j - e_k||^2 = 2 mean ||e_j - mean e||^2, among the codes one token may take
+        codes = self.codebook.view(self.shape.tokens or 1, -1, self._width)
+        spread = 2 * (codes - codes.mean(1, keepdim=True)).square().sum(2).mean()
         return chosen * spread.clamp(min=1e-12)
 
     def _evaluated(self, logits: Tensor) -> Tensor:
@@ -175,9 +176,10 @@ class Quantizer(nn.Module):
             noise = torch.rand(logits.shape[1], self.shape.draws, generator=stream).to(logits.device)
             return self._mean(self._sampled(logits, noise.expand(len(logits), -1, -1)))
         shares = logits.softmax(-1)
-        if self.shape.tokens:
-            return torch.einsum("bnk,nkd->bnd", shares, self.codebook.view(self.shape.tokens, -1, self._width))
-        return shares @ self.codebook
+        with torch.autocast(logits.device.type, enabled=False):
+            if self.shape.tokens:
+                return torch.einsum("bnk,nkd->bnd", shares, self.codebook.view(self.shape.tokens, -1, self._width))
+            return shares @ self.codebook
 
     def _sampled(self, logits: Tensor, noise: Tensor) -> Tensor:
         """Equation 4 by inverting the distribution function. [B n k], [B n m] -> codes [B n m]"""

@@ -179,10 +179,13 @@ class VIP(PromptEncoder):
         """P^c. [B n D]"""
         return self.contextualizer(self.prompt[self.num_soft :], instance, streams)  # type: ignore[no-any-return]
 
-    def assignment(self, instance: Instance) -> Tensor | None:
+    def codebook(self) -> Tensor | None:
+        """The quantiser's, unless it is empty."""
+        return None if self.quantizer is None or self.quantizer.is_empty else self.quantizer.codebook
+
+    def assignment(self, instance: Instance) -> Tensor:
         """How likely each VIP token of each row takes each code. [B n K]"""
-        if self.quantizer is None or self.quantizer.is_empty:
-            return None
+        assert self.quantizer is not None, "there is no codebook"
         return self.quantizer.assignment(self.contextualised(instance))
 
     def forward(self, instance: Instance) -> Prompt:

@@ -1,0 +1,89 @@
+"""Pictures of a cue as PNG bytes: the codebook's map, and how its use went in training."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from softcue.errors import MissingExtraError
+from softcue.inspection.codes import CodesByLabel
+
+# told apart also by people who see fewer colours (Okabe and Ito)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
+    """A t-SNE map of all codes [K D], coloured by the label each speaks for; larger ones are taken more often."""
+    from sklearn.manifold import TSNE
+
+    if len(codebook) < 4:
+        places = codebook.numpy()[:, :2]
+    else:
+        reach = min(30.0, (len(codebook) - 1) / 3)
+        places = TSNE(2, perplexity=reach, init="pca", random_state=0).fit_transform(codebook.numpy())
+    figure, axes = _figure(7.0, 5.5)
+    idle = [code.number for code in found.codes if not code.label]
+    axes.scatter(places[idle, 0], places[idle, 1], s=6, color="#bbbbbb", label=f"hardly taken ({len(idle)})")
+    for position, label in enumerate(found.rows):
+        own = [code for code in found.codes if code.label == label]
+        numbers = [code.number for code in own]
+        sizes = [min(200.0, 12 + 30 * code.share * found.num_codes) for code in own]
+        axes.scatter(
+            places[numbers, 0], places[numbers, 1], s=sizes, color=COLOURS[position % len(COLOURS)],
+            marker=MARKS[position % len(MARKS)], alpha=0.75, linewidths=0, label=f"{label} ({len(own)})",
+        )  # fmt: skip
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title(f"{found.num_codes} codes by the label they speak for (t-SNE)")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return _png(figure)
+
+
+def training_curves(metrics: Path) -> bytes | None:
+    """Codes in use and the prompt's reading over the steps of a run, from its metrics.jsonl."""
+    if not metrics.is_file():
+        return None
+    lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines() if line.strip()]
+    panels = {
+        "codes drawn in the epoch, and perplexity": ("codes_drawn", "perplexity"),
+        "size of P^q beside P, and variation over inputs": ("prompt_ratio", "prompt_variation"),
+    }
+    found = {
+        title: {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
+        for title, names in panels.items()
+    }
+    found = {title: {name: points for name, points in series.items() if points} for title, series in found.items()}
+    found = {title: series for title, series in found.items() if series}
+    if not found:
+        return None
+    figure, first = _figure(4.5 * len(found), 3.0, columns=len(found))
+    for axes, (title, series) in zip(first if len(found) > 1 else [first], found.items(), strict=True):
+        for colour, (name, points) in zip(COLOURS, series.items(), strict=False):
+            axes.plot(
+                *zip(*points, strict=True), color=colour, label=name.replace("_", " "), marker="." * (len(points) < 20)
+            )
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("step")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8)
+    return _png(figure)
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
