@@ -14,7 +14,8 @@ from softcue.prompts.quantizer import perplexity
 from softcue.tokens import by_length, collate
 from softcue.types import Example, Instance
 
-SMALLEST = 0.1  # of an even share: a code taken less often than that speaks for nobody
+SMALLEST = 0.1  # of an even share: a code taken less often than that is idle
+SPEAKS = 1.1  # odds from which a code speaks for a label
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Code:
 
     number: int
     share: float  # of all that the tokens take
-    label: str  # the label it speaks for; empty for a code hardly taken
-    odds: float  # of that label against all others together, labels counted as equally frequent
+    is_idle: bool  # hardly ever taken
+    label: str  # the label it speaks for; empty for one that is idle or taken for all labels alike
+    odds: float  # of its likeliest label against the mean of the others, labels counted as equally frequent
     tokens: list[int]  # VIP tokens for which it is the code with the highest odds for that label
 
 
@@ -92,10 +94,11 @@ def _speaking(means: Tensor, labels: Sequence[str], counts: Tensor, in_use: floa
     codes = []
     for number in range(num_codes):
         label = int(speaks_for[number])
-        is_taken = float(share[number]) >= SMALLEST * even
+        is_idle = float(share[number]) < SMALLEST * even
+        speaks = not is_idle and float(best[number]) >= SPEAKS
         codes.append(Code(
-            number, float(share[number]), labels[label] if is_taken else "",
-            float(best[number]), tokens.get((label, number), []) if is_taken else [],
+            number, float(share[number]), is_idle, labels[label] if speaks else "", float(best[number]),
+            tokens.get((label, number), []) if speaks else [],
         ))  # fmt: skip
     rows = {name: int(count) for name, count in zip(labels, counts, strict=True)}
     return CodesByLabel(num_codes, num_tokens, rows, in_use, codes)

@@ -59,11 +59,13 @@ def cue_page(
 
 def _codes(found: CodesByLabel, top: int) -> list[str]:
     counted = ", ".join(f"{escape(label)} {count}" for label, count in found.rows.items())
-    idle = sum(not code.label for code in found.codes)
+    idle = sum(code.is_idle for code in found.codes)
+    unsaid = sum(not code.label for code in found.codes) - idle
     parts = [
         "<h2>Codes per label</h2>",
         f"<p>{found.num_codes} codes for {found.num_tokens} vectors; perplexity of their use {found.perplexity:.1f}, "
-        f"hardly taken {idle}. Rows: {counted}. Odds are those of the label against the mean of the others.</p>",
+        f"idle {idle}, taken for all labels alike {unsaid}. Rows: {counted}. "
+        "Odds are those of the label against the mean of the others.</p>",
     ]
     for label in found.rows:
         rows = [

@@ -27,16 +27,19 @@ def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
         reach = min(30.0, (len(codebook) - 1) / 3)
         places = TSNE(2, perplexity=reach, init="pca", random_state=0).fit_transform(codebook.numpy())
     figure, axes = _figure(7.0, 5.5)
-    idle = [code.number for code in found.codes if not code.label]
-    axes.scatter(places[idle, 0], places[idle, 1], s=6, color="#bbbbbb", label=f"hardly taken ({len(idle)})")
+    groups = {
+        "idle": ([code for code in found.codes if code.is_idle], "#cccccc", "."),
+        "any label": ([code for code in found.codes if not code.is_idle and not code.label], "#777777", "."),
+    }
     for position, label in enumerate(found.rows):
         own = [code for code in found.codes if code.label == label]
-        numbers = [code.number for code in own]
-        sizes = [min(200.0, 12 + 30 * code.share * found.num_codes) for code in own]
-        axes.scatter(
-            places[numbers, 0], places[numbers, 1], s=sizes, color=COLOURS[position % len(COLOURS)],
-            marker=MARKS[position % len(MARKS)], alpha=0.75, linewidths=0, label=f"{label} ({len(own)})",
-        )  # fmt: skip
+        groups[f"label {label}"] = own, COLOURS[position % len(COLOURS)], MARKS[position % len(MARKS)]
+    for name, (codes, colour, mark) in groups.items():
+        numbers = [code.number for code in codes]
+        sizes = [min(150.0, 15 + 20 * code.share * found.num_codes) for code in codes]
+        style = {"color": colour, "marker": mark, "linewidths": 0}
+        axes.scatter(places[numbers, 0], places[numbers, 1], s=sizes, alpha=0.75, **style)
+        axes.scatter([], [], s=40, label=f"{name} ({len(codes)})", **style)  # the legend's marks are of one size
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title(f"{found.num_codes} codes by the label they speak for (t-SNE)")

@@ -1,0 +1,140 @@
+"""Codes per label, against counting by hand; the pictures and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from command import check_refused, run
+from tiny import tiny
+
+import softcue
+from softcue.errors import CueError, DataError
+from softcue.inspection import code_map, codes_by_label, cue_page, nearest_words, training_curves
+from softcue.inspection.codes import SMALLEST
+from softcue.tasks import examples_from
+from softcue.tokens import collate
+from softcue.types import Instance
+
+ROWS = [
+    {"text": text, "label": label}
+    for text, label in [
+        ("The invoice is wrong.", "billing"), ("I paid twice for one order", "billing"), ("refund", "billing"),
+        ("I cannot sign in", "access"), ("My password does not work since this morning", "access"),
+        ("The account is locked", "access"), ("Where is it", "parcel"), ("My order never came", "parcel"),
+        ("It arrived broken <b>&amp; late", "parcel"),
+    ]
+]  # fmt: skip
+VIP = {
+    "method.prompt_length": 4, "method.width": 8, "method.codes_norm": 0.0, "method.temperature": 0.5,
+    "training.steps": 3, "training.evaluate_every": 3, "training.batch_size": 4,
+}  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def cue(tmp_path_factory: pytest.TempPathFactory) -> softcue.Cue:
+    folder = tmp_path_factory.mktemp("cues") / "mine"
+    return softcue.train(
+        folder, backbone=tiny("bert"), method="vip", train=ROWS, validation=ROWS, overrides=VIP, progress=False
+    )
+
+
+def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> None:
+    examples = examples_from(ROWS, cue.task)
+    found = codes_by_label(cue, examples, batch_size=2)
+    model, backbone = cue.model, cue.backbone
+    labels = list(cue.task.label_names)
+    sums = {label: torch.zeros(4, 40) for label in labels}
+    for row, example in zip(model.rows(backbone, examples), examples, strict=True):
+        batch = collate([row], backbone.tokenizer.pad_token_id)
+        with torch.no_grad():
+            sums[str(example.target)] += model.method.assignment(Instance(backbone.embed(batch.ids), batch.mask))[0]
+    assert found.rows == dict.fromkeys(labels, 3)
+    assert (found.num_codes, found.num_tokens) == (40, 4)
+    for code in found.codes:
+        taken = {label: float(sums[label][:, code.number].mean()) / 3 for label in labels}
+        assert code.share == pytest.approx(sum(taken.values()) / 3, rel=1e-3)
+        floor = SMALLEST / 40
+        odds = {
+            label: (taken[label] + floor) / (sum(taken[other] + floor for other in labels if other != label) / 2)
+            for label in labels
+        }
+        assert code.odds == pytest.approx(max(odds.values()), rel=1e-3)
+        if code.label:
+            assert odds[code.label] == pytest.approx(code.odds, rel=1e-3)
+            assert code.odds >= 1.1
+        assert code.is_idle == (code.share < floor)
+    assert sum(code.share for code in found.codes) == pytest.approx(1.0, rel=1e-4)
+    everything = sum(sums.values()).sum(0) / sum(sums.values()).sum()  # type: ignore[union-attr, call-overload]
+    assert found.perplexity == pytest.approx(float(torch.exp(-(everything * everything.log()).nansum())), rel=1e-3)
+
+
+def test_the_top_codes_of_a_label_are_its_own_by_odds(cue: softcue.Cue) -> None:
+    found = codes_by_label(cue, examples_from(ROWS, cue.task))
+    for label in found.rows:
+        top = found.top(label, 3)
+        assert all(code.label == label for code in top)
+        assert [code.odds for code in top] == sorted((code.odds for code in top), reverse=True)
+
+
+def test_rows_without_one_of_the_labels_are_refused(cue: softcue.Cue) -> None:
+    with pytest.raises(DataError, match="every label"):
+        codes_by_label(cue, examples_from(ROWS[:3], cue.task))
+
+
+def test_a_method_without_codes_is_refused(tmp_path: Path) -> None:
+    few = {"training.steps": 1, "method.prompt_length": 3}
+    plain = softcue.train(tmp_path / "plain", backbone=tiny("bert"), train=ROWS, overrides=few, progress=False)
+    with pytest.raises(CueError, match="codebook"):
+        codes_by_label(plain, examples_from(ROWS, plain.task))
+
+
+def test_the_map_and_the_curves_are_pictures(cue: softcue.Cue, tmp_path: Path) -> None:
+    assert cue.path is not None
+    codebook = cue.model.method.codebook()
+    assert codebook is not None
+    assert code_map(codes_by_label(cue, examples_from(ROWS, cue.task)), codebook).startswith(PNG)
+    curves = training_curves(cue.path / "metrics.jsonl")
+    assert curves is not None
+    assert curves.startswith(PNG)
+    assert training_curves(tmp_path / "none.jsonl") is None
+    (tmp_path / "static.jsonl").write_text(json.dumps({"kind": "step", "step": 1, "loss": 0.5}) + "\n")
+    assert training_curves(tmp_path / "static.jsonl") is None
+
+
+def test_the_page_holds_everything_itself_and_escapes_words(cue: softcue.Cue) -> None:
+    found = codes_by_label(cue, examples_from(ROWS, cue.task))
+    page = cue_page(cue, nearest_words(cue), found, {"a <map>": PNG}, top=3)
+    assert "a &lt;map&gt;" in page
+    assert "a <map>" not in page
+    assert not re.search(r"(src|href)=[\"'](?!data:)", page)
+    assert page.count("<h3>") == len(found.rows)
+    assert "data:image/png;base64," in page
+
+
+def test_inspect_writes_the_page_and_says_codes_in_json(cue: softcue.Cue, tmp_path: Path) -> None:
+    assert cue.path is not None
+    backbone = tmp_path / "backbone"
+    cue.backbone.save(backbone)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    words = ["inspect", cue.path, "--backbone", backbone, "--top", "2"]
+    shown = run(*words, "--data", rows, "--output-dir", tmp_path / "page")
+    assert "label" in shown.out
+    assert (tmp_path / "page" / "codes.png").read_bytes().startswith(PNG)
+    assert "Codes per label" in (tmp_path / "page" / "index.html").read_text("utf-8")
+    as_json = run(*words, "--data", rows, "--json").json
+    assert as_json["codes"]["num_codes"] == 40
+    check_refused(run(*words, "--data", tmp_path / "missing.csv"), "missing.csv")
+
+
+def test_inspect_without_rows_says_what_is_missing(cue: softcue.Cue, tmp_path: Path) -> None:
+    assert cue.path is not None
+    cue.backbone.save(tmp_path / "backbone")  # its run was given rows in memory: they cannot be read again
+    shown = run("inspect", cue.path, "--backbone", tmp_path / "backbone", "--json")
+    assert shown.json["codes"] is None
+    assert "--data FILE" in shown.err
