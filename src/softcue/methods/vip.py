@@ -164,7 +164,7 @@ def _word_codes(table: Tensor, first: int, num_codes: int, norm: float) -> Tenso
 
 def hard_words(wanted: str, backbone: Backbone, task: Task) -> Tensor:
     """T: the word vectors of a frozen text in front of the prompt. [t D]"""
-    text = " ".join([*task.label_words, task.description]) if wanted == "task" else wanted
+    text = " ".join([*task.label_words, task.description]).strip() if wanted == "task" else wanted
     ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
     return backbone.word_table.detach()[torch.tensor(ids, dtype=torch.long)].float()
 

@@ -236,10 +236,13 @@ class VIP(PromptEncoder):
     def worries(self, health: Mapping[str, float]) -> list[str]:
         """A codebook nobody uses, or a prompt that is the same for every input."""
         found = []
-        advice = "method.scale=0, method.codes_from=context, method.relative_temperature=true with " \
+        advice = "or method.scale=0" if self.quantizer is None else \
+                 "method.scale=0, method.codes_from=context, method.relative_temperature=true with " \
                  "method.temperature=0.1, or method.reset_below=0.1"  # fmt: skip
         if self.quantizer is not None and self.quantizer.is_empty:
-            found.append("the codebook is still empty: training ended before method.fill_after steps")
+            found.append(
+                "the codebook is still empty: the best evaluation came before step method.fill_after. Try a lower one"
+            )
         elif health.get("perplexity", 2.0) < 2.0:
             found.append(
                 f"the codebook has collapsed: of {len(self.quantizer.counts)} codes "  # type: ignore[union-attr]
