@@ -29,7 +29,7 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "prompt-tuning": ("prompt-tuning", []),
     "vip-c": ("vip-c", []),
     "vip": ("vip", []),
-    "vip-nr": ("vip", ["method.noise_resilience=1"]),
+    "vip-nr": ("vip", ["method.noise_resilience=1", "method.dropout=0.1"]),  # noise to be resilient to
     "vip-idp": ("vip-idp", []),
 }
 ONLY = {"vip-idp": ("CB", "RTE")}
