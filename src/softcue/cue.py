@@ -165,7 +165,7 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     cue = load(origin, backbone)
     theirs, ours = cue.model.method.state_dict(), model.method.state_dict()
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, ours)]
-    meanings = [_meaning(one.method.config.model_dump(mode="json")) for one in (cue.model, model)]
+    meanings = [one.method.config.meaning() for one in (cue.model, model)]
     if not ours or shapes[0] != shapes[1] or meanings[0] != meanings[1]:
         raise ConfigurationError(
             "training.init_from", f"{origin} ({cue.record.method['name']})",
@@ -180,12 +180,6 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
         for name, value in head.items():
             new_head[name].data.copy_(value.data)
     return cue.record.record_sha256
-
-
-def _meaning(settings: dict[str, Any]) -> dict[str, Any]:
-    """A method's settings without those that only say how its numbers start or how they are trained."""
-    starts = ("insert_at", "factor_std", "up_std", "dropout", "representation_dropout", "glove", "strengths")
-    return {key: value for key, value in settings.items() if not key.startswith("init") and key not in starts}
 
 
 def _check_backbone(folder: Path, record: CueRecord, backbone: Backbone) -> None:

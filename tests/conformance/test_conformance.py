@@ -450,7 +450,7 @@ def test_every_readout_teaches_a_prompt_at_every_place(family: str, insert_at: s
         return
     model = make_model(backbone, task=task, readout=settings, insert_at=insert_at)
     examples = [Example(example.texts, "ab"[number % 2]) for number, example in enumerate(EXAMPLES)]
-    loss, _ = model(backbone, batch_of(model, backbone, examples, answers=True))
+    loss, _, _ = model(backbone, batch_of(model, backbone, examples, answers=True))
     loss.total.backward()
     (prompt,) = model.method.prompt_parameters()
     assert prompt.grad is not None

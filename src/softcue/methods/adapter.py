@@ -23,6 +23,11 @@ from softcue.tasks import Task
 class BottleneckConfig(MethodConfig):
     """Width and dropout of modules on sub-layers."""
 
+    only_training: ClassVar[tuple[str, ...]] = (
+        "init_std",
+        "up_std",
+    )
+
     bottleneck: int = Field(16, ge=1, description="m, the adapter's inner width")
     dropout: float = Field(0.1, ge=0, lt=1, description="on the adapter's output, in training: channels of a row")
 

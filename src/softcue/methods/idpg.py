@@ -24,6 +24,13 @@ from softcue.tasks import Task
 class IDPGConfig(DeepConfig, InitialConfig):
     """IDPG: the generator, what it reads, and where its prompts go."""
 
+    only_training: ClassVar[tuple[str, ...]] = (
+        "init_std",
+        "factor_std",
+        "representation_dropout",
+        "glove",
+    )
+
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
     depth: Literal["single", "multi"] = Field("multi", description="prompts among the embeddings only, or per layer")
     generator: Literal["phm", "dnn"] = Field("phm", description="W1 and W2: sums of Kronecker products, or plain")

@@ -18,6 +18,8 @@ from softcue.types import Tokens
 class LinearProbeConfig(MethodConfig):
     """How strongly the probe is held back."""
 
+    only_training: ClassVar[tuple[str, ...]] = ("strengths",)
+
     strengths: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         STRENGTHS, min_length=1, description="inverse regularisation; validation rows choose one"
     )

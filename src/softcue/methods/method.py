@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,7 +23,14 @@ class MethodConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    only_training: ClassVar[tuple[str, ...]] = ("dropout",)  # each class names its own
+
     name: str = Field(description="what the user types")
+
+    def meaning(self) -> dict[str, Any]:
+        """The settings without those that only say how numbers start or how they are trained."""
+        left_out = {name for one in type(self).__mro__ for name in vars(one).get("only_training", ())}
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in left_out}
 
 
 class Rewriting(Protocol):

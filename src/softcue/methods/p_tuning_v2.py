@@ -6,7 +6,7 @@ hidden states. `rule=kv` is the original form, with keys and values: 2*t*L*D num
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -22,6 +22,8 @@ from softcue.tokens import InsertAt
 
 class PTuningV2Config(DeepConfig):
     """P-tuning v2: how layers take their prompts, and where these start."""
+
+    only_training: ClassVar[tuple[str, ...]] = ("init_std",)
 
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
     dropout: float = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -19,6 +19,14 @@ from softcue.tasks import Task
 
 class InitialConfig(PromptedConfig):
     """Where prompt vectors start."""
+
+    only_training: ClassVar[tuple[str, ...]] = (
+        "init",
+        "init_fallback",
+        "init_text",
+        "init_from",
+        "init_scale",
+    )
 
     init: Literal["uniform", "vocabulary", "labels", "text", "file"] = Field(
         "labels", description="where prompt vectors start; labels and text are filled up by init_fallback"

@@ -21,6 +21,8 @@ from softcue.types import Instance, Prompt
 class PromptedConfig(MethodConfig):
     """Settings of every method that puts prompt vectors beside the text."""
 
+    only_training: ClassVar[tuple[str, ...]] = ("insert_at",)
+
     prompt_length: int = Field(20, ge=1, le=1000, description="number of prompt vectors, P")
     insert_at: InsertAt = Field(
         "start",

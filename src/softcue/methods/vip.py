@@ -23,6 +23,11 @@ CODES_PER_TOKEN = 10
 class ContextConfig(InitialConfig):
     """What VIP and VIP-C share: prompt vectors, plain or reading the input, and the network that reads."""
 
+    only_training: ClassVar[tuple[str, ...]] = (
+        "noise_resilience",
+        "noise_self",
+    )
+
     prompt_length: int = Field(100, ge=1, le=1000, description="number of prompt vectors, plain ones included")
     soft_tokens: int = Field(0, ge=0, description="how many of them are plain soft prompts (table 8), in front")
     hard_prompt: str = Field(
@@ -41,6 +46,18 @@ class ContextConfig(InitialConfig):
 
 class VIPConfig(ContextConfig):
     """VIP: contextualiser and quantiser."""
+
+    only_training: ClassVar[tuple[str, ...]] = (
+        "commitment",
+        "commitment_reduction",
+        "ema_rule",
+        "decay",
+        "ema_epsilon",
+        "reset_below",
+        "codes_from",
+        "codes_norm",
+        "fill_after",
+    )
 
     skip: bool = Field(True, description="P + P^q (equation 2) rather than P^q alone")
     codes: int = Field(0, ge=0, description="codes in the codebook, K; 0: ten per VIP token")
@@ -165,6 +182,9 @@ def _word_codes(table: Tensor, first: int, num_codes: int, norm: float) -> Tenso
 def hard_words(wanted: str, backbone: Backbone, task: Task) -> Tensor:
     """T: the word vectors of a frozen text in front of the prompt. [t D]"""
     text = " ".join([*task.label_words, task.description]).strip() if wanted == "task" else wanted
+    if wanted and not text.strip():
+        raise ConfigurationError("method.hard_prompt", wanted, "a task with label words or a description, or a text",
+                                 "write the text itself, or leave it out")  # fmt: skip
     ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
     return backbone.word_table.detach()[torch.tensor(ids, dtype=torch.long)].float()
 

@@ -223,11 +223,13 @@ class Quantizer(nn.Module):
         """A random vector of the global batch for each code; those of other pieces stay zero here."""
         (num_rows, num_tokens, _), num_codes = vectors.shape, self.shape.codes
         places, total = own_places(num_rows)
-        repeats = -(-num_codes // (total * num_tokens))
-        chosen = torch.cat([torch.randperm(total * num_tokens) for _ in range(repeats)])[:num_codes]
-        rows, tokens = chosen // num_tokens, chosen % num_tokens
         if self.shape.tokens:  # a token's own codes come from that token's vectors
-            tokens = torch.arange(num_codes) // (num_codes // num_tokens)
+            each = num_codes // num_tokens
+            rows = torch.cat([_distinct(total, each) for _ in range(num_tokens)])
+            tokens = torch.arange(num_codes) // each
+        else:
+            chosen = _distinct(total * num_tokens, num_codes)
+            rows, tokens = chosen // num_tokens, chosen % num_tokens
         local = torch.full((total,), -1)
         local[torch.tensor(places)] = torch.arange(num_rows)
         own = local[rows] >= 0
@@ -236,6 +238,11 @@ class Quantizer(nn.Module):
     @property
     def _width(self) -> int:
         return self.codebook.shape[1]
+
+
+def _distinct(population: int, count: int) -> Tensor:
+    """Random numbers below `population`, none twice before all have come once. [count]"""
+    return torch.cat([torch.randperm(population) for _ in range(-(-count // population))])[:count]
 
 
 def straight_through(vectors: Tensor, values: Tensor) -> Tensor:

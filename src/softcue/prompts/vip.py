@@ -248,15 +248,20 @@ class VIP(PromptEncoder):
                 f"the codebook has collapsed: of {len(self.quantizer.counts)} codes "  # type: ignore[union-attr]
                 f"{health['perplexity']:.1f} are in use (perplexity of the last steps' draws). Try {advice}"
             )
-        if health.get("prompt_variation", 1.0) < NO_VARIATION:
-            found.append(
-                "the prompt hardly depends on the input: over inputs it varies by "
-                f"{health['prompt_variation']:.1e} of its size. Try a higher training.network_rate, {advice}"
-            )
-        return found
+        if health.get("noise_resilience") == 0.0:
+            found.append("noise resilience had nothing to compare: it tells the rows of a piece apart. Try a higher "
+                         "training.micro_batch_size or training.batch_size")  # fmt: skip
+        return found + _static(health, f"a higher training.network_rate, {advice}")
 
 
 NO_VARIATION = 1e-3  # of the prompt's size: less than bfloat16 could tell apart
+
+
+def _static(health: Mapping[str, float], advice: str) -> list[str]:
+    """A word of warning if the prompt is the same for every input."""
+    variation = health.get("prompt_variation", 1.0)
+    said = f"the prompt hardly depends on the input: over inputs it varies by {variation:.1e} of its size. Try {advice}"
+    return [said] if variation < NO_VARIATION else []
 
 
 class Projection(PromptEncoder):
@@ -278,6 +283,10 @@ class Projection(PromptEncoder):
         assert instance.representation is not None, "this prompt asks for M(x)"
         tokens = self.up(functional.relu(self.down(instance.representation)))
         return whole_prompt(tokens.view(len(tokens), self.prompt_length, -1))
+
+    def worries(self, health: Mapping[str, float]) -> list[str]:
+        """A prompt that is the same for every input."""
+        return _static(health, "another training.network_rate or a larger method.bottleneck")
 
 
 def commitment(context: Tensor, quantised: Tensor, reduction: Reduction) -> Tensor:
