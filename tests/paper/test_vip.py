@@ -1,0 +1,1406 @@
+"""VIP (Bhardwaj et al. 2022) against slow, literal re-computations from the paper's equations."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from softcue.draws import own_places, places_in_batch, row_streams
+from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
+from softcue.prompts.quantizer import perplexity
+from softcue.prompts.vip import Contextualizer, EncoderLayer, RowNoise, commitment, noise_resilience
+from softcue.types import Instance, Prompt
+
+D, INNER, HEADS = 8, 8, 2  # width, the contextualiser's width and heads
+N, K, M = 3, 6, 5  # VIP tokens, codes (no more than D: draws can be read off their mean), draws
+SIDES = ["right", "left"]
+EVALUATIONS = ["expectation", "sample", "argmax"]
+LENGTHS = [4, 1, 6, 3, 5]
+PIECES = [[0, 3], [1], [4, 2]]  # an uneven share of five rows, out of order
+SHAPE = QuantizerShape(
+    codes=K, draws=M, temperature=8.0, is_relative=False, tokens=0, evaluation="expectation", sample_seed=3,
+    rule="vqvae", decay=0.9, epsilon=1e-5, reset_below=0.0, fill_after=1,
+)  # fmt: skip
+
+
+# --- the paper's equations, one number at a time ---------------------------------------------------------------------
+
+
+def squared_distance(one: Tensor, other: Tensor) -> float:
+    return math.fsum((a - b) ** 2 for a, b in zip(one.tolist(), other.tolist(), strict=True))
+
+
+def mean_pair_distance(codes: Tensor, num_blocks: int = 1) -> float:
+    """Over all ordered pairs that one token may take, those of a code and itself included: K^2, or n (K/n)^2."""
+    every = [squared_distance(one, other) for own in codes.chunk(num_blocks) for one in own for other in own]
+    assert len(every) == len(codes) ** 2 / num_blocks
+    return math.fsum(every) / len(every)
+
+
+def temperature_of(quantizer: Quantizer) -> float:
+    if not quantizer.shape.is_relative:
+        return quantizer.shape.temperature
+    return quantizer.shape.temperature * mean_pair_distance(quantizer.codebook, quantizer.shape.tokens or 1)
+
+
+def may_take(quantizer: Quantizer, token: int, code: int) -> bool:
+    """Section 6: K/n codes in a row belong to each token."""
+    tokens = quantizer.shape.tokens
+    return not tokens or code // (quantizer.shape.codes // tokens) == token
+
+
+def literal_logits(quantizer: Quantizer, vector: Tensor, token: int) -> list[float]:
+    """Equation 3 over the temperature, over all K codes; minus infinity for those of other tokens."""
+    temperature = temperature_of(quantizer)
+    return [
+        -squared_distance(vector, code) / temperature if may_take(quantizer, token, number) else -math.inf
+        for number, code in enumerate(quantizer.codebook)
+    ]
+
+
+def literal_shares(logits: Sequence[float]) -> list[float]:
+    top = max(logits)
+    weights = [math.exp(value - top) for value in logits]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def literal_draw(shares: Sequence[float], number: float) -> int:
+    """The code whose stretch of [0, 1) a number falls in."""
+    reached = 0.0
+    for code, share in enumerate(shares):
+        reached += share
+        if number < reached:
+            return code
+    raise AssertionError("shares do not add up to one")
+
+
+def literal_mean(quantizer: Quantizer, codes: Sequence[int]) -> Tensor:
+    """Equation 5. [D]"""
+    found = torch.zeros(quantizer.codebook.shape[1], dtype=torch.float64)
+    for code in codes:
+        found += quantizer.codebook[code].double() / len(codes)
+    return found
+
+
+def literal_codes(quantizer: Quantizer, vectors: Tensor, noise: Sequence[Tensor]) -> list[list[list[int]]]:
+    """Equation 4: row, token, draw."""
+    found = []
+    for row, numbers in zip(vectors, noise, strict=True):
+        shares = [literal_shares(literal_logits(quantizer, vector, token)) for token, vector in enumerate(row)]
+        found.append(
+            [[literal_draw(own, float(u)) for u in line] for own, line in zip(shares, numbers, strict=True)]
+        )  # fmt: skip
+    return found
+
+
+def literal_evaluation(quantizer: Quantizer, vector: Tensor, token: int, noise: Tensor) -> Tensor:
+    """P^q outside training, of one vector. [D]"""
+    logits = literal_logits(quantizer, vector, token)
+    if quantizer.shape.evaluation == "argmax":
+        return quantizer.codebook[logits.index(max(logits))].double()
+    shares = literal_shares(logits)
+    if quantizer.shape.evaluation == "sample":
+        return literal_mean(quantizer, [literal_draw(shares, float(u)) for u in noise[token]])
+    return sum(
+        (share * code.double() for share, code in zip(shares, quantizer.codebook, strict=True)),
+        torch.zeros(vector.shape[0], dtype=torch.float64),
+    )
+
+
+def literal_resilience(first: Tensor, second: Tensor, includes_self: bool) -> Tensor:
+    """Equations 9 and 10 for every token position, averaged over positions."""
+    num_rows, num_tokens, _ = first.shape
+    losses = []
+    for token in range(num_tokens):
+        for i in range(num_rows):
+            whole = torch.zeros((), dtype=first.dtype)
+            for j in range(num_rows):
+                if includes_self or j != i:
+                    whole = whole + torch.exp(-torch.norm(first[i, token] - first[j, token]))
+                whole = whole + torch.exp(-torch.norm(first[i, token] - second[j, token]))
+            losses.append(-torch.log(torch.exp(-torch.norm(first[i, token] - second[i, token])) / whole))
+    return torch.stack(losses).sum() / (num_tokens * num_rows)
+
+
+def literal_smoothed(counts: Tensor, epsilon: float) -> Tensor:
+    total = counts.sum()
+    return (counts + epsilon) / (total + len(counts) * epsilon) * total
+
+
+def assert_like(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance)
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def quantizer_of(**changes: Any) -> Quantizer:
+    shape = replace(SHAPE, **changes)
+    return Quantizer(shape, 2 * torch.randn(shape.codes, D))
+
+
+def streams_of(seed: int, num_rows: int) -> list[torch.Generator]:
+    torch.manual_seed(seed)
+    return row_streams(num_rows)
+
+
+def noise_of(seed: int, num_rows: int, draws: int = M) -> list[Tensor]:
+    return [torch.rand(N, draws, generator=stream) for stream in streams_of(seed, num_rows)]
+
+
+def trained(quantizer: Quantizer, vectors: Tensor, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    found: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, streams_of(seed, len(vectors)))
+    return found
+
+
+def evaluated(quantizer: Quantizer, vectors: Tensor) -> Tensor:
+    values, tally = quantizer.eval()(vectors, [])
+    assert tally == {}
+    assert isinstance(values, Tensor)
+    return values
+
+
+def draws_in(quantizer: Quantizer, values: Tensor) -> Tensor:
+    """How many draws of each code give this mean: the codes are linearly independent. [B n D] -> [B n K]"""
+    codes = quantizer.codebook.double()
+    counts = values.detach().double() @ torch.linalg.pinv(codes) * quantizer.shape.draws
+    whole: Tensor = counts.round()
+    torch.testing.assert_close(counts, whole, rtol=0, atol=max(0.02, 5e-5 * quantizer.shape.draws))
+    assert (whole >= 0).all() and (whole.sum(-1) == quantizer.shape.draws).all()
+    return whole
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.named_buffers()}
+
+
+def assert_unchanged(module: nn.Module, before: dict[str, Tensor]) -> None:
+    for name, value in module.named_buffers():
+        assert torch.equal(value, before[name]), name
+
+
+def chi_square(counts: Sequence[float], shares: Sequence[float]) -> float:
+    total = sum(counts)
+    return sum((seen - total * share) ** 2 / (total * share) for seen, share in zip(counts, shares, strict=True))
+
+
+def texts_of(lengths: Sequence[int] = LENGTHS, width: int = D) -> list[Tensor]:
+    return [torch.randn(length, width, generator=torch.Generator().manual_seed(length)) for length in lengths]
+
+
+def instance_of(texts: Sequence[Tensor], side: str = "right", extra: int = 0) -> Instance:
+    """Texts side by side, with numbers in the padding that would be seen if they were read."""
+    longest = max(len(text) for text in texts) + extra
+    embeds = torch.full((len(texts), longest, texts[0].shape[1]), 1e3)
+    mask = torch.zeros(len(texts), longest, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        first = longest - len(text) if side == "left" else 0
+        embeds[row, first : first + len(text)] = text
+        mask[row, first : first + len(text)] = True
+    return Instance(embeds, mask)
+
+
+def shuffled(module: nn.Module) -> None:
+    """Numbers that no start would give, biases and norms included."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+
+
+def context_shape(**changes: Any) -> ContextShape:
+    return replace(ContextShape(D, INNER, layers=2, heads=HEADS, dropout=0.3, scale=1.0), **changes)
+
+
+def vip_of(
+    num_soft: int = 2, num_hard: int = 0, skip: bool = True, weights: Weights | None = None, quantised: bool = True,
+    is_empty: bool = False, context: dict[str, Any] | None = None, **quantizer: Any,
+) -> VIP:  # fmt: skip
+    torch.manual_seed(11)
+    own = quantizer_of(**quantizer)
+    if is_empty:
+        own.codebook.zero_()
+    encoder = VIP(
+        torch.randn(num_soft + N, D), num_soft, context_shape(**(context or {})), own if quantised else None, skip,
+        weights or Weights(), torch.randn(num_hard, D),
+    )  # fmt: skip
+    shuffled(encoder.contextualizer)
+    return encoder
+
+
+def prompted(encoder: VIP, instance: Instance, seed: int = 0) -> Prompt:
+    torch.manual_seed(seed)
+    found = encoder(instance)
+    assert isinstance(found, Prompt)
+    return found
+
+
+def quantizer_in(encoder: VIP) -> Quantizer:
+    assert encoder.quantizer is not None
+    return encoder.quantizer
+
+
+def in_pieces(encoder: VIP, texts: Sequence[Tensor], seed: int = 0) -> list[tuple[list[int], Prompt]]:
+    """A step in pieces: each from the same seed, each with padding of its own."""
+    found = []
+    for number, places in enumerate(PIECES):
+        instance = instance_of([texts[place] for place in places], SIDES[number % 2], extra=number)
+        with places_in_batch(places, len(texts)):
+            found.append((places, prompted(encoder, instance, seed)))
+    return found
+
+
+# --- places and streams ----------------------------------------------------------------------------------------------
+
+
+def test_rows_have_their_own_numbers_unless_a_piece_says_otherwise() -> None:
+    assert list(own_places(3)[0]) == [0, 1, 2] and own_places(3)[1] == 3
+    with places_in_batch([4, 1], 6):
+        assert list(own_places(2)[0]) == [4, 1] and own_places(2)[1] == 6
+        with places_in_batch([5, 0], 9):
+            assert list(own_places(2)[0]) == [5, 0] and own_places(2)[1] == 9
+        assert list(own_places(2)[0]) == [4, 1] and own_places(2)[1] == 6
+    assert list(own_places(2)[0]) == [0, 1] and own_places(2)[1] == 2
+
+
+def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
+    whole = [torch.rand(4, generator=stream) for stream in streams_of(5, 6)]
+    with places_in_batch([4, 1], 6):
+        piece = [torch.rand(4, generator=stream) for stream in streams_of(5, 2)]
+    assert torch.equal(piece[0], whole[4]) and torch.equal(piece[1], whole[1])
+    others = [torch.rand(4, generator=stream) for stream in streams_of(6, 6)]
+    following = [torch.rand(4, generator=stream) for stream in row_streams(6)]
+    every = torch.stack(whole + others + following)
+    assert len(every.unique(dim=0)) == 18
+
+
+def test_streams_take_as_much_of_the_common_noise_for_one_row_as_for_many() -> None:
+    after = []
+    for num_rows in (1, 7):
+        streams_of(3, num_rows)
+        after.append(torch.rand(3))
+    assert torch.equal(after[0], after[1])
+
+
+# --- equation 3 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+@pytest.mark.parametrize("tokens", [0, N])
+def test_logits_are_squared_distances_over_the_temperature(is_relative: bool, tokens: int) -> None:
+    quantizer = quantizer_of(is_relative=is_relative, temperature=0.3 if is_relative else 8.0, tokens=tokens)
+    vectors = torch.randn(2, N, D)
+    found = quantizer.logits(vectors)
+    assert found.shape == (2, N, K // N if tokens else K)
+    for row in range(2):
+        for token in range(N):
+            wanted = [one for one in literal_logits(quantizer, vectors[row, token], token) if one != -math.inf]
+            assert_like(found[row, token], torch.tensor(wanted))
+
+
+def test_a_relative_temperature_counts_all_pairs_of_codes_also_those_of_one_code() -> None:
+    two = Quantizer(replace(SHAPE, codes=2, is_relative=True, temperature=1.0), torch.tensor([[0.0], [4.0]]))
+    # of the pairs (0 0) (0 4) (4 0) (4 4) two are 16 apart: 8, so a vector 4 away has the logit -16 / 8
+    assert two.logits(torch.zeros(1, 1, 1)).tolist() == [[[0.0, -2.0]]]
+    four = Quantizer(replace(two.shape, codes=4, tokens=2), torch.tensor([[0.0], [4.0], [0.0], [40.0]]))
+    # of its own codes a token has the same pairs, 8 and 800; their mean is common to all tokens
+    assert_like(four.logits(torch.zeros(1, 2, 1)), torch.tensor([[[0.0, -16 / 404], [0.0, -1600 / 404]]]))
+    relative, absolute = quantizer_of(is_relative=True, temperature=0.7), quantizer_of(temperature=1.0)
+    absolute.codebook.copy_(relative.codebook)
+    vectors = torch.randn(1, N, D)
+    unit = absolute.logits(vectors) / relative.logits(vectors)
+    assert_like(unit, torch.full_like(unit, 0.7 * mean_pair_distance(relative.codebook)))
+
+
+def test_codes_that_are_all_the_same_do_not_divide_by_zero() -> None:
+    quantizer = Quantizer(replace(SHAPE, is_relative=True), torch.ones(K, D))
+    assert torch.equal(quantizer.logits(torch.ones(1, 1, D)), torch.zeros(1, 1, K))
+    assert quantizer.logits(torch.zeros(1, 1, D)).isfinite().all()
+
+
+def long_vectors(num: int, width: int) -> Tensor:
+    return 300 * nn.functional.normalize(torch.randn(num, width), dim=1)
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_logits_keep_their_digits_at_large_norms(tokens: int) -> None:
+    quantizer = Quantizer(replace(SHAPE, temperature=100.0, tokens=tokens), long_vectors(K, 64))
+    vectors = long_vectors(2 * N, 64).view(2, N, 64)
+    vectors[0, 1] = quantizer.codebook[2]
+    vectors[1, 1] = quantizer.codebook[2] + 0.1 * torch.randn(64)
+    found = quantizer.logits(vectors)
+    assert (found <= 0).all()
+    for row in range(2):
+        for token in range(N):
+            wanted = [one for one in literal_logits(quantizer, vectors[row, token], token) if one != -math.inf]
+            torch.testing.assert_close(found[row, token], torch.tensor(wanted), rtol=1e-6, atol=1e-3)
+
+
+def test_a_vector_that_is_a_code_is_at_no_distance_of_it_whatever_is_rounded() -> None:
+    quantizer = Quantizer(replace(SHAPE, codes=60, temperature=1.0), long_vectors(60, 64))
+    found = quantizer.logits(quantizer.codebook.unsqueeze(0))[0]
+    assert (found <= 0).all()
+    assert torch.equal(found.argmax(1), torch.arange(60))
+    torch.testing.assert_close(found.diagonal(), torch.zeros(60), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_mixed_precision_changes_nothing(tokens: int) -> None:
+    vectors = torch.randn(2, N, D)
+    for is_relative in (False, True):
+        quantizer = quantizer_of(tokens=tokens, is_relative=is_relative)
+        plain = [quantizer.logits(vectors), quantizer.assignment(vectors), evaluated(quantizer, vectors)]
+        plain += [trained(quantizer, vectors)[0], *trained(quantizer, vectors)[1].values()]
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = [quantizer.logits(vectors), quantizer.assignment(vectors), evaluated(quantizer, vectors)]
+            mixed += [trained(quantizer, vectors)[0], *trained(quantizer, vectors)[1].values()]
+        for one, other in zip(plain, mixed, strict=True):
+            assert other.dtype == torch.float32 and torch.equal(one, other)
+
+
+def test_vectors_in_bfloat16_are_measured_in_float32() -> None:
+    quantizer = quantizer_of()
+    rounded = torch.randn(2, N, D).bfloat16()
+    assert quantizer.logits(rounded).dtype == torch.float32
+    assert torch.equal(quantizer.logits(rounded), quantizer.logits(rounded.float()))
+    assert_like(evaluated(quantizer, rounded), evaluated(quantizer, rounded.float()), 1e-6)
+    values, tally = trained(quantizer, rounded)
+    wanted, tally_of_floats = trained(quantizer, rounded.float())
+    assert_like(values, wanted, 1e-6)
+    for name, sums in tally.items():
+        assert sums.dtype == torch.float32 and torch.equal(sums, tally_of_floats[name])
+
+
+# --- equation 4 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_draws_are_the_codes_whose_share_of_the_unit_interval_the_noise_falls_in(tokens: int) -> None:
+    quantizer = quantizer_of(tokens=tokens)
+    vectors = torch.randn(4, N, D)
+    values, _ = trained(quantizer, vectors, seed=7)
+    codes = literal_codes(quantizer, vectors, noise_of(7, 4))
+    for row in range(4):
+        for token in range(N):
+            assert_like(values[row, token], literal_mean(quantizer, codes[row][token]))
+    assert len({code for row in codes for own in row for code in own}) > 2
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    quantizer, vectors = quantizer_of(), torch.randn(4, N, D)
+    one, again, other = (draws_in(quantizer, trained(quantizer, vectors, seed)[0]) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_codes_are_drawn_as_often_as_the_softmax_says(tokens: int) -> None:
+    quantizer = quantizer_of(draws=4000, tokens=tokens)
+    vectors = torch.randn(2, N, D)
+    counts = draws_in(quantizer, trained(quantizer, vectors)[0])
+    for row in range(2):
+        for token in range(N):
+            shares = literal_shares(literal_logits(quantizer, vectors[row, token], token))
+            taken = [code for code in range(K) if may_take(quantizer, token, code)]
+            assert counts[row, token].sum() == counts[row, token, taken].sum()
+            seen, wanted = counts[row, token, taken].tolist(), [shares[code] for code in taken]
+            assert chi_square(seen, wanted) < 25  # of 5 degrees of freedom at most: one in 7,000
+
+
+def test_draws_of_one_vector_and_of_neighbouring_rows_are_independent() -> None:
+    quantizer = quantizer_of(draws=2)
+    vectors = torch.randn(1, 1, D).expand(5000, 1, D)
+    shares = literal_shares(literal_logits(quantizer, vectors[0, 0], 0))
+    agreeing = sum(share**2 for share in shares)
+    near = 4 * math.sqrt(agreeing * (1 - agreeing) / 5000)
+    counts = draws_in(quantizer, trained(quantizer, vectors)[0]).squeeze(1)  # [B K]
+    assert chi_square(counts.sum(0).tolist(), shares) < 25
+    assert abs(float((counts == 2).any(1).double().mean()) - agreeing) < near
+    single = quantizer_of(draws=1)
+    single.codebook.copy_(quantizer.codebook)
+    drawn = draws_in(single, trained(single, vectors)[0]).squeeze(1).argmax(1)
+    assert abs(float((drawn[1:] == drawn[:-1]).double().mean()) - agreeing) < near
+
+
+def test_codes_of_no_probability_are_never_drawn() -> None:
+    quantizer = quantizer_of(draws=500)
+    far = [0, 3, K - 1]  # the first, one amid others, the last
+    quantizer.codebook[far] += 1e3
+    vectors = torch.randn(4, N, D)
+    assert not quantizer.logits(vectors).softmax(-1)[..., far].any()
+    assert not draws_in(quantizer, trained(quantizer, vectors)[0])[..., far].any()
+    logits = 3 * torch.randn(2000, 1, K)
+    logits[..., far] = -1e4
+    for noise in (0.0, 2**-24, 1 - 2**-24):  # all that torch.rand can give lies between
+        codes = quantizer._sampled(logits, torch.full((2000, 1, 1), noise))
+        assert not torch.isin(codes, torch.tensor(far)).any()
+        assert (codes == (1 if noise < 0.5 else K - 2)).all()
+
+
+def test_a_row_gets_the_same_draws_alone_as_in_a_batch() -> None:
+    quantizer, vectors = quantizer_of(), torch.randn(5, N, D)
+    whole, _ = trained(quantizer, vectors)
+    for row in range(5):
+        with places_in_batch([row], 5):
+            assert_like(trained(quantizer, vectors[row : row + 1])[0][0], whole[row], 1e-6)
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_a_row_gets_the_same_prompt_in_any_piece_and_with_any_padding(tokens: int) -> None:
+    encoder, texts = vip_of(tokens=tokens).train(), texts_of()
+    whole = prompted(encoder, instance_of(texts)).tokens
+    assert_like(prompted(encoder, instance_of(texts, "left", 3)).tokens, whole)
+    for places, piece in in_pieces(encoder, texts):
+        assert_like(piece.tokens, whole[places])
+    assert not torch.allclose(prompted(encoder, instance_of(texts), seed=1).tokens, whole, atol=0.1)
+
+
+# --- equation 5, straight through ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_vectors_get_the_gradient_of_their_quantised_values(tokens: int, is_training: bool) -> None:
+    quantizer = quantizer_of(tokens=tokens)
+    before = buffers_of(quantizer)
+    vectors = torch.randn(2, N, D, requires_grad=True)
+    values = trained(quantizer, vectors)[0] if is_training else evaluated(quantizer, vectors)
+    assert not torch.allclose(values, vectors, atol=0.1)
+    weights = torch.randn(2, N, D)
+    ((values * weights).sum() + values.square().sum()).backward()
+    assert_like(vectors.grad, weights + 2 * values.detach())  # type: ignore[arg-type]
+    assert quantizer.codebook.grad is None and not quantizer.codebook.requires_grad
+    assert_unchanged(quantizer, before)
+
+
+def test_the_codebook_is_a_buffer_and_the_only_one_that_a_cue_keeps() -> None:
+    encoder = vip_of()
+    assert list(quantizer_in(encoder).parameters()) == []
+    assert list(quantizer_in(encoder).state_dict()) == ["codebook"]
+    assert set(dict(quantizer_in(encoder).named_buffers())) == {"codebook", "counts", "recent", "drawn", "steps"}
+    assert [one is encoder.prompt for one in encoder.prompt_parameters()] == [True]
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_evaluation_is_a_mean_of_codes_that_depends_on_the_vector_alone(evaluation: str, tokens: int) -> None:
+    quantizer, vectors = quantizer_of(evaluation=evaluation, tokens=tokens), torch.randn(4, N, D)
+    found = evaluated(quantizer, vectors)
+    noise = torch.rand(N, M, generator=torch.Generator().manual_seed(SHAPE.sample_seed))
+    for row in range(4):
+        for token in range(N):
+            assert_like(found[row, token], literal_evaluation(quantizer, vectors[row, token], token, noise))
+        assert_like(evaluated(quantizer, vectors[row : row + 1])[0], found[row], 1e-6)
+    torch.manual_seed(99)
+    assert torch.equal(evaluated(quantizer, vectors), found)
+
+
+def test_drawn_evaluation_follows_its_own_seed_and_gives_equal_rows_equal_draws() -> None:
+    quantizer = quantizer_of(evaluation="sample")
+    vectors = torch.randn(1, N, D).expand(3, N, D)
+    found = evaluated(quantizer, vectors)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    draws_in(quantizer, found)
+    others = []
+    for seed in range(4, 8):
+        other = Quantizer(replace(quantizer.shape, sample_seed=seed), quantizer.codebook)
+        others.append(evaluated(other, vectors))
+    assert any(not torch.allclose(found, other) for other in others)
+    before = torch.random.get_rng_state()
+    evaluated(quantizer, torch.zeros(2, N, D))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_an_assignment_is_the_probability_of_each_of_all_codes(tokens: int) -> None:
+    quantizer, vectors = quantizer_of(tokens=tokens), torch.randn(3, N, D)
+    found = quantizer.assignment(vectors)
+    assert found.shape == (3, N, K)
+    for row in range(3):
+        for token in range(N):
+            shares = literal_shares(literal_logits(quantizer, vectors[row, token], token))
+            assert_like(found[row, token], torch.tensor(shares))
+            assert not any(found[row, token, code] for code in range(K) if not may_take(quantizer, token, code))
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("side", SIDES)
+@torch.no_grad()
+def test_a_row_alone_equals_the_row_in_a_padded_batch(evaluation: str, tokens: int, side: str) -> None:
+    encoder, texts = vip_of(evaluation=evaluation, tokens=tokens).eval(), texts_of()
+    together = prompted(encoder, instance_of(texts, side, extra=2), seed=1)
+    assignment = encoder.assignment(instance_of(texts, side, extra=2))
+    for row, text in enumerate(texts):
+        alone = instance_of([text])
+        assert_like(prompted(encoder, alone, seed=2).tokens[0], together.tokens[row])
+        assert_like(encoder.assignment(alone)[0], assignment[row])
+    assert not torch.allclose(assignment[0], assignment[2], atol=1e-3)  # they do read the text
+
+
+# --- equation 6 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_commitment_is_the_squared_distance_to_a_constant(reduction: Any) -> None:
+    context = torch.randn(2, N, D, requires_grad=True)
+    quantised = torch.randn(2, N, D, requires_grad=True)
+    found = commitment(context, quantised, reduction)
+    found.backward()
+    total, gradient = 0.0, torch.zeros(2, N, D)
+    for row in range(2):
+        for token in range(N):
+            total += squared_distance(context[row, token], quantised[row, token])
+            gradient[row, token] = 2 * (context[row, token] - quantised[row, token]).detach()
+    divisor = 2 * N * D if reduction == "mean" else 2  # rows
+    assert found.item() == pytest.approx(total / divisor, rel=1e-5)
+    assert_like(context.grad, gradient / divisor)  # type: ignore[arg-type]
+    assert quantised.grad is None
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("resilience", [0.0, 0.7])
+def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(reduction: Any, resilience: float) -> None:
+    weights = Weights(commitment=0.4, reduction=reduction, noise_resilience=resilience)
+    encoder, instance = vip_of(num_hard=1, weights=weights).train(), instance_of(texts_of())
+    pull = torch.randn(len(LENGTHS), 1 + 2 + N, D)
+    prompt = prompted(encoder, instance)
+    ((prompt.tokens * pull).sum() + prompt.aux_loss).backward()
+    found = {name: one.grad.clone() for name, one in encoder.named_parameters() if one.grad is not None}
+    encoder.zero_grad()
+
+    streams = streams_of(0, len(LENGTHS))
+    context = encoder.contextualised(instance, streams)
+    values = (prompt.tokens[:, 3:] - encoder.prompt[2:]).detach()  # P^q, a constant
+    draws_in(quantizer_in(encoder), values)
+    squares = (context - values).square()
+    loss = 0.4 * (squares.mean() if reduction == "mean" else squares.sum((1, 2)).mean())
+    if resilience:
+        for stream in streams:  # the quantiser's noise lies between the two views
+            torch.rand(N, M, generator=stream)
+        again = encoder.contextualised(instance, streams)
+        loss = loss + resilience * literal_resilience(context, again, includes_self=False)
+    assert_like(prompt.aux_loss, loss, 1e-4)
+    tokens = torch.cat([encoder.prompt[:2].expand(len(LENGTHS), -1, -1), encoder.prompt[2:] + context], dim=1)
+    ((tokens * pull[:, 1:]).sum() + loss).backward()
+    assert set(found) == {name for name, _ in encoder.named_parameters()}
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None
+        assert_like(found[name], parameter.grad, 2e-4)
+    assert prompt.tally["commitment"] == pytest.approx(commitment(context, values, reduction).item() * 5, rel=1e-4)
+
+
+# --- what a step adds up ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
+    quantizer, vectors = quantizer_of(tokens=tokens), torch.randn(4, N, D)
+    values, tally = trained(quantizer, vectors)
+    draws = draws_in(quantizer, values)
+    counts, sums, distance = torch.zeros(K).double(), torch.zeros(K, D).double(), 0.0
+    for row in range(4):
+        for token in range(N):
+            for code in range(K):
+                share = float(draws[row, token, code]) / M  # u_ij
+                counts[code] += share
+                sums[code] += share * vectors[row, token]
+            nearest = max(literal_logits(quantizer, vectors[row, token], token))
+            distance -= nearest * temperature_of(quantizer)
+    assert_like(tally["counts"], counts)
+    assert_like(tally["sums"], sums)
+    assert float(tally["distance"]) == pytest.approx(distance, rel=1e-4)
+    assert float(tally["vectors"]) == 4 * N
+    assert set(tally) == {"counts", "sums", "distance", "vectors"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tokens": N},
+        {"is_empty": True},
+        {"is_empty": True, "tokens": N, "codes": 12},
+        {"reset_below": 0.1},
+        {"reset_below": 0.1, "tokens": N, "codes": 12},
+        {"is_relative": True, "temperature": 0.3},
+        {"weights": Weights(noise_resilience=1.0)},
+    ],
+    ids=str,
+)
+def test_tallies_of_pieces_add_up_to_that_of_the_whole_batch(settings: dict[str, Any]) -> None:
+    encoder, texts = vip_of(**settings).train(), texts_of()
+    whole = prompted(encoder, instance_of(texts)).tally
+    summed = encoder.blank_tally()
+    for _, piece in in_pieces(encoder, texts):
+        for name, sums in piece.tally.items():
+            summed[name] += sums
+    assert set(whole) == set(summed)
+    for name in set(whole) - {"noise_resilience"}:  # which compares rows with those of their piece
+        assert_like(summed[name], whole[name], 1e-4)
+    assert float(whole["rows"]) == len(texts)
+
+
+@pytest.mark.parametrize("resilience", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"quantised": False},
+        {"is_empty": True},
+        {"reset_below": 0.1},
+        {"is_empty": True, "reset_below": 0.1, "tokens": N},
+        {"num_soft": 0, "num_hard": 2, "rule": "literal"},
+    ],
+    ids=str,
+)
+def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
+    settings: dict[str, Any], resilience: float
+) -> None:
+    encoder = vip_of(weights=Weights(noise_resilience=resilience), **settings).train()
+    tally, blank = prompted(encoder, instance_of(texts_of())).tally, encoder.blank_tally()
+    assert set(tally) == set(blank)
+    assert ("noise_resilience" in blank) == (resilience > 0) and ("commitment" in blank) == (
+        "quantised" not in settings
+    )
+    assert ("candidates" in blank) == bool(settings.get("is_empty") or settings.get("reset_below"))
+    for name, zeros in blank.items():
+        assert tally[name].shape == zeros.shape and tally[name].dtype == zeros.dtype and not zeros.any()
+        assert not tally[name].requires_grad
+    encoder.learn(tally, epoch_begins=True)
+    after = prompted(encoder, instance_of(texts_of())).tally  # a codebook filled by then asks for no candidates
+    assert {name: sums.shape for name, sums in after.items()} == {
+        name: zeros.shape for name, zeros in encoder.blank_tally().items()
+    }
+
+
+# --- equations 7 and 8 -----------------------------------------------------------------------------------------------
+
+
+def steps_of(num: int, undrawn: Sequence[int] = ()) -> list[dict[str, Tensor]]:
+    """Tallies as training gives them, in which some codes are not drawn."""
+    found = []
+    for _ in range(num):
+        counts, sums = 4 * torch.rand(K), 4 * torch.randn(K, D)
+        counts[list(undrawn)], sums[list(undrawn)] = 0.0, 0.0
+        found.append({"counts": counts, "sums": sums, "distance": torch.tensor(6.0), "vectors": torch.tensor(2.0)})
+    return found
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.2])
+def test_the_rule_vqvae_divides_running_sums_by_smoothed_running_counts(epsilon: float) -> None:
+    quantizer = quantizer_of(decay=0.7, epsilon=epsilon)
+    assert torch.equal(quantizer.counts, torch.ones(K))
+    count, weighted = torch.ones(K).double(), quantizer.codebook.double().clone()  # w = e c
+    for tally in steps_of(4):
+        quantizer.learn(tally, epoch_begins=False)
+        count = 0.7 * count + 0.3 * tally["counts"].double()
+        for code in range(K):
+            weighted[code] = 0.7 * weighted[code] + 0.3 * tally["sums"][code].double()
+        divisor = literal_smoothed(count, epsilon)
+        assert_like(quantizer.counts, count)  # not smoothed themselves
+        for code in range(K):
+            assert_like(quantizer.codebook[code], weighted[code] / divisor[code], 1e-4)
+
+
+def test_the_rule_vqvae_leaves_a_code_whose_count_is_below_epsilon() -> None:
+    quantizer = quantizer_of(decay=0.5, epsilon=0.2)
+    count, weighted = torch.ones(K).double(), quantizer.codebook.double().clone()
+    wanted, num_left = quantizer.codebook.double().clone(), 0
+    for tally in steps_of(6, undrawn=[2]):
+        before = quantizer.codebook.clone()
+        quantizer.learn(tally, epoch_begins=False)
+        count = 0.5 * count + 0.5 * tally["counts"].double()
+        weighted = 0.5 * weighted + 0.5 * tally["sums"].double()
+        divisor = literal_smoothed(count, 0.2)
+        for code in range(K):
+            if count[code] >= 0.2:
+                wanted[code] = weighted[code] / divisor[code]
+            else:
+                assert code == 2 and torch.equal(quantizer.codebook[code], before[code])
+                num_left += 1
+        assert_like(quantizer.codebook, wanted, 1e-4)
+    assert num_left == 4  # 1, 0.5, 0.25 | 0.125, ...
+
+
+def test_an_undrawn_code_of_the_rule_vqvae_keeps_its_place_and_comes_back_where_its_vectors_are() -> None:
+    quantizer = quantizer_of(decay=0.9, epsilon=1e-5)
+    first = quantizer.codebook[1].clone()
+    tallies = steps_of(130, undrawn=[1])
+    for tally in tallies[:40]:
+        quantizer.learn(tally, epoch_begins=False)
+    assert_like(quantizer.codebook[1], first, 5e-3)  # c = 0.015: hardly smaller
+    for tally in tallies[40:]:
+        quantizer.learn(tally, epoch_begins=False)
+    assert quantizer.counts[1] < 1e-5
+    kept = quantizer.codebook[1].clone()
+    ratio = kept / first
+    assert_like(ratio, ratio[0].expand(D), 1e-3)  # shrunk by c / (c + eps), which is a half at c = eps
+    assert 0.49 < float(ratio[0]) < 0.6
+    quantizer.learn(tallies[0], epoch_begins=False)
+    assert torch.equal(quantizer.codebook[1], kept)
+    drawn = {name: sums.clone() for name, sums in tallies[0].items()}
+    drawn["counts"][1], drawn["sums"][1] = 2.0, 2 * torch.arange(8.0)
+    quantizer.learn(drawn, epoch_begins=False)
+    assert_like(quantizer.codebook[1], torch.arange(8.0), 2e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.2])
+def test_the_rule_literal_is_equations_7_and_8_as_printed(epsilon: float) -> None:
+    quantizer = quantizer_of(rule="literal", decay=0.7, epsilon=epsilon)
+    assert_like(quantizer.counts, torch.full((K,), 1 / K), 1e-7)
+    count, codes = torch.full((K,), 1 / K).double(), quantizer.codebook.double().clone()
+    for tally in steps_of(4, undrawn=[0]):
+        quantizer.learn(tally, epoch_begins=False)
+        count = literal_smoothed(0.7 * count + 0.3 * tally["counts"].double(), epsilon)  # stored smoothed
+        for code in range(K):
+            codes[code] = 0.7 * codes[code] + 0.3 * tally["sums"][code].double() / count[code]
+        assert_like(quantizer.counts, count)
+        assert_like(quantizer.codebook, codes, 1e-4)
+
+
+def test_an_undrawn_code_of_the_rule_literal_drifts_to_the_origin() -> None:
+    quantizer = quantizer_of(rule="literal", decay=0.99, epsilon=0.01)
+    first = quantizer.codebook[4].clone()
+    for tally in steps_of(50, undrawn=[4]):
+        quantizer.learn(tally, epoch_begins=False)
+    assert_like(quantizer.codebook[4], first * 0.99**50)
+
+
+def test_a_step_of_the_rule_vqvae_puts_codes_at_the_mean_of_their_vectors_without_a_past() -> None:
+    quantizer, vectors = quantizer_of(decay=0.0, epsilon=1e-9), torch.randn(4, N, D)
+    before = quantizer.codebook.clone()
+    values, tally = trained(quantizer, vectors)
+    draws = draws_in(quantizer, values)
+    quantizer.learn(tally, epoch_begins=True)
+    for code in range(K):
+        taken = draws[..., code].flatten()
+        wanted = before[code].double()
+        if taken.any():
+            wanted = (taken.unsqueeze(1) * vectors.flatten(0, 1)).sum(0) / taken.sum()
+        assert_like(quantizer.codebook[code], wanted, 1e-4)
+
+
+@pytest.mark.parametrize("rule", ["vqvae", "literal"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_codes_move_in_learn_alone(rule: str, is_empty: bool) -> None:
+    encoder, instance = vip_of(rule=rule, is_empty=is_empty, reset_below=0.5).train(), instance_of(texts_of())
+    before = buffers_of(encoder)
+    prompt = prompted(encoder, instance)
+    (prompt.tokens.sum() + prompt.aux_loss).backward()
+    encoder.assignment(instance)
+    assert_unchanged(encoder, before)
+    encoder.eval()
+    prompted(encoder, instance)
+    assert_unchanged(encoder, before)
+    parameters = {name: value.clone() for name, value in encoder.named_parameters()}
+    addresses = {name: value.data_ptr() for name, value in encoder.named_buffers()}
+    encoder.learn(prompt.tally, epoch_begins=True)
+    assert not torch.equal(quantizer_in(encoder).codebook, before["quantizer.codebook"])
+    assert {name: value.data_ptr() for name, value in encoder.named_buffers()} == addresses  # moved in place
+    for name, value in encoder.named_parameters():
+        assert torch.equal(value, parameters[name])
+
+
+def test_learning_from_the_pieces_of_a_step_is_learning_from_the_batch() -> None:
+    texts = texts_of()
+    for rule in ("vqvae", "literal"):
+        whole, parts = (vip_of(rule=rule, reset_below=0.3).train() for _ in range(2))
+        for step in range(3):
+            whole.learn(prompted(whole, instance_of(texts), step).tally, epoch_begins=step == 0)
+            summed = parts.blank_tally()
+            for _, piece in in_pieces(parts, texts, step):
+                for name, sums in piece.tally.items():
+                    summed[name] += sums
+            parts.learn(summed, epoch_begins=step == 0)
+        for name, value in whole.named_buffers():
+            assert_like(dict(parts.named_buffers())[name], value, 1e-4)
+
+
+def test_what_is_logged_of_a_codebook_is_what_was_drawn() -> None:
+    quantizer = quantizer_of()
+    recent = [0.0] * K
+    drawn = [0.0] * K
+    for step, tally in enumerate([*steps_of(2, undrawn=[0, 1]), *steps_of(2, undrawn=[1, 2])]):
+        found = quantizer.learn(tally, epoch_begins=step == 2)
+        drawn = [0.0] * K if step == 2 else drawn
+        for code, count in enumerate(tally["counts"].tolist()):
+            recent[code] = 0.95 * recent[code] + 0.05 * count
+            drawn[code] += count
+        shares = [one / sum(recent) for one in recent if one]
+        assert found["perplexity"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-4)
+        assert found["codes_drawn"] == sum(one > 0 for one in drawn) == 4
+        assert found["code_distance"] == 3.0
+        assert found["temperature"] == SHAPE.temperature
+    assert float(perplexity(torch.ones(K))) == pytest.approx(K)
+
+
+# --- dead codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["vqvae", "literal"])
+@pytest.mark.parametrize("tokens", [0, N])
+def test_a_code_drawn_too_seldom_is_put_on_a_vector_of_the_batch(rule: str, tokens: int) -> None:
+    quantizer = quantizer_of(reset_below=0.2, rule=rule, decay=0.5, tokens=tokens)
+    quantizer.codebook[3] += 1e3  # nobody draws it
+    plain = copy.deepcopy(quantizer)
+    plain.shape = replace(plain.shape, reset_below=0.0)
+    dead: list[int] = []
+    for seed in range(6):
+        vectors = torch.randn(8, N, D)
+        _, tally = trained(quantizer, vectors, seed)
+        for code in range(K):  # whatever is dead, there is a vector for it
+            own = vectors[:, code // (K // N)] if tokens else vectors.flatten(0, 1)
+            assert (tally["candidates"][code] == own).all(1).any()
+        health = quantizer.learn(tally, epoch_begins=False)
+        plain.learn(tally, epoch_begins=False)
+        dead = [code for code in range(K) if plain.counts[code] < 0.2 * plain.counts.mean()]
+        assert health["codes_reset"] == len(dead)
+        for code in range(K):
+            wanted = tally["candidates"][code] if code in dead else plain.codebook[code]
+            assert torch.equal(quantizer.codebook[code], wanted)
+            count = plain.counts.mean() if code in dead else plain.counts[code]
+            assert float(quantizer.counts[code]) == pytest.approx(float(count), rel=1e-6)
+        if dead:
+            break
+    assert 3 in dead
+    if rule == "vqvae":  # w is reset with c: undrawn in the next step, the code stays where it was put
+        kept = quantizer.codebook[dead].clone()
+        nothing = {name: sums if name == "candidates" else 0 * sums for name, sums in tally.items()}
+        quantizer.learn({**nothing, "vectors": tally["vectors"]}, epoch_begins=False)
+        assert_like(quantizer.codebook[dead], kept, 1e-3)
+
+
+def test_codes_are_left_alone_unless_resets_are_asked_for() -> None:
+    quantizer = quantizer_of(decay=0.5)
+    assert "candidates" not in quantizer.blank_tally()
+    for tally in steps_of(20, undrawn=[5]):
+        assert "codes_reset" not in quantizer.learn(tally, epoch_begins=False)
+    assert quantizer.counts[5] < 1e-5
+
+
+# --- a codebook that starts from the context -------------------------------------------------------------------------
+
+
+def learned_from(encoder: VIP, texts: Sequence[Tensor], seed: int) -> tuple[Tensor, dict[str, float]]:
+    """A step; P^c of its batch, and what was logged."""
+    instance = instance_of(texts)
+    prompt = prompted(encoder, instance, seed)
+    context = encoder.contextualised(instance, streams_of(seed, len(texts)))
+    return context.detach(), encoder.learn(prompt.tally, epoch_begins=seed == 0)
+
+
+@pytest.mark.parametrize("fill_after", [1, 3])
+@pytest.mark.parametrize("tokens", [0, N])
+def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_after: int, tokens: int) -> None:
+    encoder = vip_of(is_empty=True, fill_after=fill_after, tokens=tokens, skip=False).train()
+    quantizer, texts = quantizer_in(encoder), texts_of()
+    instance = instance_of(texts)
+    for step in range(fill_after):
+        assert quantizer.is_empty and encoder.codebook() is None
+        prompt = prompted(encoder, instance, step)
+        context = encoder.contextualised(instance, streams_of(step, len(texts)))
+        assert torch.equal(prompt.tokens[:, 2:], context)
+        assert prompt.aux_loss.item() == 0 and not prompt.tally["counts"].any() and not prompt.tally["vectors"].any()
+        prompt.tokens.sum().backward()
+        encoder.eval()
+        assert torch.equal(prompted(encoder, instance).tokens[:, 2:], encoder.contextualised(instance))
+        encoder.train()
+        _, health = learned_from(encoder, texts, step)
+        assert "perplexity" not in health
+    assert not quantizer.is_empty
+    for code in range(K):
+        own = context[:, code // (K // N)] if tokens else context.flatten(0, 1)
+        assert sum(int(torch.allclose(quantizer.codebook[code], one, atol=1e-6)) for one in own) == 1
+    assert len(quantizer.codebook.unique(dim=0)) == K  # there were enough for all
+    assert_like(quantizer.counts, torch.ones(K))
+    before = quantizer.codebook.clone()
+    values = prompted(encoder, instance, 9).tokens[:, 2:]
+    draws_in(quantizer, values)  # means of codes from now on
+    assert encoder.codebook() is quantizer.codebook
+    _, health = learned_from(encoder, texts, 9)
+    assert "perplexity" in health and not torch.equal(before, quantizer.codebook)
+
+
+def test_a_batch_with_fewer_vectors_than_codes_fills_them_evenly() -> None:
+    encoder = vip_of(is_empty=True, codes=15).train()
+    context, _ = learned_from(encoder, texts_of([3, 5]), seed=0)
+    times = [
+        sum(int(torch.allclose(code, vector, atol=1e-6)) for code in quantizer_in(encoder).codebook)
+        for vector in context.flatten(0, 1)
+    ]
+    assert sorted(times) == [2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("each", [4, 5, 7])
+def test_codes_of_a_token_take_every_vector_of_it_once_before_any_twice(each: int) -> None:
+    quantizer, vectors = quantizer_of(codes=N * each, tokens=N), torch.randn(5, N, D)
+    quantizer.codebook.zero_()
+    candidates = trained(quantizer, vectors)[1]["candidates"].view(N, each, D)
+    orders = []
+    for token in range(N):
+        rows = [[row for row in range(5) if torch.equal(code, vectors[row, token])] for code in candidates[token]]
+        orders.append([row for own in rows for row in own])
+        times = [orders[token].count(row) for row in range(5)]
+        assert sum(times) == each and max(times) - min(times) <= 1
+    assert orders[0] != orders[1]
+
+
+def test_which_vectors_become_codes_is_a_matter_of_the_seed() -> None:
+    found = []
+    for seed in (0, 0, 1):
+        encoder = vip_of(is_empty=True, context={"dropout": 0.0}).train()
+        learned_from(encoder, texts_of(), seed)
+        found.append(quantizer_in(encoder).codebook)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("tokens", [0, N])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_candidates_of_two_pieces_are_those_of_the_whole_batch(tokens: int, is_empty: bool) -> None:
+    quantizer = quantizer_of(tokens=tokens, reset_below=0.0 if is_empty else 0.1)
+    if is_empty:
+        quantizer.codebook.zero_()
+    vectors = torch.randn(5, N, D)
+    whole = trained(quantizer, vectors)[1]["candidates"]
+    parts = []
+    for places in ([1, 4], [0, 2, 3]):
+        with places_in_batch(places, 5):
+            parts.append(trained(quantizer, vectors[places])[1]["candidates"])
+    assert torch.equal(parts[0] + parts[1], whole)
+    assert all(part.any(1).sum() < K for part in parts)
+    assert not (parts[0].any(1) & parts[1].any(1)).any()  # each code has one owner
+    assert whole.any(1).all()
+
+
+# --- equations 9 and 10 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("includes_self", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_noise_resilience_and_its_gradient_are_the_equation(num_rows: int, includes_self: bool) -> None:
+    first = torch.randn(num_rows, N, D)
+    second = first + 0.3 * torch.randn(num_rows, N, D)
+    own = [view.clone().requires_grad_() for view in (first, second)]
+    literal = [view.double().requires_grad_() for view in (first, second)]
+    found = noise_resilience(own[0], own[1], includes_self)
+    wanted = literal_resilience(literal[0], literal[1], includes_self)
+    found.backward()
+    wanted.backward()
+    assert_like(found, wanted)
+    for one, other in zip(own, literal, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert_like(one.grad, other.grad)
+    if num_rows > 1:
+        assert not torch.allclose(found, noise_resilience(first, second, not includes_self))
+
+
+def test_noise_resilience_leaves_the_self_term_out_unless_asked_for() -> None:
+    first, second = torch.randn(3, N, D), torch.randn(3, N, D)
+    assert torch.equal(noise_resilience(first, second), noise_resilience(first, second, includes_self=False))
+    assert Weights().noise_self is False and Weights().noise_resilience == 0.0
+
+
+@pytest.mark.parametrize("includes_self", [False, True])
+def test_noise_resilience_of_far_views_does_not_overflow(includes_self: bool) -> None:
+    first = torch.zeros(2, 1, D)
+    second = torch.zeros(2, 1, D)
+    first[1, 0, 0], second[0, 0, 1], second[1, 0, 1] = 1e4, 3e4, 4e4
+    first.requires_grad_()
+    # row 0: its view is 3e4 away, the nearest other 1e4 (or 0, itself); row 1: by Pythagoras
+    to_own, nearest = [3e4, math.hypot(1e4, 4e4)], [0.0, 0.0] if includes_self else [1e4, 1e4]
+    found = noise_resilience(first, second, includes_self)
+    found.backward()
+    assert found.item() == pytest.approx((sum(to_own) - sum(nearest)) / 2, rel=1e-5)
+    assert first.grad is not None and first.grad.isfinite().all() and first.grad.any()
+
+
+def test_views_that_are_the_same_have_a_finite_gradient() -> None:
+    view = torch.randn(3, N, D, requires_grad=True)
+    for includes_self in (False, True):
+        noise_resilience(view, view.clone(), includes_self).backward()
+        assert view.grad is not None and view.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("noise_self", [False, True])
+def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_self: bool) -> None:
+    weights = Weights(commitment=0.0, noise_resilience=2.0, noise_self=noise_self)
+    instance = instance_of(texts_of())
+    for quantised in (True, False):
+        encoder = vip_of(weights=weights, quantised=quantised).train()
+        prompt = prompted(encoder, instance)
+        streams = streams_of(0, 5)
+        first = encoder.contextualised(instance, streams)
+        if quantised:
+            _ = [torch.rand(N, M, generator=stream) for stream in streams]
+        second = encoder.contextualised(instance, streams)
+        assert not torch.allclose(first, second, atol=0.1)
+        wanted = literal_resilience(first.double(), second.double(), noise_self)
+        assert_like(prompt.aux_loss, 2 * wanted, 1e-4)
+        assert_like(prompt.tally["noise_resilience"], 5 * wanted, 1e-4)
+        plain = prompted(vip_of(quantised=quantised).train(), instance)
+        assert torch.equal(plain.tokens, prompt.tokens)  # P^q is of the first view
+
+
+# --- the contextualiser ----------------------------------------------------------------------------------------------
+
+
+def torch_layer(own: EncoderLayer) -> nn.TransformerEncoderLayer:
+    width = own.merge.in_features
+    found = nn.TransformerEncoderLayer(
+        width, own.heads, dim_feedforward=2 * width, dropout=0.3, activation="relu", batch_first=True, norm_first=False
+    )
+    pairs = {
+        "self_attn.in_proj_weight": own.attend.weight, "self_attn.in_proj_bias": own.attend.bias,
+        "self_attn.out_proj.weight": own.merge.weight, "self_attn.out_proj.bias": own.merge.bias,
+        "linear1.weight": own.up.weight, "linear1.bias": own.up.bias,
+        "linear2.weight": own.down.weight, "linear2.bias": own.down.bias,
+        "norm1.weight": own.norms[0].weight, "norm1.bias": own.norms[0].bias,
+        "norm2.weight": own.norms[1].weight, "norm2.bias": own.norms[1].bias,
+    }  # fmt: skip
+    missing = found.load_state_dict({name: value.detach().clone() for name, value in pairs.items()})  # type: ignore[operator]
+    assert not missing.missing_keys and not missing.unexpected_keys
+    assert len(list(own.parameters())) == len(pairs)
+    return found.eval()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_contextualiser_is_torchs_encoder_between_two_projections(layers: int, side: str) -> None:
+    context = Contextualizer(context_shape(layers=layers)).eval()
+    shuffled(context)
+    prompt, instance = torch.randn(N, D, requires_grad=True), instance_of(texts_of(), side)
+    found = context(prompt, instance, [])
+    pull = torch.randn_like(found)
+    (gradient,) = torch.autograd.grad((found * pull).sum(), prompt)
+
+    stack = [torch_layer(layer) for layer in context.layers]  # type: ignore[arg-type]
+    weight, bias = context.project.weight, context.project.bias
+    states = torch.cat([prompt.expand(len(LENGTHS), -1, -1), instance.embeds], dim=1) @ weight.T + bias
+    is_padding = torch.cat([torch.zeros(len(LENGTHS), N, dtype=torch.bool), ~instance.mask], dim=1)
+    for layer in stack:
+        states = layer(states, src_key_padding_mask=is_padding)
+    wanted = states[:, :N] @ context.back.weight.T + context.back.bias
+    assert_like(found, wanted)
+    (wanted_gradient,) = torch.autograd.grad((wanted * pull).sum(), prompt)
+    assert_like(gradient, wanted_gradient, 1e-4)
+
+
+class Times(nn.Module):
+    """Stands where dropout does, and can be told apart from it."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * self.factor
+
+
+class MarkedNoise(RowNoise):
+    def __init__(self) -> None:
+        pass
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        return values * 1.7
+
+    def on_weights(self, values: Tensor) -> Tensor:
+        return values * 0.6
+
+
+def test_noise_enters_a_layer_where_torchs_dropout_does() -> None:
+    layer = EncoderLayer(INNER, HEADS)
+    shuffled(layer)
+    reference = torch_layer(layer)
+    reference.dropout = Times(1.7)  # type: ignore[assignment]
+    reference.dropout1 = Times(1.7)  # type: ignore[assignment]
+    reference.dropout2 = Times(1.7)  # type: ignore[assignment]
+    with torch.no_grad():  # weights times a factor are values times that factor
+        reference.self_attn.in_proj_weight[2 * INNER :] *= 0.6
+        reference.self_attn.in_proj_bias[2 * INNER :] *= 0.6
+    states, visible = torch.randn(2, 5, INNER), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    wanted = reference(states, src_key_padding_mask=~visible)
+    for num_queries in (5, 2):
+        found = layer(states, visible, num_queries, MarkedNoise())
+        assert_like(found[0], wanted[0, :num_queries])
+        assert_like(found[1, :3], wanted[1, : min(num_queries, 3)])
+
+
+def test_the_contextualiser_has_no_sense_of_order_in_the_text() -> None:
+    context = Contextualizer(context_shape()).eval()
+    shuffled(context)
+    prompt, texts = torch.randn(N, D), texts_of()
+    turned = [text.flip(0) for text in texts]
+    assert_like(context(prompt, instance_of(turned), []), context(prompt, instance_of(texts), []))
+
+
+@pytest.mark.parametrize("scale", [0.05, 30.0])
+def test_a_scale_is_the_unit_of_inputs_and_outputs(scale: float) -> None:
+    plain, scaled = Contextualizer(context_shape()), Contextualizer(context_shape(scale=scale))
+    shuffled(plain)
+    scaled.load_state_dict(plain.state_dict())
+    prompt, instance = torch.randn(N, D), instance_of(texts_of())
+    smaller = replace(instance, embeds=instance.embeds / scale)
+    assert_like(scaled(prompt, instance, []) / scale, plain(prompt / scale, smaller, []))
+
+
+def test_the_contextualiser_reads_embeddings_of_any_format_in_float32() -> None:
+    context = Contextualizer(context_shape())
+    shuffled(context)
+    prompt, instance = torch.randn(N, D), instance_of(texts_of())
+    rounded = replace(instance, embeds=instance.embeds.bfloat16())
+    found = context(prompt, rounded, [])
+    assert found.dtype == torch.float32
+    assert torch.equal(found, context(prompt, replace(instance, embeds=rounded.embeds.float()), []))
+
+
+@pytest.mark.parametrize("with_noise", [False, True])
+def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
+    encoder, texts = vip_of(), texts_of()
+
+    def context_of(places: Sequence[int], side: str, extra: int) -> Tensor:
+        with places_in_batch(places, len(texts)):
+            streams = streams_of(4, len(places)) if with_noise else []
+        return encoder.contextualised(instance_of([texts[place] for place in places], side, extra), streams)
+
+    whole = context_of(range(5), "right", 0)
+    assert_like(context_of(range(5), "right", 4), whole)
+    assert_like(context_of(range(5), "left", 2), whole)
+    for number, places in enumerate(PIECES):
+        assert_like(context_of(places, SIDES[number % 2], number), whole[places])
+    if with_noise:
+        assert not torch.allclose(whole, encoder.contextualised(instance_of(texts)), atol=0.1)
+
+
+def test_a_text_without_tokens_leaves_the_prompt_to_itself() -> None:
+    encoder = vip_of().train()
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    tokens = prompted(encoder, Instance(torch.randn(2, 3, D), mask)).tokens
+    assert tokens.isfinite().all()
+    assert_like(prompted(encoder, Instance(torch.randn(2, 0, D), mask[:, :0])).tokens, tokens)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_noise_drops_its_share_of_a_rows_own_numbers_and_scales_up_the_rest(share: float) -> None:
+    visible = torch.ones(20, 30, dtype=torch.bool)
+    visible[:10, 20:] = False
+    visible[10:, 5:15] = False  # whatever the padding, 20 positions are a row's own
+    noise = RowNoise(streams_of(0, 20), visible, share)
+    tokens = noise.on_tokens(torch.ones(20, 30, 16))
+    weights = noise.on_weights(torch.ones(20, 4, 30, 30))
+    pairs = (visible[:, :, None] & visible[:, None, :])[:, None].expand(-1, 4, -1, -1)
+    for values, own in ((tokens, visible[..., None].expand(-1, -1, 16)), (weights, pairs)):
+        assert (values[~own] == 1).all()
+        kept = values[own]
+        assert_like(kept.unique(), torch.tensor([0.0, 1 / (1 - share)]))
+        allowed = 4 * math.sqrt(share * (1 - share) / len(kept))
+        assert abs(float((kept == 0).double().mean()) - share) < allowed
+    assert len({tuple(row[own].flatten().tolist()) for row, own in zip(tokens, visible, strict=True)}) == 20
+    assert not torch.equal(weights[:, 0], weights[:, 1])  # heads have noise of their own
+    assert not torch.equal(noise.on_tokens(torch.ones(20, 30, 16)), tokens)
+    for values in (torch.randn(20, 30, 16), torch.randn(20, 4, 30, 30)):
+        silent = RowNoise(streams_of(0, 20), visible, 0.0)
+        assert torch.equal(silent.on_tokens(values) if values.ndim == 3 else silent.on_weights(values), values)
+
+
+def test_noise_of_a_row_is_drawn_at_its_own_length() -> None:
+    own = torch.tensor([True] * N + [True] * 4)
+    right, left = torch.cat([own, torch.zeros(3).bool()]), torch.cat([own[:N], torch.zeros(2).bool(), own[N:]])
+    found = []
+    for visible in (own, right, left):
+        noise = RowNoise(streams_of(1, 1), visible.unsqueeze(0), 0.5)
+        size = len(visible)
+        parts = [noise.on_tokens(torch.ones(1, size, 3))[:, visible]]
+        parts.append(noise.on_weights(torch.ones(1, 2, size, size))[:, :, visible][..., visible])
+        parts.append(noise.on_weights(torch.ones(1, 2, N, size))[..., visible])  # the prompt alone asks
+        parts.append(noise.on_tokens(torch.ones(1, N, 3)))
+        found.append(torch.cat([part.flatten() for part in parts]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_dropout_of_zero_is_the_same_in_training_as_in_evaluation() -> None:
+    encoder, instance = vip_of(context={"dropout": 0.0}), instance_of(texts_of())
+    assert torch.equal(encoder.contextualised(instance, streams_of(0, 5)), encoder.contextualised(instance))
+
+
+def test_a_contextualiser_starts_as_torch_starts_one() -> None:
+    one, other, third = (Contextualizer(context_shape(inner=32, heads=4)) for _ in range(3))
+    for context, seed in ((one, 1), (other, 1), (third, 2)):
+        context.start(torch.Generator().manual_seed(seed))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(one.back.weight, third.back.weight)
+    for layer in one.layers:
+        assert isinstance(layer, EncoderLayer)
+        assert not layer.attend.bias.any() and not layer.merge.bias.any()
+        bounds = {
+            layer.attend.weight: math.sqrt(6 / (32 + 96)), layer.merge.weight: 32**-0.5, layer.up.weight: 32**-0.5,
+            layer.up.bias: 32**-0.5, layer.down.weight: 64**-0.5, layer.down.bias: 64**-0.5,
+        }  # fmt: skip
+        for values, bound in bounds.items():
+            assert 0.8 * bound < values.abs().max().item() <= bound
+        for norm in layer.norms:
+            assert isinstance(norm, nn.LayerNorm) and (norm.weight == 1).all() and not norm.bias.any()
+    for linear in (one.project, one.back):
+        for values in linear.parameters():
+            assert 0.8 * linear.in_features**-0.5 < values.abs().max().item() <= linear.in_features**-0.5
+
+
+def test_the_contextualiser_has_the_papers_number_of_parameters() -> None:
+    context = Contextualizer(ContextShape(768, 32, layers=2, heads=4, dropout=0.1, scale=1.0))
+    assert sum(one.numel() for one in context.parameters()) == 67_040
+    assert sum(one.numel() for one in context.layers[0].parameters()) == 8 * 32**2 + 11 * 32
+
+
+# --- the whole prompt ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize(("num_soft", "num_hard"), [(0, 0), (2, 0), (0, 3), (2, 3)])
+def test_a_prompt_is_frozen_words_then_soft_vectors_then_those_that_read(
+    skip: bool, quantised: bool, num_soft: int, num_hard: int
+) -> None:
+    encoder = vip_of(num_soft, num_hard, skip, quantised=quantised).eval()
+    instance = instance_of(texts_of())
+    prompt = prompted(encoder, instance)
+    assert encoder.prompt_length == num_hard + num_soft + N
+    assert prompt.tokens.shape == (5, encoder.prompt_length, D) and prompt.mask.all()
+    assert prompt.mask.shape == prompt.tokens.shape[:2]
+    assert prompt.aux_loss.item() == 0 and not prompt.aux_loss.requires_grad and dict(prompt.tally) == {}
+    context = encoder.contextualizer(encoder.prompt[num_soft:], instance, [])
+    values = evaluated(quantizer_in(encoder), context) if quantised else context
+    for row in range(5):
+        wanted = [*encoder.hard, *encoder.prompt[:num_soft]]
+        for token in range(N):
+            wanted.append(values[row, token] + (encoder.prompt[num_soft + token] if skip else 0))
+        assert_like(prompt.tokens[row], torch.stack(wanted))
+    assert encoder.embedded() is encoder.prompt
+
+
+def test_hard_words_are_frozen_and_not_kept() -> None:
+    encoder = vip_of(num_hard=3).train()
+    assert not any(name.startswith("hard") for name in encoder.state_dict())
+    assert not any(name.startswith("hard") for name, _ in encoder.named_parameters())
+    before = encoder.hard.clone()
+    prompted(encoder, instance_of(texts_of())).tokens.square().sum().backward()
+    assert not encoder.hard.requires_grad and encoder.hard.grad is None and torch.equal(encoder.hard, before)
+
+
+def test_soft_vectors_and_hard_words_do_not_enter_the_contextualiser() -> None:
+    encoder, instance = vip_of(num_soft=2, num_hard=2).eval(), instance_of(texts_of())
+    before = prompted(encoder, instance).tokens
+    (before[:, 4:] * torch.randn(5, N, D)).sum().backward()
+    assert encoder.prompt.grad is not None
+    assert not encoder.prompt.grad[:2].any() and encoder.prompt.grad[2:].all()
+    with torch.no_grad():
+        encoder.prompt[:2] += 1
+        encoder.hard += 1
+    after = prompted(encoder, instance).tokens
+    assert_like(after[:, :4], before[:, :4] + 1)
+    assert torch.equal(after[:, 4:], before[:, 4:])
+    with torch.no_grad():
+        encoder.prompt[2] += 1
+    assert not torch.allclose(prompted(encoder, instance).tokens[:, 5:], after[:, 5:], atol=1e-3)
+
+
+def test_what_is_logged_of_a_prompt_is_its_size_and_its_losses() -> None:
+    encoder = vip_of(weights=Weights(commitment=0.4, noise_resilience=0.5), skip=False).train()
+    prompt = prompted(encoder, instance_of(texts_of()))
+    values = prompt.tokens[:, 2:].detach()
+    energy = math.fsum(squared_distance(vector, torch.zeros(D)) for row in values for vector in row) / (5 * N)
+    static = math.fsum(squared_distance(vector, torch.zeros(D)) for vector in encoder.prompt[2:]) / N
+    assert float(prompt.tally["energy"]) == pytest.approx(5 * energy, rel=1e-5)
+    health = encoder.learn(prompt.tally, epoch_begins=True)
+    assert health["prompt_ratio"] == pytest.approx(math.sqrt(energy / static), rel=1e-5)
+    summed = 0.4 * health["commitment"] + 0.5 * health["noise_resilience"]
+    assert summed == pytest.approx(prompt.aux_loss.item(), rel=1e-5)
+    without = vip_of(quantised=False).train()
+    plain = prompted(without, instance_of(texts_of()))
+    assert set(plain.tally) == {"rows", "energy"} and float(plain.aux_loss) == 0
+    assert set(without.learn(plain.tally, epoch_begins=True)) == {"prompt_ratio"}
+    assert without.codebook() is None
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+class Sizes(TorchDispatchMode):
+    """The largest result of any operation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest, self.names = 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.names.add(str(func))
+        self.largest = max([self.largest, *(one.numel() for one in tree_leaves(result) if isinstance(one, Tensor))])
+        return result
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"tokens": 5}, {"rule": "literal", "is_relative": True}, {"reset_below": 0.1}], ids=str
+)
+def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[str, Any]) -> None:
+    num_rows, num_tokens, draws, codes, width = 4, 5, 10, 50, 64
+    shape = replace(SHAPE, codes=codes, draws=draws, temperature=50.0, **settings)
+    encoder = VIP(
+        torch.randn(num_tokens, width), 0, context_shape(width=width), Quantizer(shape, torch.randn(codes, width)),
+        True, Weights(noise_resilience=1.0), torch.zeros(0, width),
+    ).train()  # fmt: skip
+    instance = instance_of(texts_of([3, 6, 2, 4], width))
+    with Sizes() as sizes:
+        prompt = encoder(instance)
+        (prompt.tokens.square().sum() + prompt.aux_loss).backward()
+        encoder.learn(prompt.tally, epoch_begins=True)
+    assert any("backward" in name for name in sizes.names)  # the mode saw both directions
+    assert codes * width <= sizes.largest < num_rows * num_tokens * draws * min(codes, width)
+    with Sizes() as seen:
+        quantizer_in(encoder).codebook[torch.zeros(num_rows, num_tokens, draws, dtype=torch.long)]
+    assert seen.largest == num_rows * num_tokens * draws * width  # what would not have passed
+
+
+# --- VIP-IDP ---------------------------------------------------------------------------------------------------------
+
+
+def test_vip_idp_is_two_matrices_without_biases() -> None:
+    projection = Projection(inputs=7, inner=4, length=N, width=D)
+    projection.start(torch.Generator().manual_seed(0))
+    assert {name: tuple(one.shape) for name, one in projection.named_parameters()} == {
+        "down.weight": (4, 7),
+        "up.weight": (N * D, 4),
+    }
+    representation = torch.randn(3, 7)
+    prompt = projection(Instance(torch.randn(3, 2, D), torch.ones(3, 2).bool(), representation))
+    assert prompt.tokens.shape == (3, N, D) and projection.prompt_length == N and prompt.mask.all()
+    down, up = projection.down.weight.tolist(), projection.up.weight.tolist()
+    every: list[float] = []
+    for row in range(3):
+        x = representation[row].tolist()
+        inner = [max(0.0, sum(a * b for a, b in zip(line, x, strict=True))) for line in down]
+        every.extend(inner)
+        for token in range(N):
+            for column in range(D):
+                line = up[token * D + column]
+                wanted = sum(a * b for a, b in zip(line, inner, strict=True))
+                assert prompt.tokens[row, token, column].item() == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    assert any(every) and not all(every)  # some were negative
+    nothing = projection(Instance(torch.randn(1, 2, D), torch.ones(1, 2).bool(), torch.zeros(1, 7)))
+    assert not nothing.tokens.any()
+
+
+def test_vip_idp_of_width_12_has_930816_numbers_on_t5_base() -> None:
+    projection = Projection(inputs=768, inner=12, length=100, width=768)
+    assert sum(one.numel() for one in projection.parameters()) == 12 * 768 * 101 == 930_816
