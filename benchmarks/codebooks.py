@@ -20,7 +20,7 @@ from softcue.backbones import Backbone, load_backbone
 # The paper's form, whatever the preset says.
 PAPER = {
     "scale": 1, "dropout": 0.1, "dedicated": "false", "codes_from": "words", "relative_temperature": "false",
-    "temperature": 100, "decay": 0.99, "reset_below": 0,
+    "temperature": 100, "decay": 0.99, "reset_below": 0, "commitment": 0.1,
 }  # fmt: skip
 CONTEXT = {**PAPER, "scale": 0, "codes_from": "context", "relative_temperature": "true", "temperature": 0.1}
 FAST = {**CONTEXT, "temperature": 0.01, "decay": 0.9, "reset_below": 0.1}
@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "scale, codes of P^c, relative temperature 0.1": CONTEXT,
     "the same after 25 steps without quantiser": {**CONTEXT, "fill_after": 25},
     "the same, 0.01, decay 0.9, reset": FAST,
-    "codes per token, 0.05, decay 0.9, reset": {**FAST, "dedicated": "true", "temperature": 0.05},
+    "codes per token, 0.05, decay 0.9, reset": {"dropout": 0.1},
     "the same without dropout (the preset)": {},
 }
 SCHEDULE = [
@@ -51,8 +51,11 @@ def main() -> None:
     runs = [Run("subj", name, 0, arguments.output / str(number)) for number, name in enumerate(SETTINGS)]
     run_missing(runs, lambda run: train(arguments.data, backbone, run))
     print(
-        "| setting | perplexity of codes | |P^q|/|P| | variation over inputs, % | validation |\n|---|---|---|---|---|"
+        "| setting | perplexity of codes | size of P^q / P | variation over inputs, % | validation |\n"
+        + "|---" * 5
+        + "|"
     )
+    runs = [run for run in runs if run.is_done]
     for run in runs:
         health = run.metrics["health"]
         print(

@@ -82,7 +82,7 @@ def main() -> None:
         "validation": lambda done: f"{statistics.mean(run.score('validation') for run in done):.1f}",
         "perplexity of codes": lambda done: mean_health(done, "perplexity", "{:.0f}"),
         "variation over inputs, %": lambda done: mean_health(done, "prompt_variation", "{:.3f}", 100),
-        "|P^q|/|P|": lambda done: mean_health(done, "prompt_ratio", "{:.2f}"),
+        "size of P^q / P": lambda done: mean_health(done, "prompt_ratio", "{:.2f}"),
         "stored numbers": lambda done: f"{done[0].record['counts']['stored']:,}",
         "minutes": lambda done: f"{sum(run.metrics['seconds'] for run in done) / 60:.0f}",
     }

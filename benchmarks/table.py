@@ -82,11 +82,14 @@ def run_missing(runs: Sequence[Run], train: Callable[[Run], object]) -> None:
             scores = {split: run.score(split) for split in run.record["scores"]}
             print(f"{run.folder.name}: {scores}", file=sys.stderr, flush=True)
         except RunError as error:
-            print(f"{run.folder.name}: left to another process ({error})", file=sys.stderr, flush=True)
+            print(f"{run.folder.name}: not run here ({error})", file=sys.stderr, flush=True)
 
 
 def print_search(arguments: argparse.Namespace, runs: Sequence[Run]) -> None:
     """One line: validation scores of a setting."""
+    if missing := [run.folder.name for run in runs if not run.is_done]:
+        print(f"not finished: {', '.join(missing)}")
+        return
     by_task: dict[str, list[float]] = {}
     for run in runs:
         by_task.setdefault(run.task, []).append(run.score("validation"))

@@ -30,7 +30,8 @@ def inspect(
     from softcue.inspection import code_map, cue_page, nearest_words, training_curves
 
     loaded = load(cue, backbone)
-    words = nearest_words(loaded, top)
+    # a page has more to show than words
+    words = None if output_dir and loaded.model.method.embedded() is None else nearest_words(loaded, top)
     codes = _codes(loaded, cue, data)
     if output_dir is not None:
         from softcue.files import writable, write_whole
@@ -48,15 +49,18 @@ def inspect(
             for name, content in {**files, "index.html": page.encode()}.items():
                 write_whole(output_dir / name, content)
     if as_json:
-        print_json({"cue": str(cue), **asdict(words), "codes": None if codes is None else asdict(codes)})
+        print_json(
+            {"cue": str(cue), **(asdict(words) if words else {}), "codes": None if codes is None else asdict(codes)}
+        )
         return
-    rows = [
-        [row.position, f"{row.norm:.2f}", ", ".join(f"{n.word} {n.cosine:.2f}" for n in row.neighbours)]
-        for row in words.vectors
-    ]
-    print_table(f"{cue}: {words.num_vectors} prompt vectors", ["#", "norm", f"nearest {top} words (cosine)"], rows)
-    typer.echo(f"labels still nearest to a vector: {', '.join(words.labels_kept) or 'none'}")
-    typer.echo(f"words that are nearest to several vectors: {', '.join(words.repeated) or 'none'}")
+    if words is not None:
+        rows = [
+            [row.position, f"{row.norm:.2f}", ", ".join(f"{n.word} {n.cosine:.2f}" for n in row.neighbours)]
+            for row in words.vectors
+        ]
+        print_table(f"{cue}: {words.num_vectors} prompt vectors", ["#", "norm", f"nearest {top} words (cosine)"], rows)
+        typer.echo(f"labels still nearest to a vector: {', '.join(words.labels_kept) or 'none'}")
+        typer.echo(f"words that are nearest to several vectors: {', '.join(words.repeated) or 'none'}")
     if codes is not None:
         entries = [
             [label, code.number, f"{code.odds:.2f}", f"{100 * code.share:.2f}", ", ".join(map(str, code.tokens)) or "-"]
@@ -77,14 +81,12 @@ def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
     from softcue.inspection import codes_by_label
     from softcue.tasks import examples_from
 
-    if not cue.task.labels or cue.model.method.codebook() is None:
+    if data is None and (not cue.task.labels or cue.model.method.codebook() is None):
         return None
     if data is not None:
-        examples = examples_from(data, cue.task)
-    else:
-        try:
-            examples = rows_of_run(folder).validation
-        except SoftcueError as error:
-            typer.echo(f"codes per label: pass --data FILE, the run's own rows cannot be read ({error})", err=True)
-            return None
-    return codes_by_label(cue, examples)
+        return codes_by_label(cue, examples_from(data, cue.task))
+    try:
+        return codes_by_label(cue, rows_of_run(folder).validation)
+    except SoftcueError as error:
+        typer.echo(f"codes per label: pass --data FILE, the run's own rows cannot be used ({error})", err=True)
+        return None

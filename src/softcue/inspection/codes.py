@@ -27,7 +27,7 @@ class Code:
     is_idle: bool  # hardly ever taken
     label: str  # the label it speaks for; empty for one that is idle or taken for all labels alike
     odds: float  # of its likeliest label against the mean of the others, labels counted as equally frequent
-    tokens: list[int]  # VIP tokens for which it is the code with the highest odds for that label
+    tokens: list[int]  # prompt vectors for which it is the code with the highest odds for that label
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,12 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
             "rows", f"none of label '{missing}'", "rows of every label", "pass other rows: odds compare labels"
         )
     means = sums / counts.view(-1, 1, 1)  # [C n K] labels weigh alike
-    return _speaking(means, labels, counts, float(perplexity(sums.sum((0, 1)))))
+    embedded = model.method.embedded()
+    first = 0 if embedded is None else len(embedded) - means.shape[1]  # plain vectors stand in front
+    return _speaking(means, labels, counts, float(perplexity(sums.sum((0, 1)))), first)
 
 
-def _speaking(means: Tensor, labels: Sequence[str], counts: Tensor, in_use: float) -> CodesByLabel:
+def _speaking(means: Tensor, labels: Sequence[str], counts: Tensor, in_use: float, first: int) -> CodesByLabel:
     num_tokens, num_codes = means.shape[1:]
     even = 1 / num_codes
     overall = means.mean(1)  # [C K]
@@ -90,7 +92,7 @@ def _speaking(means: Tensor, labels: Sequence[str], counts: Tensor, in_use: floa
     tokens: dict[tuple[int, int], list[int]] = {}
     for label in range(len(labels)):
         for token, code in enumerate(chosen[label].tolist()):
-            tokens.setdefault((label, code), []).append(token)
+            tokens.setdefault((label, code), []).append(first + token)
     codes = []
     for number in range(num_codes):
         label = int(speaks_for[number])

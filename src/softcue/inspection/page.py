@@ -23,7 +23,7 @@ figcaption, .quiet { opacity: .75; font-size: .9rem; }
 
 
 def cue_page(
-    cue: Cue, words: NearestWords, codes: CodesByLabel | None, pictures: dict[str, bytes], top: int
+    cue: Cue, words: NearestWords | None, codes: CodesByLabel | None, pictures: dict[str, bytes], top: int
 ) -> str:  # fmt: skip
     """The page; `pictures` are PNG bytes by caption.
 
@@ -43,11 +43,12 @@ def cue_page(
     parts += [_picture(caption, image) for caption, image in pictures.items()]
     if codes is not None:
         parts += _codes(codes, top)
-    shown = [
-        [vector.position, round(vector.norm, 2), ", ".join(f"{n.word} {n.cosine:.2f}" for n in vector.neighbours)]
-        for vector in words.vectors
-    ]
-    parts += ["<h2>Nearest words of the prompt vectors</h2>", _table(["#", "norm", "words (cosine)"], shown)]
+    if words is not None:
+        shown = [
+            [vector.position, vector.norm, ", ".join(f"{n.word} {n.cosine:.2f}" for n in vector.neighbours)]
+            for vector in words.vectors
+        ]
+        parts += ["<h2>Nearest words of the prompt vectors</h2>", _table(["#", "norm", "words (cosine)"], shown)]
     body = "\n".join(parts)
     title = escape(cue.name)
     return (
@@ -69,7 +70,7 @@ def _codes(found: CodesByLabel, top: int) -> list[str]:
     ]
     for label in found.rows:
         rows = [
-            [code.number, round(code.odds, 2), round(100 * code.share, 2), ", ".join(map(str, code.tokens)) or "-"]
+            [code.number, code.odds, 100 * code.share, ", ".join(map(str, code.tokens)) or "-"]
             for code in found.top(label, top)
         ]
         parts += [f"<h3>{escape(label)}</h3>", _table(["code", "odds", "share, %", "first for vectors"], rows)]
@@ -90,7 +91,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = []
     for row in rows:
         cells = (
-            f"<td{kind}>{escape(f'{cell:.1f}' if isinstance(cell, float) and abs(cell) >= 10 else str(cell))}</td>"
+            f"<td{kind}>{escape(f'{cell:.2f}' if isinstance(cell, float) else str(cell))}</td>"
             for cell, kind in zip(row, kinds, strict=True)
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -18,14 +19,20 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
-    """A t-SNE map of all codes [K D], coloured by the label each speaks for; larger ones are taken more often."""
+    """A t-SNE map of all codes [K D], coloured by the label each speaks for; larger ones are taken more often.
+
+    Example:
+        Path("codes.png").write_bytes(code_map(codes_by_label(cue, examples), cue.model.method.codebook()))
+    """
     from sklearn.manifold import TSNE
 
     if len(codebook) < 4:
         places = codebook.numpy()[:, :2]
     else:
         reach = min(30.0, (len(codebook) - 1) / 3)
-        places = TSNE(2, perplexity=reach, init="pca", random_state=0).fit_transform(codebook.numpy())
+        # codes in one point have no principal axes to start from
+        start = "pca" if float(codebook.double().std(0).max()) > 1e-9 else "random"
+        places = TSNE(2, perplexity=reach, init=start, random_state=0).fit_transform(codebook.numpy())
     figure, axes = _figure(7.0, 5.5)
     groups = {
         "idle": ([code for code in found.codes if code.is_idle], "#cccccc", "."),
@@ -48,10 +55,17 @@ def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
 
 
 def training_curves(metrics: Path) -> bytes | None:
-    """Codes in use and the prompt's reading over the steps of a run, from its metrics.jsonl."""
+    """Codes in use and the prompt's reading over the steps of a run, from its metrics.jsonl; None if it has neither.
+
+    Example:
+        training_curves(Path("cues/mine/metrics.jsonl"))
+    """
     if not metrics.is_file():
         return None
-    lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines() if line.strip()]
+    lines = []
+    for line in metrics.read_text("utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # a run that was killed may leave half a line
+            lines.append(json.loads(line))
     panels = {
         "codes drawn in the epoch, and perplexity": ("codes_drawn", "perplexity"),
         "size of P^q beside P, and variation over inputs": ("prompt_ratio", "prompt_variation"),
@@ -72,7 +86,10 @@ def training_curves(metrics: Path) -> bytes | None:
             )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
-        axes.set_ylim(bottom=0)
+        if "prompt_variation" in series:  # a share of a percent beside one half
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
     return _png(figure)
 

@@ -21,7 +21,7 @@ from softcue.types import Example, Instance, Prediction, Prompt, Tokens
 class MethodConfig(BaseModel):
     """Settings every method has; each adds its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     only_training: ClassVar[tuple[str, ...]] = ("dropout",)  # each class names its own
 
@@ -57,7 +57,7 @@ class Method(nn.Module, ABC):
     insert_at: InsertAt = "start"
     representation: Representation | None = None  # the M(x) its prompts read, if they do
     needs_head: ClassVar[bool] = False  # whether it is nothing without a head, also on backbones that write text
-    reads_input: ClassVar[bool] = False  # whether prompt tokens are to differ between inputs
+    num_reading: int = 0  # how many prompt tokens, the last ones, are to differ between inputs
     changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
 
     @classmethod

@@ -23,7 +23,7 @@ from softcue.tokens import InsertAt
 class PTuningV2Config(DeepConfig):
     """P-tuning v2: how layers take their prompts, and where these start."""
 
-    only_training: ClassVar[tuple[str, ...]] = ("init_std",)
+    only_training: ClassVar[tuple[str, ...]] = ("init", "init_std")
 
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
     dropout: float = Field(

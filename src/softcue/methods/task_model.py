@@ -119,13 +119,16 @@ class TaskModel(nn.Module):
 
     @torch.no_grad()
     def variation(self, backbone: Backbone, rows: Sequence[Tokens]) -> float | None:
-        """How much prompt tokens differ between rows, as a share of their size; None where they read no input."""
-        if not self.method.reads_input or not rows:
+        """How much the tokens that read the input differ between rows, as a share of their size.
+
+        None where none does, or there are not two rows.
+        """
+        if not self.method.num_reading or len(rows) < 2:
             return None
         batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
         prompt = self.prompt(backbone, batch, backbone.embed(batch.ids))
         assert prompt is not None
-        tokens = prompt.tokens.float()  # [B P D]
+        tokens = prompt.tokens[:, -self.method.num_reading :].float()  # [B n D]
         spread = (tokens - tokens.mean(0)).square().mean()
         return float((spread / tokens.square().mean().clamp(min=1e-12)).sqrt())
 

@@ -67,7 +67,7 @@ class VIPConfig(ContextConfig):
         False, description="temperature in units of the mean squared distance between the codes a token may take"
     )
     dedicated: bool = Field(False, description="each token draws from codes of its own (section 6)")
-    commitment: float = Field(0.1, ge=0, description="weight of the commitment loss, beta")
+    commitment: float = Field(0.1, ge=0, description="weight of the commitment loss, beta; vectors in units of scale")
     commitment_reduction: Literal["mean", "sum"] = Field(
         "mean", description="over the numbers of a row: mean as in the authors' code, sum as in equation 6"
     )
@@ -100,7 +100,6 @@ class _Contextualised(Prompted):
     """A prompt with a contextualiser."""
 
     paper = "Bhardwaj et al. 2022"
-    reads_input = True
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
@@ -108,7 +107,8 @@ class _Contextualised(Prompted):
         assert isinstance(config, VIPConfig | VIPCConfig)
         _check(config)
         if config.scale == 0 and generator is not None:
-            scale = float(backbone.word_table.detach().float().square().mean().sqrt())
+            # in four digits: sums differ in their last ones with the number of threads
+            scale = float(f"{float(backbone.word_table.detach().double().square().mean().sqrt()):.4g}")
             config = config.model_copy(update={"scale": scale})
         shape = ContextShape(
             backbone.width, config.width, config.layers, config.heads, config.dropout, config.scale or 1.0
@@ -123,7 +123,9 @@ class _Contextualised(Prompted):
         )  # fmt: skip
         if generator is not None:
             encoder.contextualizer.start(generator)
-        return cls(encoder, config)
+        method = cls(encoder, config)
+        method.num_reading = num_vip(config)
+        return method
 
 
 def _check(config: ContextConfig) -> None:
@@ -135,6 +137,9 @@ def _check(config: ContextConfig) -> None:
     if config.width % config.heads:
         raise ConfigurationError("method.heads", config.heads, f"a divisor of method.width ({config.width})",
                                  "change one of them")  # fmt: skip
+    if config.noise_resilience and not config.dropout:
+        raise ConfigurationError("method.noise_resilience", config.noise_resilience, "method.dropout above 0",
+                                 "dropout is the noise; set method.dropout=0.1")  # fmt: skip
     if isinstance(config, VIPConfig) and config.dedicated and config.codes % (num_vip(config)):
         raise ConfigurationError("method.codes", config.codes,
                                  f"with method.dedicated the same number for each of {num_vip(config)} tokens",
@@ -142,7 +147,12 @@ def _check(config: ContextConfig) -> None:
 
 
 def num_vip(config: ContextConfig) -> int:
-    """How many vectors read the input, n."""
+    """How many vectors read the input, n.
+
+    Example:
+        >>> num_vip(VIPConfig(name="vip", prompt_length=100, soft_tokens=80))
+        20
+    """
     return config.prompt_length - config.soft_tokens
 
 
@@ -216,7 +226,6 @@ class InstanceProjected(Prompted):
     Config: ClassVar[type[MethodConfig]] = VIPIDPConfig
     summary = "one prompt among the embeddings, generated from the encoder's states without biases"
     paper = "Bhardwaj et al. 2022"
-    reads_input = True
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
@@ -228,4 +237,5 @@ class InstanceProjected(Prompted):
             encoder.start(generator)
         method = cls(encoder, config)
         method.representation = representation
+        method.num_reading = config.prompt_length
         return method

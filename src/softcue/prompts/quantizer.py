@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from softcue.draws import own_places
 
-Rule = Literal["vqvae", "literal"]
-Evaluation = Literal["expectation", "sample", "argmax"]
+EmaRule = Literal["vqvae", "literal"]
+EvaluationRule = Literal["expectation", "sample", "argmax"]
 WINDOW = 0.95  # of the running perplexity: about twenty steps
 
 
@@ -37,9 +37,9 @@ class QuantizerShape:
     temperature: float  # what squared distances are divided by
     is_relative: bool  # temperature in units of the mean squared distance between the codes a token may take
     tokens: int  # 0: every token may take every code; n: K/n codes of its own for each of n tokens
-    evaluation: Evaluation
+    evaluation: EvaluationRule
     sample_seed: int
-    rule: Rule
+    rule: EmaRule
     decay: float
     epsilon: float  # keeps counts from zero
     reset_below: float  # codes drawn less than this share of the mean are put on current vectors; 0: never
@@ -77,13 +77,14 @@ class Quantizer(nn.Module):
     def logits(self, vectors: Tensor) -> Tensor:
         """Equation 3 over the temperature, for the codes a token may take. [B n D] -> [B n k], k = K or K/n"""
         with torch.autocast(vectors.device.type, enabled=False):
-            vectors, codes = vectors.float(), self.codebook.float()
+            codes = self._blocks()  # [n k D] or [1 K D]
+            # ||p - e||^2 = ||p||^2 - 2 p.e + ||e||^2, around the codes' mean: close codes far from 0 would lose digits
+            middle = codes.mean(1)  # [n D] or [1 D]
+            vectors, codes = vectors.float() - middle, codes - middle.unsqueeze(1)
             if self.shape.tokens:
-                codes = codes.view(self.shape.tokens, -1, codes.shape[1])  # [n k D]
                 products = torch.einsum("bnd,nkd->bnk", vectors, codes)
             else:
-                products = vectors @ codes.T
-            # ||p - e||^2 = ||p||^2 - 2 p.e + ||e||^2
+                products = vectors @ codes[0].T
             distances = vectors.square().sum(-1, keepdim=True) - 2 * products + codes.square().sum(-1)
             return distances.clamp_(min=0).div_(-self._temperature())
 
@@ -163,9 +164,13 @@ class Quantizer(nn.Module):
         if not self.shape.is_relative:
             return chosen
         # mean over pairs of ||e_j - e_k||^2 = 2 mean ||e_j - mean e||^2, among the codes one token may take
-        codes = self.codebook.view(self.shape.tokens or 1, -1, self._width)
+        codes = self._blocks()
         spread = 2 * (codes - codes.mean(1, keepdim=True)).square().sum(2).mean()
         return chosen * spread.clamp(min=1e-12)
+
+    def _blocks(self) -> Tensor:
+        """The codes each token may take: its own, or all. [n k D] or [1 K D]"""
+        return self.codebook.float().view(self.shape.tokens or 1, -1, self.codebook.shape[1])
 
     def _evaluated(self, logits: Tensor) -> Tensor:
         """P^q of a row by itself: no noise, or the same noise for every row. [B n k] -> [B n D]"""
@@ -178,7 +183,7 @@ class Quantizer(nn.Module):
         shares = logits.softmax(-1)
         with torch.autocast(logits.device.type, enabled=False):
             if self.shape.tokens:
-                return torch.einsum("bnk,nkd->bnd", shares, self.codebook.view(self.shape.tokens, -1, self._width))
+                return torch.einsum("bnk,nkd->bnd", shares, self._blocks())
             return shares @ self.codebook
 
     def _sampled(self, logits: Tensor, noise: Tensor) -> Tensor:
@@ -234,10 +239,6 @@ class Quantizer(nn.Module):
         local[torch.tensor(places)] = torch.arange(num_rows)
         own = local[rows] >= 0
         candidates[own.to(candidates.device)] = vectors[local[rows][own], tokens[own]]
-
-    @property
-    def _width(self) -> int:
-        return self.codebook.shape[1]
 
 
 def _distinct(population: int, count: int) -> Tensor:

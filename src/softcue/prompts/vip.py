@@ -137,7 +137,7 @@ class Contextualizer(nn.Module):
             # after the last layer only the prompt is looked at
             num_queries = num_tokens if number == len(self.layers) else states.shape[1]
             states = layer(states, visible, num_queries, noise)
-        return self.back(states[:, :num_tokens]) * self.shape.scale  # type: ignore[no-any-return]
+        return self.back(states) * self.shape.scale  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,8 @@ class VIP(PromptEncoder):
         tokens, tally, losses = context, {}, {}
         if self.quantizer is not None:
             tokens, tally = self.quantizer(context, streams)  # P^q
-            losses["commitment"] = commitment(context, tokens, self.weights.reduction)
+            unit = self.contextualizer.shape.scale
+            losses["commitment"] = commitment(context / unit, tokens / unit, self.weights.reduction)
         if self.training and self.weights.noise_resilience:
             again = self.contextualised(instance, streams)  # the streams go on: other noise
             losses["noise_resilience"] = noise_resilience(context, again, self.weights.noise_self)
@@ -231,30 +232,46 @@ class VIP(PromptEncoder):
         rows = tally["rows"]
         static = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
         health["prompt_ratio"] = float((tally["energy"] / rows).sqrt() / static.clamp(min=1e-12))  # |P^q| / |P|
-        return health | {name: float(tally[name] / rows) for name in self._losses}
+        # a batch of one row has nothing to be told apart from: that says nothing of the run
+        return health | {name: float(tally[name] / rows) for name in self._losses if tally[name] != 0}
+
+    def _advice(self) -> str:
+        """What keeps codes apart and the input in the prompt (docs/results.md) and is not yet set."""
+        context, tries = self.contextualizer.shape, []
+        tries += ["method.scale=0"] * (context.scale == 1) + ["method.dropout=0"] * (context.dropout > 0)
+        if self.quantizer is not None:
+            shape = self.quantizer.shape
+            tries += ["method.dedicated=true"] * (not shape.tokens)
+            if not shape.is_relative:
+                tries += ["method.codes_from=context", "method.relative_temperature=true", "method.temperature=0.05"]
+            tries += ["method.decay=0.9"] * (shape.decay > 0.9) + ["method.reset_below=0.1"] * (not shape.reset_below)
+            if not tries:
+                return "a lower method.temperature or a higher method.commitment or method.reset_below"
+        return " ".join(tries) or "a larger method.width"
 
     def worries(self, health: Mapping[str, float]) -> list[str]:
         """A codebook nobody uses, or a prompt that is the same for every input."""
         found = []
-        advice = "or method.scale=0" if self.quantizer is None else \
-                 "method.scale=0, method.codes_from=context, method.relative_temperature=true with " \
-                 "method.temperature=0.1, or method.reset_below=0.1"  # fmt: skip
+        advice = self._advice()
         if self.quantizer is not None and self.quantizer.is_empty:
             found.append(
                 "the codebook is still empty: the best evaluation came before step method.fill_after. Try a lower one"
             )
-        elif health.get("perplexity", 2.0) < 2.0:
-            found.append(
-                f"the codebook has collapsed: of {len(self.quantizer.counts)} codes "  # type: ignore[union-attr]
-                f"{health['perplexity']:.1f} are in use (perplexity of the last steps' draws). Try {advice}"
-            )
-        if health.get("noise_resilience") == 0.0:
+        elif self.quantizer is not None and "perplexity" in health:
+            in_use, groups = health["perplexity"], self.quantizer.shape.tokens or 1
+            if in_use < COLLAPSED * groups:
+                found.append(
+                    f"the codebook has collapsed: of {self.quantizer.shape.codes} codes {in_use:.1f} are in use "
+                    f"(perplexity of the last steps' draws; one each would be {groups}). Try {advice}"
+                )
+        if self.weights.noise_resilience and "noise_resilience" not in health:
             found.append("noise resilience had nothing to compare: it tells the rows of a piece apart. Try a higher "
                          "training.micro_batch_size or training.batch_size")  # fmt: skip
-        return found + _static(health, f"a higher training.network_rate, {advice}")
+        return found + _static(health, f"a higher training.network_rate, or {advice}")
 
 
 NO_VARIATION = 1e-3  # of the prompt's size: less than bfloat16 could tell apart
+COLLAPSED = 1.5  # codes in use, for each token if it has its own
 
 
 def _static(health: Mapping[str, float], advice: str) -> list[str]:
@@ -325,7 +342,14 @@ def _distances(first: Tensor, second: Tensor) -> Tensor:
 
 
 def start_linear(layer: nn.Linear, generator: torch.Generator) -> None:
-    """U(±1/sqrt(inputs)), as torch starts linear layers."""
+    """U(±1/sqrt(inputs)), as torch starts linear layers.
+
+    Example:
+        >>> layer = nn.Linear(4, 2)
+        >>> start_linear(layer, torch.Generator().manual_seed(0))
+        >>> bool((layer.weight.abs() <= 0.5).all())
+        True
+    """
     bound = layer.in_features**-0.5
     for parameter in layer.parameters():
         parameter.data.uniform_(-bound, bound, generator=generator)

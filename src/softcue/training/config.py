@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TrainingConfig(BaseModel):
     """How the trained numbers are found. Batch sizes count rows over all processes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="decides the order of rows, the first numbers and every draw")
     epochs: int = Field(20, ge=1, description="passes over the training rows")

@@ -144,6 +144,7 @@ class Trainer:
             )  # fmt: skip
         summed = {name: self.processes.total(sums) for name, sums in tally.items()}
         health = self.model.method.learn(summed, epoch_begins=step % self.steps_per_epoch == 0)
+        health = {name: found for name, found in health.items() if math.isfinite(found)}
         self.progress.step += 1
         self.progress.health = {**self.progress.health, **health}
         self.listener("step", {"step": self.progress.step, "epoch": step / self.steps_per_epoch, "loss": value,
