@@ -138,3 +138,40 @@ def test_inspect_without_rows_says_what_is_missing(cue: softcue.Cue, tmp_path: P
     shown = run("inspect", cue.path, "--backbone", tmp_path / "backbone", "--json")
     assert shown.json["codes"] is None
     assert "--data FILE" in shown.err
+
+
+def test_vectors_are_numbered_as_in_the_list_of_nearest_words(tmp_path: Path) -> None:
+    settings = {**VIP, "method.soft_tokens": 3}
+    mixed = softcue.train(
+        tmp_path / "mixed", backbone=tiny("bert"), method="vip", train=ROWS, validation=ROWS, overrides=settings,
+        progress=False,
+    )  # fmt: skip
+    found = codes_by_label(mixed, examples_from(ROWS, mixed.task))
+    assert found.num_tokens == 1
+    assert {token for code in found.codes for token in code.tokens} == {3}  # after three plain ones
+
+
+def test_a_cue_without_prompt_vectors_still_has_a_page(tmp_path: Path) -> None:
+    backbone = tmp_path / "backbone"
+    tiny("bert").save(backbone)
+    few = {"training.steps": 2, "method.prompt_length": 3}
+    softcue.train(
+        tmp_path / "cue", backbone=str(backbone), method="vip-idp", train=ROWS, validation=ROWS, overrides=few,
+        progress=False,
+    )  # fmt: skip
+    check_refused(run("inspect", tmp_path / "cue"), "vip-idp")
+    shown = run("inspect", tmp_path / "cue", "--output-dir", tmp_path / "page")
+    assert shown.code == 0
+    assert "Scores" in (tmp_path / "page" / "index.html").read_text("utf-8")
+    check_refused(run("inspect", tmp_path / "cue", "--output-dir", tmp_path / "page", "--data", "rows.csv"), "rows.csv")
+
+
+def test_half_a_line_of_a_killed_run_is_passed_over(tmp_path: Path) -> None:
+    line = json.dumps({"kind": "step", "step": 1, "codes_drawn": 3.0})
+    (tmp_path / "metrics.jsonl").write_text(line + "\n" + line[:9])
+    assert training_curves(tmp_path / "metrics.jsonl") is not None
+
+
+def test_codes_in_one_point_have_a_map_too(cue: softcue.Cue) -> None:
+    found = codes_by_label(cue, examples_from(ROWS, cue.task))
+    assert code_map(found, torch.ones(found.num_codes, 8)).startswith(PNG)

@@ -1,4 +1,5 @@
-"""A prompt-tuning step against the bare frozen backbone, and its memory against PEFT's, on random weights.
+"""A prompt-tuning step against the bare frozen backbone, its memory against PEFT's, and IDPG's and VIP's steps
+against those of static prompts; on random weights.
 
 Shapes are those of real models (MiniLM, T5 v1.1 small, a GPT-2 of width 512); the weights do not matter for
 speed. The bare step runs the same number of tokens through the same layers and the same logits, forward and
