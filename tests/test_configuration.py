@@ -186,7 +186,7 @@ def test_unknown_method_suggests_the_nearest() -> None:
         ("training.epochs=[1]", "valid integer"),
         ("training.prompt_rate=fast", "valid number"),
         ("training.prompt_rate=-1e-3", "greater than or equal to 0"),
-        ("training.prompt_rate=.nan", "greater than or equal to 0"),
+        ("training.prompt_rate=.nan", "a finite number"),
         ("training.optimizer=sgd", "'adafactor' or 'adamw'"),
         ("method.prompt_length=0", "greater than or equal to 1"),
         ("method.init=random", "'uniform', 'vocabulary', 'labels'"),

@@ -47,12 +47,14 @@ def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> N
     examples = examples_from(ROWS, cue.task)
     found = codes_by_label(cue, examples, batch_size=2)
     model, backbone = cue.model, cue.backbone
+    encoder = model.method.prompt_encoder()
+    assert encoder is not None
     labels = list(cue.task.label_names)
     sums = {label: torch.zeros(4, 40) for label in labels}
     for row, example in zip(model.rows(backbone, examples), examples, strict=True):
         batch = collate([row], backbone.tokenizer.pad_token_id)
         with torch.no_grad():
-            sums[str(example.target)] += model.method.assignment(Instance(backbone.embed(batch.ids), batch.mask))[0]
+            sums[str(example.target)] += encoder.assignment(Instance(backbone.embed(batch.ids), batch.mask))[0]
     assert found.rows == dict.fromkeys(labels, 3)
     assert (found.num_codes, found.num_tokens) == (40, 4)
     for code in found.codes:
@@ -95,7 +97,9 @@ def test_a_method_without_codes_is_refused(tmp_path: Path) -> None:
 
 def test_the_map_and_the_curves_are_pictures(cue: softcue.Cue, tmp_path: Path) -> None:
     assert cue.path is not None
-    codebook = cue.model.method.codebook()
+    encoder = cue.model.method.prompt_encoder()
+    assert encoder is not None
+    codebook = encoder.codebook()
     assert codebook is not None
     assert code_map(codes_by_label(cue, examples_from(ROWS, cue.task)), codebook).startswith(PNG)
     curves = training_curves(cue.path / "metrics.jsonl")

@@ -436,11 +436,11 @@ def test_one_code_for_each_token_of_its_own_is_a_collapse_and_advice_is_news() -
     model = make_model(tiny("bert"), "vip", **settings)
     result = result_of(model, steps=1)
     health = {**result.progress.health, "perplexity": 4.5}  # four tokens
-    (found,) = [text for text in model.method.worries(health) if "collapsed" in text]
+    (found,) = [text for text in encoder_of(model).worries(health) if "collapsed" in text]
     assert "one each would be 4" in found
     assert "method.scale=0" not in found
     assert "method.dedicated" not in found
-    assert not [text for text in model.method.worries({**health, "perplexity": 6.5}) if "collapsed" in text]
+    assert not [text for text in encoder_of(model).worries({**health, "perplexity": 6.5}) if "collapsed" in text]
 
 
 def test_noise_resilience_that_never_had_rows_to_compare_is_warned_about() -> None:

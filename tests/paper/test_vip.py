@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from softcue.draws import own_places, places_in_batch, row_streams
 from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
+from softcue.prompts.contextualizer import Contextualizer, EncoderLayer, RowNoise
 from softcue.prompts.quantizer import perplexity
-from softcue.prompts.vip import Contextualizer, EncoderLayer, RowNoise, commitment, noise_resilience
+from softcue.prompts.vip import commitment, noise_resilience
 from softcue.types import Instance, Prompt
 
 D, INNER, HEADS = 8, 8, 2  # width, the contextualiser's width and heads

@@ -31,7 +31,8 @@ def inspect(
 
     loaded = load(cue, backbone)
     # a page has more to show than words
-    words = None if output_dir and loaded.model.method.embedded() is None else nearest_words(loaded, top)
+    encoder = loaded.model.method.prompt_encoder()
+    words = None if output_dir and encoder and encoder.embedded() is None else nearest_words(loaded, top)
     codes = _codes(loaded, cue, data)
     if output_dir is not None:
         from softcue.files import writable, write_whole
@@ -39,7 +40,7 @@ def inspect(
         files: dict[str, bytes] = {}
         if curves := training_curves(cue / "metrics.jsonl"):
             files["training.png"] = curves
-        codebook = loaded.model.method.codebook()
+        codebook = None if encoder is None else encoder.codebook()
         if codes is not None and codebook is not None:
             files["codes.png"] = code_map(codes, codebook.cpu())
         captions = {"training.png": "Codebook and prompt in training", "codes.png": "Codes by the label they speak for"}
@@ -81,7 +82,8 @@ def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
     from softcue.inspection import codes_by_label
     from softcue.tasks import examples_from
 
-    if data is None and (not cue.task.labels or cue.model.method.codebook() is None):
+    encoder = cue.model.method.prompt_encoder()
+    if data is None and (not cue.task.labels or encoder is None or encoder.codebook() is None):
         return None
     if data is not None:
         return codes_by_label(cue, examples_from(data, cue.task))

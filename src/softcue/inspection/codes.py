@@ -55,8 +55,8 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
         found = codes_by_label(cue, examples_from("rows.csv", cue.task))
     """
     labels = cue.task.label_names
-    codebook = cue.model.method.codebook()
-    if not labels or codebook is None:
+    encoder = cue.model.method.prompt_encoder()
+    if not labels or encoder is None or encoder.codebook() is None:
         raise CueError("cue", cue.name, "a method with a codebook, on a task with labels",
                        f"{cue.record.method['name']} on {cue.task.kind} has no codes per label")  # fmt: skip
     sums: Tensor | None = None  # [C n K]
@@ -65,7 +65,7 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
     counts = torch.zeros(len(labels))
     for numbers in by_length([len(row.ids) for row in rows], batch_size):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
-        shares = model.method.assignment(Instance(backbone.embed(batch.ids), batch.mask, batch.representation)).cpu()
+        shares = encoder.assignment(Instance(backbone.embed(batch.ids), batch.mask, batch.representation)).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums
         own = torch.tensor([labels.index(str(examples[number].target)) for number in numbers])
         sums.index_add_(0, own, shares)
@@ -76,7 +76,7 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
             "rows", f"none of label '{missing}'", "rows of every label", "pass other rows: odds compare labels"
         )
     means = sums / counts.view(-1, 1, 1)  # [C n K] labels weigh alike
-    embedded = model.method.embedded()
+    embedded = encoder.embedded()
     first = 0 if embedded is None else len(embedded) - means.shape[1]  # plain vectors stand in front
     return _speaking(means, labels, counts, float(perplexity(sums.sum((0, 1)))), first)
 

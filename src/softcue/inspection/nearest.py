@@ -48,7 +48,8 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     """
     table = cue.backbone.word_table.float()
     tokenizer = cue.backbone.tokenizer
-    prompts = cue.model.method.embedded()  # [P D]
+    encoder = cue.model.method.prompt_encoder()
+    prompts = None if encoder is None else encoder.embedded()  # [P D]
     if prompts is None:
         raise CueError("cue", cue.name, "a method with prompt vectors among the word embeddings",
                        f"{cue.record.method['name']} with these settings has none to look at")  # fmt: skip

@@ -22,7 +22,7 @@ def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
     """A t-SNE map of all codes [K D], coloured by the label each speaks for; larger ones are taken more often.
 
     Example:
-        Path("codes.png").write_bytes(code_map(codes_by_label(cue, examples), cue.model.method.codebook()))
+        Path("codes.png").write_bytes(code_map(codes_by_label(cue, examples), codebook))
     """
     from sklearn.manifold import TSNE
 

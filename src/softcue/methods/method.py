@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from torch import nn
 
 from softcue.backbones import Backbone
+from softcue.prompts import PromptEncoder
 from softcue.readouts import Readout
 from softcue.representations import Representation
 from softcue.tasks import Task
@@ -82,29 +83,9 @@ class Method(nn.Module, ABC):
         """Prompt vectors, which take `training.prompt_rate`; the other parameters take `network_rate`."""
         return []
 
-    def blank_tally(self) -> dict[str, Tensor]:
-        """Zeros of the shapes of a prompt's tally; empty for methods that only gradients move."""
-        return {}
-
-    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
-        """Move what no gradient moves, once per optimizer step, by the sums over its rows; what to log."""
-        return {}
-
-    def worries(self, health: Mapping[str, float]) -> list[str]:
-        """What is wrong by the last values that `learn` returned, each with what to try."""
-        return []
-
-    def embedded(self) -> Tensor | None:
-        """The prompt vectors that stand among word embeddings for every input, to look at. [P D]"""
+    def prompt_encoder(self) -> PromptEncoder | None:
+        """What makes its prompts, for those who teach it beside the gradients or look into it."""
         return None
-
-    def codebook(self) -> Tensor | None:
-        """The codes that prompts are made of, for methods that have some, to look at. [K D]"""
-        return None
-
-    def assignment(self, instance: Instance) -> Tensor:
-        """How likely each token of each row takes each code, where there is a codebook. [B n K]"""
-        raise NotImplementedError
 
     def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None] | None:
         """For methods with a closed form: sets one solution after the other; the best on validation rows is kept."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor, nn
+from torch import nn
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
@@ -89,29 +88,9 @@ class Prompted(Method):
         """The encoder's own vectors."""
         return self.encoder.prompt_parameters()
 
-    def blank_tally(self) -> dict[str, Tensor]:
-        """The encoder's."""
-        return self.encoder.blank_tally()
-
-    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
-        """What the encoder learns."""
-        return self.encoder.learn(tally, epoch_begins)
-
-    def worries(self, health: Mapping[str, float]) -> list[str]:
-        """The encoder's."""
-        return self.encoder.worries(health)
-
-    def embedded(self) -> Tensor | None:
-        """The encoder's."""
-        return self.encoder.embedded()
-
-    def codebook(self) -> Tensor | None:
-        """The encoder's."""
-        return self.encoder.codebook()
-
-    def assignment(self, instance: Instance) -> Tensor:
-        """The encoder's."""
-        return self.encoder.assignment(instance)
+    def prompt_encoder(self) -> PromptEncoder:
+        """The encoder."""
+        return self.encoder
 
 
 class NoPromptConfig(MethodConfig):

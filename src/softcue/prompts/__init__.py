@@ -1,11 +1,12 @@
 """Instance -> Prompt. Nothing in here knows transformers, tokenizers, labels or files."""
 
+from softcue.prompts.contextualizer import ContextShape
 from softcue.prompts.deep import DeepPrompt, Levels, ReparameterisedPrompt, Rule
 from softcue.prompts.encoder import PromptEncoder
 from softcue.prompts.idpg import IDPG, GeneratorShape
 from softcue.prompts.quantizer import Quantizer, QuantizerShape
 from softcue.prompts.static import StaticPrompt
-from softcue.prompts.vip import VIP, ContextShape, Projection, Weights
+from softcue.prompts.vip import VIP, Projection, Weights
 
 __all__ = [
     "IDPG",

@@ -4,7 +4,7 @@
     Pr(Y | T, P, P^q, X) = PLM([T, P + P^q, X])                   equation 2
     L   = L_CE + beta sum_i ||p^c_i - sg(p^q_i)||^2               equation 6
 
-CQ is a small transformer over prompt and text (section 4.1) whose outputs at the prompt, P^c, are quantised
+CQ is a small transformer over prompt and text (contextualizer.py) whose outputs at the prompt, P^c, are quantised
 (quantizer.py). VIP-C leaves the quantiser out. VIP-IDP generates the prompt from the backbone's states instead.
 """
 
@@ -19,125 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softcue.draws import row_streams
+from softcue.prompts.contextualizer import ContextShape, Contextualizer, start_linear
 from softcue.prompts.encoder import PromptEncoder, whole_prompt
 from softcue.prompts.quantizer import Quantizer
 from softcue.types import Instance, Prompt
 
 Reduction = Literal["mean", "sum"]
-
-
-@dataclass(frozen=True)
-class ContextShape:
-    """What a contextualiser is made of."""
-
-    width: int  # D
-    inner: int  # d'
-    layers: int
-    heads: int
-    dropout: float
-    scale: float  # the unit it works in: inputs are divided by it, outputs multiplied
-
-
-class RowNoise:
-    """Dropout over rows of different lengths: each row draws at its own length, from its own stream."""
-
-    def __init__(self, streams: Sequence[torch.Generator], visible: Tensor, share: float) -> None:
-        self.streams, self.share = streams, share
-        self.own = [row.nonzero().squeeze(1).cpu() for row in visible]  # positions of each row's tokens
-
-    def on_tokens(self, values: Tensor) -> Tensor:
-        """[B Q X], Q all positions or those of the prompt alone."""
-        if not self.share:
-            return values
-        kept = torch.ones(values.shape)
-        for row, (stream, own) in enumerate(zip(self.streams, self.own, strict=True)):
-            positions = own[own < values.shape[1]]
-            kept[row, positions] = self._kept(stream, len(positions), values.shape[2])
-        return values * kept.to(values.device)
-
-    def on_weights(self, values: Tensor) -> Tensor:
-        """[B H Q S]"""
-        if not self.share:
-            return values
-        kept = torch.ones(values.shape)
-        for row, (stream, own) in enumerate(zip(self.streams, self.own, strict=True)):
-            queries = own[own < values.shape[2]]
-            drawn = self._kept(stream, len(queries), len(own), values.shape[1])
-            kept[row, :, queries.unsqueeze(1), own] = drawn.permute(2, 0, 1)
-        return values * kept.to(values.device)
-
-    def _kept(self, stream: torch.Generator, *shape: int) -> Tensor:
-        return (torch.rand(*shape, generator=stream) >= self.share).float() / (1 - self.share)
-
-
-class EncoderLayer(nn.Module):
-    """A post-norm transformer layer with ReLU, the numbers and order of torch's own, with noise by row."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attend = nn.Linear(width, 3 * width)  # queries, keys and values
-        self.merge = nn.Linear(width, width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-
-    def start(self, generator: torch.Generator) -> None:
-        """First numbers as torch gives them: Xavier for the attention, U(±1/sqrt(inputs)) elsewhere."""
-        nn.init.xavier_uniform_(self.attend.weight, generator=generator)
-        start_linear(self.merge, generator)
-        nn.init.zeros_(self.attend.bias)
-        nn.init.zeros_(self.merge.bias)
-        start_linear(self.up, generator)
-        start_linear(self.down, generator)
-
-    def forward(self, states: Tensor, visible: Tensor, num_queries: int, noise: RowNoise | None) -> Tensor:
-        """The first `num_queries` positions after this layer. [B S d'] -> [B Q d']"""
-        drop = (lambda values: values) if noise is None else noise.on_tokens
-        rest = states[:, :num_queries]
-        queries, keys, values = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.attend(states).chunk(3, dim=2)
-        )  # [B H S d'/H]
-        scores = queries[:, :, :num_queries] @ keys.transpose(2, 3) / keys.shape[3] ** 0.5  # [B H Q S]
-        weights = scores.masked_fill(~visible[:, None, None, :], float("-inf")).softmax(-1)
-        if noise is not None:
-            weights = noise.on_weights(weights)
-        attended = self.merge((weights @ values).transpose(1, 2).flatten(2))
-        states = self.norms[0](rest + drop(attended))
-        inner = drop(functional.relu(self.up(states)))
-        return self.norms[1](states + drop(self.down(inner)))  # type: ignore[no-any-return]
-
-
-class Contextualizer(nn.Module):
-    """Section 4.1: prompt and text attend to each other in a narrow space; the prompt's states come back."""
-
-    def __init__(self, shape: ContextShape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.project = nn.Linear(shape.width, shape.inner)  # shared by P and X
-        self.layers = nn.ModuleList(EncoderLayer(shape.inner, shape.heads) for _ in range(shape.layers))
-        self.back = nn.Linear(shape.inner, shape.width)
-
-    def start(self, generator: torch.Generator) -> None:
-        """First numbers."""
-        start_linear(self.project, generator)
-        for layer in self.layers:
-            layer.start(generator)  # type: ignore[operator]
-        start_linear(self.back, generator)
-
-    def forward(self, prompt: Tensor, instance: Instance, streams: Sequence[torch.Generator]) -> Tensor:
-        """P^c; without streams there is no noise. [n D] -> [B n D]"""
-        num_rows, num_tokens = len(instance.mask), len(prompt)
-        text = self.project(instance.embeds.float() / self.shape.scale)  # [B T d']
-        own = self.project(prompt / self.shape.scale).expand(num_rows, -1, -1)  # [B n d']
-        visible = torch.cat([instance.mask.new_ones(num_rows, num_tokens), instance.mask], dim=1).bool()  # [B n+T]
-        noise = RowNoise(streams, visible, self.shape.dropout) if streams else None
-        states = torch.cat([own, text], dim=1)
-        for number, layer in enumerate(self.layers, start=1):
-            # after the last layer only the prompt is looked at
-            num_queries = num_tokens if number == len(self.layers) else states.shape[1]
-            states = layer(states, visible, num_queries, noise)
-        return self.back(states) * self.shape.scale  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -339,17 +226,3 @@ def noise_resilience(first: Tensor, second: Tensor, includes_self: bool = False)
 def _distances(first: Tensor, second: Tensor) -> Tensor:
     """Euclidean, by differences rather than by products: near views would lose their digits. [n B D] -> [n B B]"""
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def start_linear(layer: nn.Linear, generator: torch.Generator) -> None:
-    """U(±1/sqrt(inputs)), as torch starts linear layers.
-
-    Example:
-        >>> layer = nn.Linear(4, 2)
-        >>> start_linear(layer, torch.Generator().manual_seed(0))
-        >>> bool((layer.weight.abs() <= 0.5).all())
-        True
-    """
-    bound = layer.in_features**-0.5
-    for parameter in layer.parameters():
-        parameter.data.uniform_(-bound, bound, generator=generator)

@@ -123,7 +123,8 @@ class Trainer:
             group["lr"] = group["base_rate"] * factor
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), device=self.backbone.device)
-        tally = self.model.method.blank_tally()
+        encoder = self.model.method.prompt_encoder()
+        tally = {} if encoder is None else encoder.blank_tally()
         for places in own_share(len(rows), rank, world, config.micro_batch_size):
             batch = collate([self.rows[rows[place]] for place in places], self.backbone.tokenizer.pad_token_id)
             torch.manual_seed(stream_seed(config.seed, "step", step))
@@ -142,8 +143,10 @@ class Trainer:
                 f"lower training.prompt_rate (now {config.prompt_rate}) or training.network_rate, "
                 "or set training.clip_norm=1.0",
             )  # fmt: skip
-        summed = {name: self.processes.total(sums) for name, sums in tally.items()}
-        health = self.model.method.learn(summed, epoch_begins=step % self.steps_per_epoch == 0)
+        health: dict[str, float] = {}
+        if encoder is not None:
+            summed = {name: self.processes.total(sums) for name, sums in tally.items()}
+            health = encoder.learn(summed, epoch_begins=step % self.steps_per_epoch == 0)
         health = {name: found for name, found in health.items() if math.isfinite(found)}
         self.progress.step += 1
         self.progress.health = {**self.progress.health, **health}
@@ -210,7 +213,8 @@ class Trainer:
         return self._batches[1][position]
 
     def _warnings(self, evaluation: Evaluation) -> list[str]:
-        found = self.model.method.worries(self.progress.health)
+        encoder = self.model.method.prompt_encoder()
+        found = [] if encoder is None else encoder.worries(self.progress.health)
         if evaluation.has_collapsed:
             label = next(iter(evaluation.predicted_labels))
             found.append(
