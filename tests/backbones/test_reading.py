@@ -75,7 +75,7 @@ def test_on_a_bfloat16_backbone_trained_numbers_and_outputs_stay_in_float32(fami
     for one in (plain, backbone):
         model = make_model(one, case)
         batch = collate(model.rows(one, [Example(("My invoice",), "a")], with_answer=True), 0)
-        loss, _ = model(one, batch)
+        loss, _, _ = model(one, batch)
         loss.total.backward()
         assert loss.total.dtype == torch.float32
         for name, parameter in model.named_parameters():
