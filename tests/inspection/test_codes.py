@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ ROWS = [
     ]
 ]  # fmt: skip
 VIP = {
-    "method.prompt_length": 4, "method.width": 8, "method.codes_norm": 0.0, "method.temperature": 0.5,
-    "training.steps": 3, "training.evaluate_every": 3, "training.batch_size": 4,
+    "method.prompt_length": 4, "method.width": 8, "method.codes_norm": 0.0, "method.dedicated": False,
+    "method.temperature": 0.5, "training.steps": 3, "training.evaluate_every": 3, "training.batch_size": 4,
 }  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -179,3 +180,22 @@ def test_half_a_line_of_a_killed_run_is_passed_over(tmp_path: Path) -> None:
 def test_codes_in_one_point_have_a_map_too(cue: softcue.Cue) -> None:
     found = codes_by_label(cue, examples_from(ROWS, cue.task))
     assert code_map(found, torch.ones(found.num_codes, 8)).startswith(PNG)
+
+
+def test_codes_of_each_vectors_own_are_shown_around_their_mean(tmp_path: Path) -> None:
+    settings = {**VIP, "method.soft_tokens": 1, "method.dedicated": True}
+    own = softcue.train(
+        tmp_path / "own", backbone=tiny("bert"), method="vip", train=ROWS, validation=ROWS, overrides=settings,
+        progress=False,
+    )  # fmt: skip
+    found = codes_by_label(own, examples_from(ROWS, own.task))
+    assert found.owners == [vector for vector in (1, 2, 3) for _ in range(10)]
+    encoder = own.model.method.prompt_encoder()
+    assert encoder is not None
+    codebook = encoder.codebook()
+    assert codebook is not None
+    assert code_map(found, codebook) != code_map(replace(found, owners=None), codebook)
+
+
+def test_codes_that_vectors_share_have_no_owner(cue: softcue.Cue) -> None:
+    assert codes_by_label(cue, examples_from(ROWS, cue.task)).owners is None

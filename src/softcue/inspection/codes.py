@@ -39,6 +39,7 @@ class CodesByLabel:
     rows: dict[str, int]  # per label
     perplexity: float
     codes: list[Code]  # every code, in order
+    owners: list[int] | None  # where every code is taken by one vector alone: which
 
     def top(self, label: str, count: int) -> list[Code]:
         """The codes that speak for a label, by their odds."""
@@ -103,7 +104,10 @@ def _speaking(means: Tensor, labels: Sequence[str], counts: Tensor, in_use: floa
             tokens.get((label, number), []) if speaks else [],
         ))  # fmt: skip
     rows = {name: int(count) for name, count in zip(labels, counts, strict=True)}
-    return CodesByLabel(num_codes, num_tokens, rows, in_use, codes)
+    taken = means.sum(0) > 0  # [n K]
+    owners = taken.int().argmax(0) if num_tokens > 1 and bool((taken.sum(0) <= 1).all()) else None
+    own = None if owners is None else [first + token for token in owners.tolist()]
+    return CodesByLabel(num_codes, num_tokens, rows, in_use, codes, own)
 
 
 def _odds(shares: Tensor, even: float) -> Tensor:

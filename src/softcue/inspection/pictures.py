@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softcue.errors import MissingExtraError
@@ -21,11 +22,20 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
     """A t-SNE map of all codes [K D], coloured by the label each speaks for; larger ones are taken more often.
 
+    Where each vector has codes of its own, they are shown around their mean: else the map shows vectors, not labels.
+
     Example:
         Path("codes.png").write_bytes(code_map(codes_by_label(cue, examples), codebook))
     """
     from sklearn.manifold import TSNE
 
+    title = f"{found.num_codes} codes by the label they speak for (t-SNE)"
+    if found.owners is not None:
+        owners = torch.tensor(found.owners)
+        for owner in owners.unique():
+            own = owners == owner
+            codebook = torch.where(own.unsqueeze(1), codebook - codebook[own].mean(0), codebook)
+        title += "\neach around the mean of its vector's codes"
     if len(codebook) < 4:
         places = codebook.numpy()[:, :2]
     else:
@@ -49,7 +59,7 @@ def code_map(found: CodesByLabel, codebook: Tensor) -> bytes:
         axes.scatter([], [], s=40, label=f"{name} ({len(codes)})", **style)  # the legend's marks are of one size
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_title(f"{found.num_codes} codes by the label they speak for (t-SNE)")
+    axes.set_title(title, fontsize=10)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return _png(figure)
 
