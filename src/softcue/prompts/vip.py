@@ -83,6 +83,7 @@ class VIP(PromptEncoder):
         tokens, tally, losses = context, {}, {}
         if self.quantizer is not None:
             tokens, tally = self.quantizer(context, streams)  # P^q
+        if self.training and self.quantizer is not None:
             unit = self.contextualizer.shape.scale
             losses["commitment"] = commitment(context / unit, tokens / unit, self.weights.reduction)
         if self.training and self.weights.noise_resilience:

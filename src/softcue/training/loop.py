@@ -86,8 +86,8 @@ class Trainer:
         """Go on from a checkpoint."""
         self.progress = checkpoint.progress
         state = self._state()
-        for name, value in checkpoint.model.items():
-            state[name].copy_(value)
+        for name in state.keys() | checkpoint.model.keys():  # a name only one of them has is an error
+            state[name].copy_(checkpoint.model[name])
         self.best = checkpoint.best
         load_optimizer_tensors(self.model, self.optimizer, checkpoint.optimizer)
 
