@@ -16,12 +16,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, order=True)
+class Span:
+    """A piece of a text: characters `start` to `end` (exclusive), and what it is, where pieces have kinds."""
+
+    start: int
+    end: int
+    label: str = ""
+
+
 @dataclass(frozen=True)
 class Example:
-    """One row of a task, before tokens: the text to read and, when known, the answer."""
+    """One row of a task, before tokens: the text to read and, when known, the answer.
+
+    Most tasks need no more than texts and target; the rest is for answers that stand in the text, answers of which
+    several are right, and rows that are scored together.
+    """
 
     texts: tuple[str, ...]
     target: str | float | None = None
+    answers: tuple[str, ...] = ()  # every text that counts as right, where there may be several (SQuAD)
+    spans: tuple[Span, ...] = ()  # in the last text: where the answers stand, or what is to be marked (NER)
+    group: str = ""  # rows of one group are scored together (MultiRC's questions)
+    options: tuple[str, ...] = ()  # the only answers this row allows (ReCoRD's entities)
+    offset: int = 0  # where the last text begins in the whole one, if it is a window of it
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,8 @@ class Prediction:
     label: str | None
     value: float | None = None
     scores: Mapping[str, float] | None = None  # a probability per label, where the readout has them
+    spans: tuple[Span, ...] | None = None  # in the last text as it was given, for answers that stand in it
+    strength: float = 0.0  # log-likelihood of a span, by which windows of one text are compared
 
     def as_dict(self) -> dict[str, object]:
         """The fields that are set, for JSON.
@@ -122,6 +142,9 @@ class Prediction:
             found["value"] = self.value
         if self.scores is not None:
             found["scores"] = dict(self.scores)
+        if self.spans is not None:
+            found["spans"] = [{"start": span.start, "end": span.end} | ({"label": span.label} if span.label else {})
+                              for span in self.spans]  # fmt: skip
         return found
 
 

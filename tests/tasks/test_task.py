@@ -47,10 +47,32 @@ def test_bad_template_is_refused_with_its_reason(template: str, complaint: str) 
     assert complaint in caught.value.errors()[0]["msg"]
 
 
-@pytest.mark.parametrize("columns", [(), ("a", "b", "c"), ("a", "a"), ("",)])
-def test_text_columns_are_one_or_two_different_names(columns: tuple[str, ...]) -> None:
-    with pytest.raises(ValidationError, match="one text column, or of two different ones"):
+@pytest.mark.parametrize("columns", [(), ("a", "a"), ("",)])
+def test_text_columns_are_different_names(columns: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="names of different text columns"):
         Task(name="t", text=columns)
+
+
+def test_encoders_read_two_columns_as_they_are_and_more_as_one_text_or_by_templates() -> None:
+    assert Task(name="t", text=("a", "b")).for_encoder(("A.", "B.")) == ("A.", "B.")
+    three = Task(name="t", text=("a", "b", "c"))
+    assert (three.for_encoder(("1", "2", "3")), three.num_sentences) == (("a: 1 b: 2 c: 3",), 1)
+    worded = Task(name="t", text=("a", "b", "c"), sentences=("{c}", "{a} {b}"))
+    assert (worded.for_encoder(("1", "2", "3")), worded.num_sentences) == (("3", "1 2"), 2)
+
+
+def test_a_referent_is_never_in_what_a_text_to_text_backbone_reads() -> None:
+    task = Task(name="t", kind="referent", text=("text", "candidate"))
+    assert task.source(("*He* left.", "Ben")) == "*He* left."
+    assert (
+        Task(name="t", kind="referent", text=("text", "candidate"), template="who: {text}").source(("a", "b"))
+        == "who: a"
+    )
+
+
+def test_values_of_data_files_stand_for_labels() -> None:
+    task = Task(name="t", labels={"yes": Label(words="yes", also=("1", "true")), "no": Label(words="no", also=("0",))})
+    assert [task.label_of(value) for value in ("yes", "true", "0", "2")] == ["yes", "yes", "no", None]
 
 
 def test_unknown_keys_are_refused() -> None:

@@ -1,13 +1,25 @@
-"""What a task is: its columns, its labels with their words, its metric, and how a row becomes one text."""
+"""What a task is: its columns, its labels with their words, its metrics, and how a row becomes text."""
 
 from __future__ import annotations
 
 import string
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-TaskKind = Literal["classification", "regression", "generation"]
+# span: the answer stands in the last text. tags: pieces of the text are marked with labels. referent: does the
+# last text name what the marked pronoun stands for? (text-to-text backbones write the name instead)
+TaskKind = Literal["classification", "regression", "generation", "span", "tags", "referent"]
+USUAL_METRICS = {
+    "classification": "accuracy",
+    "regression": "pearson_spearman",
+    "generation": "exact_match",
+    "span": "exact_match+word_f1",
+    "tags": "span_f1",
+    "referent": "accuracy",
+}
+SPLITS = ("train", "validation", "test")
 
 
 class Label(BaseModel):
@@ -17,6 +29,17 @@ class Label(BaseModel):
 
     words: str = Field(description="what a text-to-text backbone writes for this label")
     description: str = Field("", description="what the label means, in a few words")
+    also: tuple[str, ...] = Field((), description="other values that stand for it in data files, such as '1'")
+    means: tuple[str, ...] = Field((), description="meanings it shares with labels of other tasks, beside its name")
+
+
+class Published(BaseModel):
+    """What is known of a split: rows (examples after the task's format has been read) and rows per label."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rows: int
+    labels: dict[str, int] = Field(default_factory=dict, description="label -> rows; for tags: label -> spans")
 
 
 class Task(BaseModel):
@@ -32,22 +55,54 @@ class Task(BaseModel):
 
     name: str = Field(description="what the user types")
     description: str = Field("", description="one sentence: what goes in, what comes out")
-    kind: TaskKind = Field("classification", description="classification, regression or generation")
-    text: tuple[str, ...] = Field(("text",), description="one or two columns to read")
+    kind: TaskKind = Field("classification", description="classification, regression, generation, span, tags, referent")
+    format: str = Field("", description="how its files are laid out (tasks/formats.py), if not one example per row")
+    text: tuple[str, ...] = Field(("text",), description="the columns to read")
+    columns: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="column -> other names for it")
+    where: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="column -> values: rows with others are left out, where they have the column"
+    )
     label: str = Field("label", description="the column with the answer")
     labels: dict[str, Label] = Field(default_factory=dict, description="label -> its words")
-    metric: str = Field("", description="what early stopping watches; empty takes the kind's usual one")
+    positive: str = Field("", description="the label whose F1 is the metric `f1`")
+    scale: tuple[float, float, float] | None = Field(
+        None, description="regression as text: lowest score, highest score, step"
+    )
+    metric: str = Field("", description="what early stopping watches, a+b for a mean; empty takes the kind's usual one")
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
+    sentences: tuple[str, ...] = Field((), description="for encoders: one or two templates; empty: the columns")
     train: str = Field("", description="training rows: a file, or hub:NAME@SPLIT")
     validation: str = Field("", description="validation rows")
     test: str = Field("", description="test rows")
+    files: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="split -> places below a data folder (with * and ?); the first that is there"
+    )
+    published: dict[str, Published] = Field(default_factory=dict, description="split -> its published size")
+    parts: dict[str, Published] = Field(default_factory=dict, description="place in `files` of an extract -> its size")
     citation: str = Field("", description="where the task comes from")
     licence: str = Field("", description="on what terms its rows may be used")
 
     @field_validator("text")
     @classmethod
-    def _one_or_two(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+    def _different_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         return text_columns(columns)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        # What a text-to-text backbone is to write (the referent) must not stand in what it reads.
+        read = self.text[:-1] if self.kind == "referent" else self.text
+        _check_template(self.template, self.text, all_of=read)
+        for sentence in self.sentences:
+            _check_template(sentence, self.text, all_of=())
+        if len(self.sentences) > 2:
+            raise ValueError("sentences: one or two templates for encoders")
+        if self.kind == "span" and self.sentences and self.sentences[-1] != f"{{{self.text[-1]}}}":
+            raise ValueError(f"sentences: the plain {{{self.text[-1]}}} last, because the answer stands in it")
+        if unknown := set(self.files) - set(SPLITS) | set(self.published) - set(SPLITS):
+            raise ValueError(f"splits {', '.join(SPLITS)}, not {', '.join(sorted(unknown))}")
+        if self.positive and self.positive not in self.labels:
+            raise ValueError(f"positive: one of the labels {list(self.labels)}, not {self.positive}")
+        return self
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -60,39 +115,86 @@ class Task(BaseModel):
         return tuple(label.words for label in self.labels.values())
 
     @property
+    def has_classes(self) -> bool:
+        """Whether a row's answer is one of the labels."""
+        return self.kind in ("classification", "referent")
+
+    @property
     def main_metric(self) -> str:
-        """The metric that early stopping and the tables use."""
-        usual = {"classification": "accuracy", "regression": "pearson_spearman", "generation": "exact_match"}
-        return self.metric or usual[self.kind]
+        """The metric that early stopping and the tables use; `a+b` is the mean of two."""
+        return self.metric or USUAL_METRICS[self.kind]
+
+    @property
+    def main_metrics(self) -> tuple[str, ...]:
+        """The metrics whose mean is the main one."""
+        return tuple(self.main_metric.split("+"))
+
+    @property
+    def num_sentences(self) -> int:
+        """How many texts an encoder reads: one or two."""
+        return len(self.sentences) or (len(self.text) if len(self.text) <= 2 else 1)
+
+    def label_of(self, value: str) -> str | None:
+        """The label a value in a data file stands for.
+
+        Example:
+            >>> Task(name="t", labels={"yes": Label(words="yes", also=("1",))}).label_of("1")
+            'yes'
+        """
+        if value in self.labels:
+            return value
+        return next((name for name, label in self.labels.items() if value in label.also), None)
 
     def source(self, texts: tuple[str, ...]) -> str:
         """One text for a text-to-text backbone: the template, or the columns named in front of their text."""
+        values = dict(zip(self.text, texts, strict=True))
         if self.template:
-            values = dict(zip(self.text, texts, strict=True))
-            # Not str.format, which takes a column such as "review.text" for an attribute.
-            parts = string.Formatter().parse(self.template)
-            return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in parts)
-        if len(texts) == 1:
+            return _filled(self.template, values)
+        if self.kind == "referent":
+            values.pop(self.text[-1])
+        if len(values) == 1:
             return texts[0]
-        return " ".join(f"{name}: {text}" for name, text in zip(self.text, texts, strict=True))
+        return _named(values)
 
-    @field_validator("template")
-    @classmethod
-    def _known_fields(cls, template: str, info: object) -> str:
-        columns = getattr(info, "data", {}).get("text", ())
-        try:
-            found = string.Formatter().parse(template)
-            parts = [(name, form or mark) for _, name, form, mark in found if name is not None]
-        except ValueError as error:
-            raise ValueError(f"a template with {{column}} fields: {error}") from error
-        fields = {name for name, _ in parts}
-        if unknown := fields - set(columns):
-            raise ValueError(f"only the text columns {list(columns)} as fields, not {sorted(unknown)}")
-        if template and fields != set(columns):
-            raise ValueError(f"a field for every text column; it leaves out {sorted(set(columns) - fields)}")
-        if any(form for _, form in parts):
-            raise ValueError("plain {column} fields without a format behind them")
-        return template
+    def for_encoder(self, texts: tuple[str, ...]) -> tuple[str, ...]:
+        """The one or two texts an encoder reads.
+
+        Example:
+            >>> task = Task(name="t", text=("a", "b", "c"), sentences=("{a}", "{b} or {c}"))
+            >>> task.for_encoder(("Why?", "left", "right"))
+            ('Why?', 'left or right')
+        """
+        values = dict(zip(self.text, texts, strict=True))
+        if self.sentences:
+            return tuple(_filled(sentence, values) for sentence in self.sentences)
+        return texts if len(texts) <= 2 else (_named(values),)
+
+
+def _named(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}: {text}" for name, text in values.items())
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    # Not str.format, which takes a column such as "review.text" for an attribute.
+    parts = string.Formatter().parse(template)
+    return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in parts)
+
+
+def _check_template(template: str, columns: tuple[str, ...], all_of: tuple[str, ...]) -> None:
+    if not template:
+        return
+    try:
+        found = string.Formatter().parse(template)
+        parts = [(name, form or mark) for _, name, form, mark in found if name is not None]
+    except ValueError as error:
+        raise ValueError(f"a template with {{column}} fields: {error}") from error
+    fields = {name for name, _ in parts}
+    if unknown := fields - set(columns):
+        raise ValueError(f"only the text columns {list(columns)} as fields, not {sorted(unknown)}")
+    if missing := set(all_of) - fields:
+        raise ValueError(f"a field for every text column; it leaves out {sorted(missing)}")
+    if any(form for _, form in parts):
+        raise ValueError("plain {column} fields without a format behind them")
 
 
 def text_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -102,6 +204,6 @@ def text_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
         >>> text_columns(("first", "second"))
         ('first', 'second')
     """
-    if not 1 <= len(columns) <= 2 or len(set(columns)) < len(columns) or "" in columns:
-        raise ValueError("the name of one text column, or of two different ones")
+    if not columns or len(set(columns)) < len(columns) or "" in columns:
+        raise ValueError("the names of different text columns, at least one")
     return columns
