@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from softcue.tasks import Task
 from softcue.types import Batch, Example, Tokens
 
 Kind = Literal["encoder", "encoder-decoder", "decoder"]
+Places = Literal["pieces", "words"]  # whose characters a token's offsets are: its own, or its word's if it begins one
 InsertAt = Literal["front", "start", "first-end", "second-start", "end", "appended"]
 # The places of IDPG's figure 7, counted from 0 as its authors do.
 NUMBERED_PLACES: tuple[InsertAt, ...] = ("start", "first-end", "second-start", "end", "appended")
@@ -21,6 +23,8 @@ PaddingSide = Literal["left", "right"]
 
 # A decoder must know where the text ends and the answer begins; the other kinds see it in their structure.
 ANSWER_CUE = "\nAnswer:"
+NOWHERE = (-1, -1)  # a token that stands for no character of the last text
+NO_LABEL = -100  # a token that has no answer
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,11 @@ class Wording:
     insert_at: InsertAt = "start"
     suffix: str = ""
     writes_answer: bool = False
+    places: Places | None = None
 
     def __post_init__(self) -> None:
         """Places that only some texts have."""
-        num_texts = len(self.task.text)
+        num_texts = self.task.num_sentences
         if self.insert_at == "second-start" and num_texts < 2:
             raise ConfigurationError("method.insert_at", self.insert_at, "a task that reads two texts",
                                      "use start, end or appended for one text")  # fmt: skip
@@ -74,21 +79,77 @@ class Wording:
         ids = tuple(encoded["input_ids"])
         segments = tuple(encoded["token_type_ids"]) if "token_type_ids" in encoded else None
         parts = tuple(encoded["parts"]) if "parts" in encoded else None
+        offsets = self._placed(encoded, self.task.for_encoder(texts)[-1], example.offset)
         if self.insert_at == "appended":  # text </s> prompt </s>: both separators are tokens of the row
             assert self._separator is not None
             ids = (*ids, self._separator, self._separator)
             segments = segments and (*segments, segments[-1], segments[-1])
             parts = parts and (*parts, -1, -1)
-        return Tokens(ids, segments, self._insertion(ids, parts), is_truncated=is_truncated, parts=parts)
+            offsets = offsets and (*offsets, NOWHERE, NOWHERE)
+        insertion = self._insertion(ids, parts)
+        return Tokens(ids, segments, insertion, is_truncated=is_truncated, parts=parts, offsets=offsets)
 
-    def _encode(self, texts: tuple[str, ...]) -> dict[str, list[int]]:
+    def windows(self, example: Example, overlap: float = 0.0) -> list[Example]:
+        """The example with its last text in windows that fit the limit, cut between words; itself if it fits.
+
+        `overlap` is the share of a window that the next one begins with. Spans are those inside the window.
+        """
+        if len(self._encode(example.texts)["input_ids"]) <= self.limit:
+            return [example]
+        *others, text = example.texts
+        bare = len(self._encode((*others, ""))["input_ids"])
+        words = [match.span() for match in re.finditer(r"\S+", text)]
+        sizes = [len(self.tokenizer.tokenize(f" {text[start:end]}")) for start, end in words]
+        room = max(1, self.limit - bare - (2 if self.insert_at == "appended" else 0))
+        found = []
+        first = 0
+        while first < len(words):
+            last, used = first, 0
+            while last < len(words) and (used + sizes[last] <= room or last == first):
+                used += sizes[last]
+                last += 1
+            start, end = words[first][0], words[last - 1][1]
+            spans = tuple(replace(span, start=span.start - start, end=span.end - start)
+                          for span in example.spans if start <= span.start and span.end <= end)  # fmt: skip
+            found.append(replace(example, texts=(*others, text[start:end]), spans=spans, offset=example.offset + start))
+            if last == len(words):
+                break
+            first = max(first + 1, last - int(overlap * (last - first)))
+        return found
+
+    def _placed(self, encoded: dict[str, Any], text: str, offset: int) -> tuple[tuple[int, int], ...] | None:
+        """Where in the whole last text each token stands; tokens that stand nowhere in it have -1."""
+        if self.places is None:
+            return None
+        found = []
+        seen = -1  # the end of the last word that has a token
+        for (start, end), is_last in zip(encoded["offset_mapping"], encoded["is_last"], strict=True):
+            while start < end and text[start].isspace():  # byte-level pieces begin with their space
+                start += 1
+            if not is_last or start == end:
+                found.append(NOWHERE)
+                continue
+            if self.places == "words":
+                word = _word_at(text, start)
+                if word[0] < seen:
+                    found.append(NOWHERE)
+                    continue
+                start, end = word
+                seen = end
+            found.append((start + offset, end + offset))
+        return tuple(found)
+
+    def _encode(self, texts: tuple[str, ...]) -> dict[str, Any]:
         if self.kind == "encoder":
-            last = texts[-1] + self.suffix
-            pair = (texts[0], last) if len(texts) == 2 else (last,)
-            found = self.tokenizer(*pair, verbose=False)
-            if len(texts) == 1:
-                return dict(found)
-            return {**found, "parts": [-1 if part is None else part for part in found.sequence_ids(0)]}
+            *first, last = self.task.for_encoder(texts)
+            found = self.tokenizer(*first, last + self.suffix, verbose=False, return_offsets_mapping=bool(self.places))
+            encoded = dict(found)
+            if self.places or first:
+                parts = found.sequence_ids(0)
+                encoded["is_last"] = [part == len(first) for part in parts]
+                if first:
+                    encoded["parts"] = [-1 if part is None else part for part in parts]
+            return encoded
         cue = ANSWER_CUE if self.kind == "decoder" and self.writes_answer else ""
         encoded = dict(self.tokenizer(self.task.source(texts) + self.suffix + cue, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
@@ -140,6 +201,16 @@ class Wording:
         return last
 
 
+def _word_at(text: str, place: int) -> tuple[int, int]:
+    """The word, between spaces, that a character belongs to."""
+    start = end = place
+    while start > 0 and not text[start - 1].isspace():
+        start -= 1
+    while end < len(text) and not text[end].isspace():
+        end += 1
+    return start, end
+
+
 def answer_tokens(tokenizer: Any, kind: Kind, words: str) -> tuple[int, ...]:
     """Tokens of an answer as a backbone of that kind writes it, closed by the end token."""
     if kind == "decoder":
@@ -165,14 +236,27 @@ def collate(rows: Sequence[Tokens], pad_id: int, side: PaddingSide = "right") ->
     has_parts = any(row.parts is not None for row in rows)
     parts = [row.parts or (-1,) * len(row.ids) for row in rows]
     labels = [row.label for row in rows if row.label is not None]
+    has_token_labels = any(row.token_labels is not None for row in rows)
+    token_labels = [row.token_labels or (NO_LABEL,) * len(row.ids) for row in rows]
     return Batch(
         ids, mask, _padded(segments, 0, side)[0] if has_segments else None,
         torch.tensor([row.insert_at for row in rows]), target_ids, target_mask,
         torch.tensor(labels) if len(labels) == len(rows) else None,
         _padded(parts, -1, side)[0] if has_parts else None,
+        _stacked_offsets(rows, side),
+        _padded(token_labels, NO_LABEL, side)[0] if has_token_labels else None,
         stacked_representations(rows),
         collate([row.plain for row in rows if row.plain is not None], pad_id, side) if rows[0].plain else None,
     )  # fmt: skip
+
+
+def _stacked_offsets(rows: Sequence[Tokens], side: PaddingSide) -> Tensor | None:
+    """Where tokens stand in the last text, where rows know it. [B T 2]"""
+    if all(row.offsets is None for row in rows):
+        return None
+    places = [row.offsets or (NOWHERE,) * len(row.ids) for row in rows]
+    edges = [_padded([tuple(place[edge] for place in row) for row in places], -1, side)[0] for edge in (0, 1)]
+    return torch.stack(edges, dim=2)
 
 
 def stacked_representations(rows: Sequence[Tokens]) -> Tensor | None:

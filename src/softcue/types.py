@@ -53,6 +53,8 @@ class Tokens:
     label: int | float | None = None
     is_truncated: bool = False
     parts: tuple[int, ...] | None = None  # per token: 0 first text, 1 second text, -1 neither
+    offsets: tuple[tuple[int, int], ...] | None = None  # per token: its characters in the last text, -1 if none
+    token_labels: tuple[int, ...] | None = None  # per token, for readouts that answer at every token; -100: no answer
     representation: Tensor | None = field(default=None, compare=False)  # [R] M(x), for those who ask for it
     plain: Tokens | None = None  # what M(x) reads, for those who compute it anew in every step
 
@@ -69,6 +71,8 @@ class Batch:
     target_mask: Tensor  # [B U] bool
     labels: Tensor | None = None  # [B] long (class) or float (score)
     parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither; where rows have two texts
+    offsets: Tensor | None = None  # [B T 2] characters of the last text a token stands for, -1 if none
+    token_labels: Tensor | None = None  # [B T] -100 where a token has no answer
     representation: Tensor | None = None  # [B R] M(x), where every row has one
     plain: Batch | None = None  # what M(x) reads, where it is computed anew in every step
 
@@ -127,6 +131,7 @@ class Prediction:
     scores: Mapping[str, float] | None = None  # a probability per label, where the readout has them
     spans: tuple[Span, ...] | None = None  # in the last text as it was given, for answers that stand in it
     strength: float = 0.0  # log-likelihood of a span, by which windows of one text are compared
+    is_illegal: bool = False  # written text that is no answer: no label, no number, nothing that stands in the text
 
     def as_dict(self) -> dict[str, object]:
         """The fields that are set, for JSON.

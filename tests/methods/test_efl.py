@@ -114,7 +114,7 @@ def test_tasks_of_two_texts_are_read_as_they_are() -> None:
     assert model.unfold(example) == [example]
     assert model.readout.task.label_names == ("same", "other")
     answer = Prediction("same", scores={"same": 1.0, "other": 0.0})
-    assert model.fold([answer]) == answer
+    assert model.fold(example, [answer]) == answer
 
 
 @pytest.mark.parametrize(

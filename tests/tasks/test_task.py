@@ -62,12 +62,13 @@ def test_encoders_read_two_columns_as_they_are_and_more_as_one_text_or_by_templa
 
 
 def test_a_referent_is_never_in_what_a_text_to_text_backbone_reads() -> None:
-    task = Task(name="t", kind="referent", text=("text", "candidate"))
+    labels = {"true": Label(words="yes"), "false": Label(words="no")}
+    task = Task(name="t", kind="referent", text=("text", "candidate"), labels=labels, positive="true")
     assert task.source(("*He* left.", "Ben")) == "*He* left."
-    assert (
-        Task(name="t", kind="referent", text=("text", "candidate"), template="who: {text}").source(("a", "b"))
-        == "who: a"
-    )
+    worded = Task(**task.model_dump() | {"template": "who: {text}"})
+    assert worded.source(("a", "b")) == "who: a"
+    with pytest.raises(ValidationError, match="which of them says"):
+        Task(name="t", kind="referent", text=("text", "candidate"), labels=labels)
 
 
 def test_values_of_data_files_stand_for_labels() -> None:

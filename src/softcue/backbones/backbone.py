@@ -198,7 +198,7 @@ class Backbone:
         target_ids = batch.target_ids if with_target else batch.target_ids[:, :0]
         placed = layout.place(tokens, embeds, self.embed(target_ids)).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
-        return _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts)
+        return _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The weights that take part, by name; an encoder's are those that make its hidden states."""

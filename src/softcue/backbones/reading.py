@@ -44,6 +44,7 @@ class Reading(ABC):
     ids: Tensor  # [B T] source tokens
     prompt: Prompt | None
     parts: Tensor | None = None  # [B T] which of two texts a token belongs to
+    offsets: Tensor | None = None  # [B T 2] characters of the last text, -1 if none
     known_features: Tensor | None = None  # [B R] where nothing trained stands between text and head: no pass needed
     _hidden: Tensor | None = None  # [B S D]
 
@@ -95,6 +96,7 @@ class Reading(ABC):
             segments=None if self.segments is None else self.segments[index],
             ids=self.ids[index],
             parts=None if self.parts is None else self.parts[index],
+            offsets=None if self.offsets is None else self.offsets[index],
             known_features=None if self.known_features is None else self.known_features[index],
             prompt=self._prompt_rows(index),
             _hidden=None if self._hidden is None else self._hidden[index],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from softcue.backbones import Backbone
-from softcue.evaluation.metrics import METRICS_OF, NUMBER_METRICS
+from softcue.evaluation.metrics import Outcome, check_metric, scores_of
 from softcue.methods import TaskModel, by_model, predict_mixed
 from softcue.tasks import Task
 from softcue.tokens import by_length
@@ -18,10 +20,10 @@ class Evaluation:
     """Scores of one task on some rows, and what else a reader should know of them."""
 
     scores: dict[str, float]
-    main: float  # the task's own metric
+    main: float  # the task's own metric, or the mean of them: what early stopping watches
     num_rows: int
     num_truncated: int
-    num_illegal: int  # generated answers that are no label
+    num_illegal: int  # answers the task or the row does not allow; they count as wrong
     predicted_labels: dict[str, int]
     num_true_labels: int = 0
 
@@ -29,6 +31,16 @@ class Evaluation:
     def has_collapsed(self) -> bool:
         """Whether every row got the same label although the truth has several."""
         return len(self.predicted_labels) == 1 and self.num_true_labels > 1
+
+    @property
+    def illegal_share(self) -> float:
+        """Illegal answers among all rows, from 0 to 1.
+
+        Example:
+            >>> Evaluation({}, 0.0, num_rows=8, num_truncated=0, num_illegal=2, predicted_labels={}).illegal_share
+            0.25
+        """
+        return self.num_illegal / self.num_rows if self.num_rows else 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,10 @@ def predict(
             answers[number] = answer
     in_order = iter([answer for answer in answers if answer is not None])
     return Predicted(
-        [model.fold([next(in_order) for _ in own]) for model, own in zip(models, unfolded, strict=True)],
+        [
+            model.fold(example, [next(in_order) for _ in own])
+            for (model, example), own in zip(requests, unfolded, strict=True)
+        ],
         sum(tokens.is_truncated for _, tokens in rows),
     )
 
@@ -77,17 +92,25 @@ def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], 
 
 
 def score(task: Task, answers: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0) -> Evaluation:
-    """All metrics of the task's kind."""
-    scores: dict[str, float] = {}
-    if task.kind == "regression":
-        values = [answer.value or 0.0 for answer in answers]
-        truths = [float(example.target or 0.0) for example in examples]
-        scores = {name: metric(values, truths) for name, metric in NUMBER_METRICS.items()}
-        return Evaluation(scores, scores[task.main_metric], len(examples), num_truncated, 0, {})
-    labels = [str(answer.label) for answer in answers]
-    wanted = [str(example.target) for example in examples]
-    scores = {name: metric(labels, wanted) for name, metric in METRICS_OF[task.kind].items()}
-    counts = {label: labels.count(label) for label in sorted(set(labels))} if task.labels else {}
-    illegal = sum(label not in task.labels for label in labels) if task.labels else 0
-    num_true = len(set(wanted)) if task.labels else 0
-    return Evaluation(scores, scores[task.main_metric], len(examples), num_truncated, illegal, counts, num_true)
+    """All metrics of the task's kind that say something of these rows.
+
+    Example:
+        >>> from softcue.tasks import Label
+        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")}, metric="accuracy+macro_f1")
+        >>> score(task, [Prediction("a"), Prediction("nonsense")], [Example(("x",), "a"), Example(("y",), "b")]).main
+        50.0
+    """
+    check_metric(task)
+    rows = Outcome.of(task, answers, examples)
+    scores = scores_of(rows)
+    has_labels = bool(task.has_classes and task.labels)
+    counts = Counter(str(answer.label) for answer in answers) if has_labels else {}
+    return Evaluation(
+        scores,
+        main=fmean(scores[name] for name in task.main_metrics),
+        num_rows=len(examples),
+        num_truncated=num_truncated,
+        num_illegal=sum(rows.is_illegal),
+        predicted_labels=dict(sorted(counts.items())),
+        num_true_labels=len(set(rows.true)) if has_labels else 0,
+    )

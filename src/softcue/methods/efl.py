@@ -80,4 +80,4 @@ class EFL(FineTuning):
         if task.kind != "classification":
             raise ConfigurationError("method.name", "efl", f"a classification task ({task.name} is {task.kind})",
                                      "use fine-tuning")  # fmt: skip
-        return Entailment(task) if len(task.text) == 1 else None
+        return Entailment(task) if task.num_sentences == 1 else None

@@ -66,7 +66,7 @@ class TaskModel(nn.Module):
                                      f"set readout.head=linear: {method.config.name} is one linear layer")  # fmt: skip
         self.wording = Wording(
             readout.task, backbone.tokenizer, backbone.kind, room, method.insert_at, readout.suffix,
-            readout.writes_answer,
+            readout.writes_answer, readout.places,
         )  # fmt: skip
         # Where nothing trained stands between text and head, what the head reads is known in advance.
         self.knows_features = readout.summary is not None and not method.changes_reading
@@ -74,17 +74,27 @@ class TaskModel(nn.Module):
         if self.knows_features and readout.summary is not None:
             self.representation = Representation("backbone", readout.summary)
 
-    def unfold(self, example: Example) -> list[Example]:
-        """The example as it is put to the backbone: itself, or the questions it is rewritten as."""
+    def _asked(self, example: Example) -> list[Example]:
+        """The example itself, or the questions it is rewritten as."""
         return [example] if self.rewriting is None else self.rewriting.unfold(example)
 
-    def unfolded(self, examples: Sequence[Example]) -> list[Example]:
-        """All examples as they are put to the backbone."""
-        return [part for example in examples for part in self.unfold(example)]
+    def unfold(self, example: Example) -> list[Example]:
+        """The example as it is put to the backbone: rewritten as questions, long ones in windows."""
+        return [piece for asked in self._asked(example) for piece in self.readout.unfold(asked, self.wording)]
 
-    def fold(self, answers: Sequence[Prediction]) -> Prediction:
+    def lessons(self, examples: Sequence[Example]) -> list[Example]:
+        """All examples as they are put to the backbone in training."""
+        return [piece for example in examples for lesson in self.readout.lessons(example)
+                for piece in self.unfold(lesson)]  # fmt: skip
+
+    def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
         """The answers to an unfolded example as one."""
-        return answers[0] if self.rewriting is None else self.rewriting.fold(answers)
+        left = iter(answers)
+        folded = [
+            self.readout.fold(asked, [next(left) for _ in self.readout.unfold(asked, self.wording)])
+            for asked in self._asked(example)
+        ]
+        return folded[0] if self.rewriting is None else self.rewriting.fold(folded)
 
     def rows(self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False) -> list[Tokens]:
         """Unfolded examples as tokens, with M(x) where the method reads it."""
@@ -103,7 +113,7 @@ class TaskModel(nn.Module):
 
     def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
         """Begin with the head that is best without the method: what the method learns comes on top."""
-        unfolded = self.unfolded(examples)
+        unfolded = self.lessons(examples)
         answers = [self.readout.answered(self.wording.source(example), example).label for example in unfolded]
         summary = Representation("backbone", self.readout.summary or backbone.natural_pooling)
         features = represented(summary, backbone, self.readout.task, unfolded, self.max_length)  # [N R]

@@ -6,6 +6,7 @@ cannot come out; `greedy` and `beam` write freely, as the paper's models do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,12 +15,17 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, Reading
 from softcue.errors import BackboneError, ConfigurationError
+from softcue.readouts.places import located, written
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
 from softcue.tokens import answer_tokens
-from softcue.types import Batch, Example, Prediction, Tokens
+from softcue.types import Batch, Example, Prediction, Span, Tokens
 
 RANKED_AT_ONCE = 256  # candidate strings scored in one decoder pass
+DETERMINERS = frozenset(
+    ("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their",
+     "these", "this", "those", "which", "whose", "your")
+)  # fmt: skip
 
 
 class Generation(Readout):
@@ -37,12 +43,12 @@ class Generation(Readout):
             )  # fmt: skip
         self.tokenizer, self.kind = backbone.tokenizer, backbone.kind
         self.ranks = config.decoding == "rank"
-        if self.ranks and task.kind != "classification":
+        self.choices = _choices(task)
+        if self.ranks and not self.choices:
             raise ConfigurationError("readout.decoding", "rank", "a task with a closed set of labels",
                                      "use greedy or beam")  # fmt: skip
         self.shared_pass = "answers" if self.ranks else "hidden" if backbone.kind == "encoder-decoder" else None
-        _check_words(task)
-        self.candidates = [torch.tensor(self._answer(words)) for words in task.label_words]
+        self.candidates = [torch.tensor(self._answer(words)) for words in self.choices]
         self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
 
     @property
@@ -51,10 +57,32 @@ class Generation(Readout):
         longest = max((len(candidate) for candidate in self.candidates), default=0)
         return longest if self.ranks else max(longest, self.config.max_new_tokens)
 
+    def lessons(self, example: Example) -> list[Example]:
+        """One per right answer where a row names its options; only what is true of referents."""
+        if self.task.kind == "referent":
+            return [example] if example.target == self.task.positive else []
+        if example.options:  # as T5's preprocessing of ReCoRD
+            return [replace(example, target=answer) for answer in example.answers]
+        return [example]
+
+    def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
+        """What was written, as the task's answer; places in the text where it has any."""
+        answer = answers[0]
+        text = (answer.label or "").strip()
+        if self.task.kind == "referent":
+            is_same = same_referent(text, example.texts[-1])
+            return Prediction(next(name for name in self.task.labels if (name == self.task.positive) == is_same))
+        if self.task.kind == "tags":
+            spans, is_usable = located(self.task, example, text)
+            return replace(answer, spans=spans, is_illegal=not is_usable)
+        if self.task.kind == "span":
+            start = example.texts[-1].find(text) if text else -1
+            return replace(answer, spans=(Span(start, start + len(text)),) if start >= 0 else ())
+        return answer
+
     def answered(self, tokens: Tokens, example: Example) -> Tokens:
-        """With the tokens of the label's words or of the target text, cut to the room there is."""
-        words = self.task.labels[str(example.target)].words if self.task.labels else str(example.target)
-        ids = self._answer(words)
+        """With the tokens of what is to be written, cut to the room there is."""
+        ids = self._answer(self._wanted(example))
         if len(ids) <= self.max_target_length:
             return replace(tokens, target_ids=ids)
         # The end token stays: a model trained without it would never stop.
@@ -82,27 +110,87 @@ class Generation(Readout):
         found = []
         for rows in torch.arange(len(reading.ids), device=reading.ids.device).split(step):
             probabilities = reading.rows(rows).rank(self.candidates).softmax(dim=-1)  # [B C]
-            found += [label_prediction(self.task, row) for row in probabilities.tolist()]
+            found += [self._chosen(row) for row in probabilities.tolist()]
         return found
 
+    def _chosen(self, probabilities: Sequence[float]) -> Prediction:
+        if self.task.has_classes:
+            return label_prediction(self.task, probabilities)
+        words = max(zip(probabilities, self.choices, strict=True))[1]
+        return Prediction(None, value=float(words))
+
     def _written(self, reading: Reading) -> list[Prediction]:
-        names = {label.words.strip(): name for name, label in self.task.labels.items()}
         texts = [
             self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in reading.generate(self.decoding)
         ]
-        return [Prediction(names.get(text, text)) for text in texts]
+        if self.task.kind == "regression":
+            return [_number(text) for text in texts]
+        return [Prediction(self.choices.get(text, text)) for text in texts]
+
+    def _wanted(self, example: Example) -> str:
+        """What the backbone is to write for an example."""
+        task = self.task
+        if task.kind == "referent":
+            return example.texts[-1]
+        if task.kind == "tags":
+            return written(task, example, example.spans)
+        if task.kind == "regression":
+            assert example.target is not None and task.scale is not None
+            low, _, step = task.scale
+            return _score_text(low, round((float(example.target) - low) / step), step)
+        return task.labels[str(example.target)].words if task.labels else str(example.target)
 
     def _answer(self, words: str) -> tuple[int, ...]:
         return answer_tokens(self.tokenizer, self.kind, words)
 
 
-def _check_words(task: Task) -> None:
-    """Two labels with the same words could not be told apart in what is written."""
-    seen: dict[str, str] = {}
+def _choices(task: Task) -> dict[str, str]:
+    """What may be written -> what it stands for; empty where any text may. No two labels have the same words."""
+    if task.kind == "regression":
+        if task.scale is None:
+            raise ConfigurationError("readout.name", "generation", "a task whose scores are on a scale",
+                                     "use readout.name=regression")  # fmt: skip
+        low, high, step = task.scale
+        scores = [_score_text(low, number, step) for number in range(round((high - low) / step) + 1)]
+        return dict(zip(scores, scores, strict=True))
+    if task.kind != "classification":
+        return {}
+    found: dict[str, str] = {}
     for name, label in task.labels.items():
         words = label.words.strip()
-        if not words or words in seen:
-            trouble = "empty" if not words else f"also the words of '{seen[words]}'"
+        if not words or words in found:
+            trouble = "empty" if not words else f"also the words of '{found[words]}'"
             raise ConfigurationError(f"label words of '{name}'", f"{label.words} ({trouble})",
                                      "words of its own per label", f"set task.label_words.{name}=...")  # fmt: skip
-        seen[words] = name
+        found[words] = name
+    return found
+
+
+def _score_text(low: float, number: int, step: float) -> str:
+    """A score as T5 writes those of STS-B: the nearest step, with one decimal."""
+    return f"{low + number * step:.1f}"
+
+
+def _number(text: str) -> Prediction:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    return Prediction(None, value=value) if math.isfinite(value) else Prediction(text, is_illegal=True)
+
+
+def same_referent(written: str, candidate: str) -> bool:
+    """Whether a written name is the candidate's, by T5's rule for WSC: one's words contain the other's.
+
+    Determiners do not count; a name with a possessive is not the same as one without.
+
+    Example:
+        >>> same_referent("the old dog", "dog"), same_referent("the cat", "dog"), same_referent("Ann's", "Ann")
+        (True, False, False)
+    """
+    words, wanted = (
+        {word for word in text.lower().split() if word not in DETERMINERS} for text in (written, candidate)
+    )
+    if not words or not wanted or ("'" in written) != ("'" in candidate):
+        return False
+    return words <= wanted or wanted <= words

@@ -41,7 +41,7 @@ class PooledHead(Readout):
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
         assert config.pooling != "auto", "settled by make_readout"
-        compares = config.pairs == "compare" and len(task.text) == 2
+        compares = config.pairs == "compare" and task.num_sentences == 2
         self.summary: Summary = "compared" if compares else config.pooling
         num_outputs = 1 if task.kind == "regression" else len(task.labels)
         width = backbone.hidden_width * (2 if compares else 1)

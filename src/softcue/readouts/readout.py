@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from softcue.backbones import Backbone, Reading, Summary
 from softcue.errors import ConfigurationError
 from softcue.tasks import Task
+from softcue.tokens import Places, Wording
 from softcue.types import Batch, Example, Prediction, Tokens
 
 
@@ -24,7 +25,7 @@ class ReadoutConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Literal["auto", "classifier", "regression", "label-words", "generation"] = Field(
+    name: Literal["auto", "classifier", "regression", "label-words", "generation", "span", "tags"] = Field(
         "auto", description="auto: a head on encoders, generation on backbones that write text"
     )
     pooling: Literal["auto", "cls", "mean", "last"] = Field(
@@ -45,7 +46,11 @@ class ReadoutConfig(BaseModel):
         "auto", description="generation: rank scores every label string and is never illegal; auto ranks if it can"
     )
     num_beams: int = Field(4, ge=1, description="generation with decoding=beam")
-    max_new_tokens: int = Field(32, ge=1, description="generation with decoding=greedy or beam")
+    max_new_tokens: int = Field(
+        0,
+        ge=0,
+        description="generation with decoding=greedy or beam; 0: 32, or 96 where every span of a text is written",
+    )
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
 
     @field_validator("mask_phrase")
@@ -71,6 +76,7 @@ class Readout(nn.Module, ABC):
     summary: Summary | None = None  # the one vector per text that a head reads; None: no head, no vector
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
+    places: Places | None = None  # whose places in the text the answer is made of
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__()
@@ -99,6 +105,18 @@ class Readout(nn.Module, ABC):
     def max_target_length(self) -> int:
         """Room a decoder needs behind the text."""
         return 0
+
+    def lessons(self, example: Example) -> list[Example]:
+        """What training makes of an example: itself, several, or nothing."""
+        return [example]
+
+    def unfold(self, example: Example, wording: Wording) -> list[Example]:
+        """The pieces in which an example is read."""
+        return [example]
+
+    def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
+        """The answers to the pieces of an example as one."""
+        return answers[0]
 
     @abstractmethod
     def answered(self, tokens: Tokens, example: Example) -> Tokens:

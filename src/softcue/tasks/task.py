@@ -64,7 +64,7 @@ class Task(BaseModel):
     )
     label: str = Field("label", description="the column with the answer")
     labels: dict[str, Label] = Field(default_factory=dict, description="label -> its words")
-    positive: str = Field("", description="the label whose F1 is the metric `f1`")
+    positive: str = Field("", description="the label whose F1 is the metric `f1`; of referents, what says yes")
     scale: tuple[float, float, float] | None = Field(
         None, description="regression as text: lowest score, highest score, step"
     )
@@ -100,6 +100,8 @@ class Task(BaseModel):
             raise ValueError(f"sentences: the plain {{{self.text[-1]}}} last, because the answer stands in it")
         if unknown := set(self.files) - set(SPLITS) | set(self.published) - set(SPLITS):
             raise ValueError(f"splits {', '.join(SPLITS)}, not {', '.join(sorted(unknown))}")
+        if self.kind == "referent" and (len(self.labels) != 2 or not self.positive):
+            raise ValueError("labels: two, and which of them says that the last text is meant (positive)")
         if self.positive and self.positive not in self.labels:
             raise ValueError(f"positive: one of the labels {list(self.labels)}, not {self.positive}")
         return self

@@ -67,7 +67,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
-        self.rows: list[Tokens] = model.rows(backbone, model.unfolded(train), with_answer=True)
+        self.rows: list[Tokens] = model.rows(backbone, model.lessons(train), with_answer=True)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigurationError(
                 "method.name", model.method.config.name, "something to train: a prompt or a readout with a head",
