@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from softcue import errors
 
 if TYPE_CHECKING:
-    from softcue.api import train
+    from softcue.api import train, train_together
     from softcue.backbones import load_backbone
     from softcue.cue import Cue, load
 
 __version__ = "0.1.0"
-__all__ = ["Cue", "__version__", "errors", "load", "load_backbone", "train"]
+__all__ = ["Cue", "__version__", "errors", "load", "load_backbone", "train", "train_together"]
 
 _HOMES = {
     "train": "softcue.api",
+    "train_together": "softcue.api",
     "load": "softcue.cue",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",

@@ -12,6 +12,9 @@ def model_card(record: CueRecord, name: str) -> str:
         "classification": f"one of {len(task.labels)} labels",
         "regression": "a number",
         "generation": "a text",
+        "span": f"a piece of `{task.text[-1]}`",
+        "tags": f"pieces of the text, each one of {len(task.labels)} labels",
+        "referent": f"whether `{task.text[-1]}` is what the marked pronoun stands for",
     }[task.kind]
     reads = " and ".join(f"`{column}`" for column in task.text)
     lines = [
@@ -28,7 +31,7 @@ def model_card(record: CueRecord, name: str) -> str:
         "import softcue",
         "",
         f'cue = softcue.load("{name}")',
-        f"print(cue.predict({_call(len(task.text))})[0])",
+        f"print(cue.predict([{_text(len(task.text))}])[0])",
         "```",
         f"or `softcue predict {name} --input FILE` with column(s) {reads}.",
         "",
@@ -63,8 +66,12 @@ def model_card(record: CueRecord, name: str) -> str:
         "## Limits",
         "",
         "It was trained and scored on the rows named above; texts of another kind or language may be "
-        "answered wrongly with confidence. Scores are probabilities among the labels it knows: there is no "
-        'label for "none of these".',
+        "answered wrongly with confidence."
+        + (
+            ' Scores are probabilities among the labels it knows: there is no label for "none of these".'
+            if task.has_classes
+            else ""
+        ),
     ]
     if task.citation or task.licence:
         licence = f"Licence: {task.licence}" if task.licence else ""
@@ -72,8 +79,9 @@ def model_card(record: CueRecord, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _call(num_texts: int) -> str:
-    return '["..."]' if num_texts == 1 else '[("...", "...")]'
+def _text(num_texts: int) -> str:
+    texts = ", ".join(['"..."'] * num_texts)
+    return texts if num_texts == 1 else f"({texts})"
 
 
 def _score(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A run's configuration: five sections, merged from presets, a YAML file, flags and dotted overrides."""
+"""A run's configuration: six sections, merged from presets, a YAML file, flags and dotted overrides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from softcue.errors import ConfigurationError, near_matches
 from softcue.methods import METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
 from softcue.tasks.task import TaskKind, text_columns
-from softcue.training import TrainingConfig
+from softcue.training import MixtureConfig, TrainingConfig
 
 Settings = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
@@ -29,13 +29,15 @@ class TaskConfig(BaseModel):
     # A column or a label may be called 1, which YAML reads as a number.
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
-    name: str = Field("", description="a task of `softcue tasks`, or a name for one's own")
-    train: str = Field("", description="training rows: csv, tsv, jsonl, parquet, or hub:NAME@SPLIT")
+    name: str = Field("", description="a task of `softcue tasks`, a task file (.yaml), or a name for one's own")
+    data: str = Field("", description="a folder with a task's published files; else its rows come from the hub")
+    train: str = Field("", description="training rows: csv, tsv, json, jsonl (also .gz), parquet, hub:NAME@SPLIT")
     validation: str = Field("", description="validation rows; without them a share of the training rows is held out")
     test: str = Field("", description="test rows, scored once at the end")
-    text: tuple[str, ...] = Field((), description="the column to read, or two of them")
+    text: tuple[str, ...] = Field((), description="the column to read, or several of them")
     label: str = Field("", description="the column with the answer")
-    kind: TaskKind | None = Field(None, description="classification, regression or generation")
+    format: str = Field("", description="how the files are laid out: squad, conll, semeval, ...; empty: a row each")
+    kind: TaskKind | None = Field(None, description="classification, regression, generation, span, tags or referent")
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
     label_descriptions: dict[str, str] = Field(
         default_factory=dict, description="label -> what it means, in a sentence"
@@ -51,6 +53,7 @@ class TaskConfig(BaseModel):
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
     validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
+    skip_bad_rows: bool = Field(False, description="leave out rows that cannot be used instead of stopping")
     sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
 
     @field_validator("text", mode="before")
@@ -73,6 +76,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "method": MethodConfig,
     "readout": ReadoutConfig,
     "training": TrainingConfig,
+    "mixture": MixtureConfig,
 }
 
 
@@ -85,6 +89,7 @@ class RunConfig:
     method: MethodConfig
     readout: ReadoutConfig
     training: TrainingConfig
+    mixture: MixtureConfig
 
     def as_settings(self) -> Settings:
         """Plain values, for YAML and JSON."""
@@ -190,6 +195,7 @@ def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
         method=_checked("method", METHODS[method_name].Config, whole),
         readout=_checked("readout", ReadoutConfig, whole),
         training=_checked("training", TrainingConfig, whole),
+        mixture=_checked("mixture", MixtureConfig, whole),
     )
 
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
 from softcue.card import model_card
 from softcue.configuration import method_config
+from softcue.data import rows_to_score
 from softcue.errors import ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation, evaluate, predict
+from softcue.evaluation import Evaluation, predict
 from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
 from softcue.methods import METHODS, TaskModel, make_task_model
 from softcue.record import TRY_AGAIN, CueRecord, read_record, record_digest
@@ -31,6 +32,7 @@ from softcue.tasks import Source, Task, examples_from
 from softcue.types import Counts, Example, Prediction
 
 Text = str | Sequence[str]
+DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
 
 
 class Cue:
@@ -78,9 +80,18 @@ class Cue:
             warnings.warn(f"{found.num_truncated} of {len(requests)} texts were cut to {limit} tokens", stacklevel=2)
         return found.answers
 
-    def evaluate(self, data: Source, batch_size: int = 64) -> Evaluation:
-        """Scores on rows with known answers: a file, a DataFrame or a list of dictionaries."""
-        return evaluate(self.backbone, self.model, examples_from(data, self.task), batch_size)
+    def evaluate(
+        self, data: Source | None = None, batch_size: int = 64, *, task: str = "", split: str = "", num_rows: int = 0
+    ) -> Evaluation:
+        """Scores on rows with known answers: a file, a DataFrame, a list of dictionaries, or another task's rows.
+
+        Example:
+            cue.evaluate("held-out.csv").main
+            cue.evaluate("../data", task="mrpc").scores     # out of domain: a folder with MRPC's published files
+        """
+        test = rows_to_score(self.task, data, task, split, num_rows)
+        found = predict(self.backbone, [(self.model, example) for example in test.examples], batch_size)
+        return test.transfer.score(found.answers, test.examples, found.num_truncated)
 
     def examples(self, texts: Any) -> list[Example]:
         """Whatever `predict` takes, as checked examples."""
@@ -230,4 +241,4 @@ def _checked_tensors(folder: Path, record: CueRecord, model: TaskModel) -> dict[
 
 def _names_a_file(text: str) -> bool:
     """A path to rows rather than a text to read: a data suffix and an existing file."""
-    return text.lower().endswith((".csv", ".tsv", ".jsonl", ".parquet")) and os.path.isfile(text)
+    return text.lower().endswith(DATA_SUFFIXES) and os.path.isfile(text)

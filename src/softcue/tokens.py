@@ -70,10 +70,9 @@ class Wording:
     def source(self, example: Example) -> Tokens:
         """Tokens of the source text, cut to the limit where it is too long."""
         texts = example.texts
-        limit = self.limit - (2 if self.insert_at == "appended" else 0)
         encoded = self._encode(texts)
-        is_truncated = len(encoded["input_ids"]) > limit
-        while (excess := len(encoded["input_ids"]) - limit) > 0:
+        is_truncated = len(encoded["input_ids"]) > self._text_limit
+        while (excess := len(encoded["input_ids"]) - self._text_limit) > 0:
             texts = self._shortened(texts, excess)
             encoded = self._encode(texts)
         ids = tuple(encoded["input_ids"])
@@ -94,21 +93,23 @@ class Wording:
 
         `overlap` is the share of a window that the next one begins with. Spans are those inside the window.
         """
-        if len(self._encode(example.texts)["input_ids"]) <= self.limit:
-            return [example]
         *others, text = example.texts
-        bare = len(self._encode((*others, ""))["input_ids"])
+        if self._size(*others, text) <= self._text_limit:
+            return [example]
         words = [match.span() for match in re.finditer(r"\S+", text)]
         sizes = [len(self.tokenizer.tokenize(f" {text[start:end]}")) for start, end in words]
-        room = max(1, self.limit - bare - (2 if self.insert_at == "appended" else 0))
+        room = self._text_limit - self._size(*others, "")
         found = []
         first = 0
         while first < len(words):
-            last, used = first, 0
-            while last < len(words) and (used + sizes[last] <= room or last == first):
+            last, used = first + 1, sizes[first]
+            while last < len(words) and used + sizes[last] <= room:
                 used += sizes[last]
                 last += 1
             start, end = words[first][0], words[last - 1][1]
+            while last > first + 1 and self._size(*others, text[start:end]) > self._text_limit:
+                last -= 1  # a first word may have more pieces than the same word behind a space
+                end = words[last - 1][1]
             spans = tuple(replace(span, start=span.start - start, end=span.end - start)
                           for span in example.spans if start <= span.start and span.end <= end)  # fmt: skip
             found.append(replace(example, texts=(*others, text[start:end]), spans=spans, offset=example.offset + start))
@@ -117,6 +118,14 @@ class Wording:
             first = max(first + 1, last - int(overlap * (last - first)))
         return found
 
+    def _size(self, *texts: str) -> int:
+        return len(self._encode(texts)["input_ids"])
+
+    @property
+    def _text_limit(self) -> int:
+        """What is left of the limit beside the separators around an appended prompt."""
+        return self.limit - (2 if self.insert_at == "appended" else 0)
+
     def _placed(self, encoded: dict[str, Any], text: str, offset: int) -> tuple[tuple[int, int], ...] | None:
         """Where in the whole last text each token stands; tokens that stand nowhere in it have -1."""
         if self.places is None:
@@ -124,7 +133,7 @@ class Wording:
         found = []
         seen = -1  # the end of the last word that has a token
         for (start, end), is_last in zip(encoded["offset_mapping"], encoded["is_last"], strict=True):
-            while start < end and text[start].isspace():  # byte-level pieces begin with their space
+            while is_last and start < end and text[start].isspace():  # byte-level pieces begin with their space
                 start += 1
             if not is_last or start == end:
                 found.append(NOWHERE)

@@ -18,7 +18,7 @@ from softcue.evaluation import predict
 from softcue.methods import METHODS, TaskModel, predict_mixed
 from softcue.tasks import Label, Task
 from softcue.tokens import PaddingSide, collate
-from softcue.training import Trainer, TrainingConfig
+from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.types import Batch, Example, Instance, LayerPrompt, Prompt, Tokens
 
 FAMILIES = ENCODERS + ENCODER_DECODERS + DECODERS
@@ -249,7 +249,7 @@ def test_training_changes_only_tunable_numbers(family: str, case: str) -> None:
     before = {name: value.clone() for name, value in backbone.model.state_dict().items()}
     numbers = {name: value.clone() for name, value in model.named_parameters()}
     config = TrainingConfig(steps=2, batch_size=3, prompt_rate=0.1, network_rate=0.1)
-    Trainer(backbone, model, EXAMPLES, EXAMPLES, config)._step()
+    Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], config)._step()
     for name, value in backbone.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     for parameter in backbone.model.parameters():

@@ -15,7 +15,7 @@ from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.tasks import Label, Task
 from softcue.tokens import collate
-from softcue.training import Trainer, TrainingConfig
+from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.types import Example, Prediction
 
 ROWS = [
@@ -55,7 +55,9 @@ def test_the_shared_backbone_stays_the_same_to_the_bit_while_its_twin_learns(fam
     before = state_of(backbone)
     model = make_model(backbone, "fine-tuning", dropout=dropout)
     started = {name: value.clone() for name, value in model.method.state_dict().items()}
-    Trainer(backbone, model, EXAMPLES, EXAMPLES, TrainingConfig(steps=2, batch_size=3, network_rate=0.01)).run()
+    Trainer(
+        backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=2, batch_size=3, network_rate=0.01)
+    ).run()
     assert all(torch.equal(value, before[name]) for name, value in backbone.model.state_dict().items())
     assert not any(value.requires_grad or value.grad is not None for value in backbone.model.parameters())
     assert not backbone.model.training
@@ -109,7 +111,9 @@ def test_tied_weights_stay_tied_in_the_twin(family: str, tied: list[str]) -> Non
     words = backbone.model.get_submodule(tied[0]).weight
     assert all(backbone.model.get_submodule(path).weight is words for path in tied)
     model = make_model(backbone, "fine-tuning")
-    Trainer(backbone, model, EXAMPLES, EXAMPLES, TrainingConfig(steps=1, batch_size=5, network_rate=0.01)).run()
+    Trainer(
+        backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=1, batch_size=5, network_rate=0.01)
+    ).run()
     twin = twin_of(model, backbone)
     own = twin.get_submodule(tied[0]).weight
     assert own is not words
@@ -193,6 +197,6 @@ def test_a_bfloat16_backbone_is_fine_tuned_in_float32(readout: str) -> None:
     model = make_model(backbone, "fine-tuning", task=WORDS, readout={"name": readout})
     assert {value.dtype for value in model.method.parameters()} == {torch.float32}
     rows = [Example(example.texts, "ab"[number % 2]) for number, example in enumerate(EXAMPLES)]
-    Trainer(backbone, model, rows, rows, TrainingConfig(steps=1, batch_size=5)).run()
+    Trainer(backbone, [Studied(model, rows, rows)], TrainingConfig(steps=1, batch_size=5)).run()
     assert backbone.dtype == torch.bfloat16
     assert len(answers(model, backbone)) == len(EXAMPLES)

@@ -18,7 +18,7 @@ from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.evaluation import predict
 from softcue.tasks import Task
-from softcue.training import Trainer, TrainingConfig
+from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.types import Example
 
 WORDS = ["invoice", "parcel", "account", "order", "refund", "sign", "late", "wrong", "twice", "phone", "never", "badge"]
@@ -114,7 +114,7 @@ def test_a_class_without_training_rows_never_answers() -> None:
     names = {"billing": "a", "delivery": "c"}
     train = [Example((row["text"],), names[row["label"]]) for row in some(TRAIN, [*names])]
     model = make_model(backbone, "linear-probe", task=task)
-    Trainer(backbone, model, train, train, TrainingConfig()).run()
+    Trainer(backbone, [Studied(model, train, train)], TrainingConfig()).run()
     answers = predict(backbone, [(model, Example((row["text"],))) for row in TRAIN + TEST]).answers
     assert {answer.label for answer in answers} == {"a", "c"}
     assert all((answer.scores or {})["b"] < 1e-6 for answer in answers)

@@ -24,7 +24,7 @@ from softcue.evaluation import evaluate, predict
 from softcue.methods import TaskModel, predict_mixed
 from softcue.prompts import VIP
 from softcue.tokens import collate
-from softcue.training import Result, Trainer, TrainingConfig, loop
+from softcue.training import Result, Studied, Trainer, TrainingConfig, loop
 
 Settings = dict[str, Any]
 TEXTS = [example.texts[0] for example in EXAMPLES]
@@ -367,7 +367,7 @@ def result_of(model: TaskModel, **training: object) -> Result:
     """A short run that leaves prompts and networks as they are."""
     settings = {"steps": 3, "batch_size": 4, "prompt_rate": 0.0, "network_rate": 0.0, "evaluate_every": 3}
     config = TrainingConfig.model_validate({**settings, **training})
-    return Trainer(tiny("bert"), model, EXAMPLES, EXAMPLES, config).run()
+    return Trainer(tiny("bert"), [Studied(model, EXAMPLES, EXAMPLES)], config).run()
 
 
 def worries(warnings: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from softcue.backbones import Backbone, Decoding, Reading
 from softcue.errors import ConfigurationError
 from softcue.methods import METHODS, TaskModel
 from softcue.tokens import collate
-from softcue.training import Trainer, TrainingConfig
+from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.types import Batch
 
 D, M, LAYERS = 32, 8, 3
@@ -303,7 +303,9 @@ def test_norms_and_all_other_weights_of_the_backbone_stay_frozen(case: str) -> N
     model = make_model(backbone, case)
     assert not any("norm" in name.lower() for name, _ in model.method.named_parameters())
     numbers = {name: value.clone() for name, value in model.method.state_dict().items()}
-    Trainer(backbone, model, EXAMPLES, EXAMPLES, TrainingConfig(steps=2, batch_size=5, network_rate=0.1)).run()
+    Trainer(
+        backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=2, batch_size=5, network_rate=0.1)
+    ).run()
     assert all(torch.equal(value, before[name]) for name, value in backbone.model.state_dict().items())
     assert not any(value.requires_grad for value in backbone.model.parameters())
     assert all(not torch.equal(value, numbers[name]) for name, value in model.method.state_dict().items())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -12,13 +13,16 @@ import pyarrow.parquet
 import pytest
 
 from softcue.errors import DataError, MissingExtraError
-from softcue.tasks.readers import read_rows
+from softcue.tasks import readers
+from softcue.tasks.readers import name_of, read_rows
 
 ROWS = [{"text": "hello there", "label": "greeting"}, {"text": "see you", "label": "farewell"}]
 
 
 def values_of(source: Any) -> list[dict[str, object]]:
-    return [dict(row) for _, row in read_rows(source)]
+    found = [row for _, row in read_rows(source)]
+    assert not [str(row) for row in found if isinstance(row, DataError)]
+    return [dict(row) for row in found if not isinstance(row, DataError)]
 
 
 def places_of(source: Any) -> list[str]:
@@ -26,9 +30,16 @@ def places_of(source: Any) -> list[str]:
 
 
 def message_of(source: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        list(read_rows(source))
-    return str(caught.value)
+    """Of the one error, whether it ended the rows or stood in the place of one."""
+    try:
+        [message] = errors_of(source)
+    except DataError as error:
+        return str(error)
+    return message
+
+
+def errors_of(source: Any) -> list[str]:
+    return [str(row) for _, row in read_rows(source) if isinstance(row, DataError)]
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
@@ -42,14 +53,24 @@ def saved(folder: Path, suffix: str) -> Path:
     if suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
         return path
-    if suffix == ".jsonl":
-        return written(folder, path.name, "".join(json.dumps(row) + "\n" for row in ROWS))
-    part = {".csv": ",", ".tsv": "\t"}[suffix.lower()]
-    lines = [part.join(ROWS[0]), *(part.join(row.values()) for row in ROWS)]
-    return written(folder, path.name, "\n".join(lines) + "\n")
+    kind = suffix.lower().removesuffix(".gz")
+    if kind == ".jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    elif kind == ".json":
+        text = json.dumps(ROWS, indent=2)
+    else:
+        part = {".csv": ",", ".v2.csv": ",", ".tsv": "\t"}[kind]
+        text = "\n".join([part.join(ROWS[0]), *(part.join(row.values()) for row in ROWS)]) + "\n"
+    return written(folder, path.name, gzip.compress(text.encode()) if suffix.lower().endswith(".gz") else text)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".CSV", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".csv", ".CSV", ".tsv", ".jsonl", ".json", ".parquet",
+        ".csv.gz", ".tsv.gz", ".jsonl.gz", ".json.gz", ".JSONL.GZ", ".v2.csv",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("as_string", [True, False])
 def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_string: bool) -> None:
     path = saved(tmp_path, suffix)
@@ -107,7 +128,7 @@ def test_json_values_keep_their_types(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl"])
+@pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl", "empty.csv.gz"])
 def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
     assert values_of(written(tmp_path, name, "")) == []
 
@@ -139,6 +160,146 @@ def test_unreadable_line_is_named_with_file_and_reason(
         assert part in message
 
 
+def test_reading_goes_on_after_a_bad_row(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.csv", 'text,label\na,b\nonly\n"x"y,z\nc,d\n')
+    assert places_of(path) == [f"{path}, line {line}" for line in (2, 3, 4, 5)]
+    assert [message.split(":")[0] for message in errors_of(path)] == [f"{path}, line 3", f"{path}, line 4"]
+    path = written(tmp_path, "rows.jsonl", '{"a": \n[1]\n{"a": 1}\n')
+    assert places_of(path) == [f"{path}, line {line}" for line in (1, 2, 3)]
+    assert len(errors_of(path)) == 2
+    assert len(errors_of([3, {"text": "hi"}, None])) == 2
+
+
+def test_carriage_returns_alone_end_the_lines_of_a_table(tmp_path: Path) -> None:
+    assert values_of(written(tmp_path, "rows.csv", "text,label\rhi,a\rho,b")) == [
+        {"text": "hi", "label": "a"},
+        {"text": "ho", "label": "b"},
+    ]
+
+
+def test_quoted_windows_line_end_is_kept_as_written(tmp_path: Path) -> None:
+    assert values_of(written(tmp_path, "rows.csv", 'text\r\n"one\r\ntwo"\r\n')) == [{"text": "one\r\ntwo"}]
+
+
+def test_quote_left_open_is_found_without_reading_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "FIELD_LIMIT", 1000)
+    path = written(tmp_path, "rows.csv", 'text\nfine\n"open\n' + "more\n" * 10_000)
+    message = message_of(path)
+    assert message.startswith(f"{path}, line 3: got 'field larger than field limit (1000)'; expected well-formed")
+
+
+def test_wide_characters_across_chunks_stay_whole(tmp_path: Path) -> None:
+    text = "\u00e9\u20ac\U0001f600" * 20_000
+    assert values_of(written(tmp_path, "rows.jsonl", json.dumps({"text": text}, ensure_ascii=False))) == [
+        {"text": text}
+    ]
+
+
+# --- json ---
+
+
+def test_json_object_of_objects_is_its_values(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.json", json.dumps({"0": ROWS[0], "x": ROWS[1]}))
+    assert values_of(path) == ROWS
+    assert places_of(path) == [f"{path}, entry 0", f"{path}, entry x"]
+
+
+def test_other_json_object_is_one_record(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.json", '{"version": 1, "data": {"a": 1}}')
+    assert list(read_rows(path)) == [(str(path), {"version": 1, "data": {"a": 1}})]
+
+
+def test_json_list_with_another_value_goes_on(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.json", '[{"a": 1}, 3, {"a": 2}]')
+    assert errors_of(path) == [f"{path}, entry 2: got 3; expected a JSON object; write {{...}} there"]
+    assert len(places_of(path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ('{"a": 1}\n{"a": 2}\n', ["line 2: got '{\"a\": 2}'", "one JSON value", "name it .jsonl if every line is"]),
+        ("", ["line 1", "one JSON value in the whole file"]),
+        ("[" * 100_000, ["line 1: got '[[[", "one JSON value"]),
+        ("3", ["expected a list of objects; write [{...}, {...}]"]),
+        (b'[{"a":\n"\xe9"}]', ["line 2: got 'byte 0xe9'; expected UTF-8 text"]),
+    ],
+)
+def test_damaged_json_is_named(tmp_path: Path, content: str | bytes, parts: list[str]) -> None:
+    message = message_of(written(tmp_path, "rows.json", content))
+    for part in (str(tmp_path), *parts):
+        assert part in message
+
+
+# --- gz ---
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.json.gz", "rows.jsonl.gz"])
+@pytest.mark.parametrize("damage", ["cut", "plain", "flipped"])
+def test_damaged_gz_file_is_a_clear_error(tmp_path: Path, name: str, damage: str) -> None:
+    packed = gzip.compress(b'{"a": 1}\n' * 1000)
+    middle = len(packed) // 2
+    content = {
+        "cut": packed[:-12],
+        "plain": b"a,b\n1,2\n",
+        "flipped": packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 4]) + packed[middle + 4 :],
+    }[damage]
+    path = written(tmp_path, name, content)
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path))
+    assert str(caught.value).startswith(f"data file: got '{path}'; expected an undamaged gz file; fetch it again: ")
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.jsonl.gz"])
+def test_decompressed_size_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = written(tmp_path, name, gzip.compress(b"text\n" + b"a\n" * 50_000))
+    monkeypatch.setattr(readers, "SIZE_LIMIT", 1000)
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path))
+    assert str(caught.value) == (
+        f"data file: got '{path}'; expected at most 1,000 bytes once decompressed; "
+        "split it into several files, as .jsonl or .parquet"
+    )
+    plain = written(tmp_path, "rows.csv", "text\n" + "a\n" * 5000)
+    assert len(values_of(plain)) == 5000
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
+def test_file_that_is_read_whole_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    text = json.dumps([{"a": 1}] * 500).encode()
+    path = written(tmp_path, name, gzip.compress(text) if name.endswith("gz") else text)
+    assert len(values_of(path)) == 500
+    monkeypatch.setattr(readers, "WHOLE_LIMIT", 1000)
+    assert "expected at most 1,000 bytes" in message_of(path)
+
+
+def test_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LINE_LIMIT", 100)
+    path = written(tmp_path, "rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' + b" " * 5000))
+    with pytest.raises(DataError, match=r"line 2: got .* expected lines of less than 100 characters; check the line"):
+        list(read_rows(path))
+
+
+# --- several files ---
+
+
+def test_several_files_are_read_one_after_the_other(tmp_path: Path) -> None:
+    first, second = saved(tmp_path, ".csv"), saved(tmp_path, ".jsonl.gz")
+    for source in ([str(first), second], (first, second)):
+        assert values_of(source) == ROWS * 2
+        assert places_of(source)[-1] == f"{second}, line 2"
+    assert name_of([first, second]) == f"{first}, {second}"
+    assert name_of([first] * 5).endswith(" and 2 more")
+
+
+def test_missing_file_of_several_is_told_before_any_is_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected an existing file"):
+        read_rows([saved(tmp_path, ".csv"), tmp_path / "no.csv"])
+
+
+# --- files that are not there, or no files ---
+
+
 def test_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
     written(tmp_path, "train.csv", "")
     written(tmp_path, "notes.txt", "")
@@ -160,16 +321,16 @@ def test_folder_with_a_data_suffix_is_no_file(tmp_path: Path) -> None:
 def test_file_that_may_not_be_read_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, "rows.csv", "text\nhi\n")
 
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     message = message_of(path)
     assert str(path) in message
     assert "expected a readable file; check it: Permission denied" in message
 
 
-@pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.json"])
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.txt", "rows.gz", "rows.parquet.gz", "rows.csv.zip"])
 def test_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str) -> None:
     message = message_of(written(tmp_path, name, "text\nhi\n"))
     assert message.startswith(f"data file: got '{tmp_path / name}'; expected a name ending in .csv, .tsv, .jsonl")
@@ -182,7 +343,7 @@ def test_damaged_parquet_file_is_a_clear_error(tmp_path: Path) -> None:
     assert f"data file: got '{path}'; expected a readable parquet file; write it again" in message
 
 
-@pytest.mark.parametrize("source", [["hello"], [["hello", "a"]]])
+@pytest.mark.parametrize("source", [[5], [["hello", "a"]]])
 def test_row_that_is_no_dictionary_is_named(source: Any) -> None:
     message = message_of(source)
     assert message.startswith("row 1: got ")
@@ -238,6 +399,11 @@ def test_real_class_labels_are_named() -> None:
 
     feature = datasets.ClassLabel(names=["no", "yes"])
     assert [_class_name(feature, value) for value in (0, 1, -1, None)] == ["no", "yes", -1, None]
+    tags = datasets.Features({"tags": datasets.Sequence(feature)})["tags"]
+    assert _class_name(tags, [1, 0, -1]) == ["yes", "no", -1]
+    assert _class_name(datasets.Features({"words": datasets.Sequence(datasets.Value("string"))})["words"], ["a"]) == [
+        "a"
+    ]
 
 
 @pytest.mark.parametrize("address", ["hub:sst2", "hub:@train", "hub:sst2@"])

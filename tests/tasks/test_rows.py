@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import gzip
+import json
+import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +12,8 @@ import pandas
 import pytest
 
 from softcue.errors import DataError
-from softcue.tasks import Label, Task, examples_from, sample, split_off, with_labels
-from softcue.types import Example
+from softcue.tasks import Label, Task, examples_from, stream_examples, with_labels
+from softcue.types import Example, Span
 
 OPEN = Task(name="open")  # its labels are still to be seen
 CLOSED = Task(name="closed", labels={"spam": Label(words="spam"), "ham": Label(words="ham")})
@@ -152,46 +156,264 @@ def test_single_class_is_refused(task: Task) -> None:
     )
 
 
-ROWS = [Example((str(number),), "ab"[number % 2]) for number in range(30)]
+def test_other_values_for_a_label_stand_for_it() -> None:
+    task = Task(name="t", labels={"no": Label(words="no", also=("0", "false")), "yes": Label(words="yes", also=("1",))})
+    rows = [{"text": "x", "label": value} for value in (0, "yes", 1.0, False)]
+    assert [row.target for row in examples_from(rows, task)] == ["no", "yes", "yes", "no"]
+    assert message_of([{"text": "x", "label": 2}], task).endswith("known: no, yes")
 
 
-@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
-def test_every_class_is_held_out_and_kept(share: float) -> None:
-    rows = [Example((str(number),), "ab"[number % 5 == 0]) for number in range(20)]
-    kept, held = split_off(rows, share, seed=3)
-    assert sorted(kept + held, key=rows.index) == rows
-    assert {row.target for row in kept} == {row.target for row in held} == {"a", "b"}
+def test_labels_of_tags_are_those_of_the_spans() -> None:
+    task = Task(name="t", kind="tags")
+    rows = [Example(("a b",), spans=(Span(0, 1, "B"), Span(2, 3, "A"))), Example(("c",))]
+    assert with_labels(task, rows, {"A": "an A"}).label_words == ("an A", "B")
+    assert with_labels(task, rows[:1], {}).label_names == ("A", "B")
+    with pytest.raises(DataError, match="column 'spans': got 'no span'"):
+        with_labels(task, rows[1:], {})
 
 
-def test_class_with_one_row_stays_in_training() -> None:
-    rows = [*(Example((str(number),), "many") for number in range(9)), Example(("x",), "one")]
-    kept, held = split_off(rows, 0.3, seed=0)
-    assert rows[-1] in kept
-    assert len(held) == 3
+# --- other names, chosen rows ---
 
 
-def test_split_depends_on_the_seed_alone() -> None:
-    assert split_off(ROWS, 0.3, seed=1) == split_off(ROWS, 0.3, seed=1)
-    assert split_off(ROWS, 0.3, seed=1) != split_off(ROWS, 0.3, seed=2)
+def test_columns_may_have_other_names_tried_in_order() -> None:
+    task = Task(name="t", columns={"text": ("sentence", "review"), "label": ("gold",)})
+    rows = [{"review": "c", "sentence": "b", "text": "a", "label": "x"}, {"review": "c", "sentence": "b", "gold": "y"}]
+    assert [(row.texts, row.target) for row in examples_from(rows, task)] == [(("a",), "x"), (("b",), "y")]
+    assert message_of([{"txt": "a"}], task) == (
+        "row 1, column: got 'text'; expected a column of the data; did you mean 'txt'? known: txt"
+    )
 
 
-def test_scores_and_free_texts_are_split_as_one_class() -> None:
-    scores = [Example((str(number),), float(number)) for number in range(10)]
-    texts = [Example((str(number),), f"answer {number}") for number in range(10)]
-    assert [len(part) for part in split_off(scores, 0.2, seed=0)] == [8, 2]
-    assert [len(part) for part in split_off(texts, 0.2, seed=0, by_class=False)] == [8, 2]
+def test_rows_are_chosen_by_the_values_of_a_column() -> None:
+    task = Task(name="t", where={"tag": ("r1", "2", "true")}, columns={"tag": ("round",)})
+    tags: list[dict[str, object]] = [{"tag": "r1"}, {"tag": "r2"}, {"tag": 2.0}, {}, {"tag": True}, {"round": "r3"}]
+    tags.append({"tag": None})
+    rows = [{"text": str(number), "label": "x", **tag} for number, tag in enumerate(tags)]
+    assert [row.texts[0] for row in examples_from(rows, task)] == ["0", "2", "3", "4"]
 
 
-def test_sample_is_seeded_ordered_and_without_repeats() -> None:
-    found = sample(ROWS, 10, seed=4)
-    assert found == sample(ROWS, 10, seed=4) != sample(ROWS, 10, seed=5)
-    assert len(found) == len(set(found)) == 10
-    assert found == sorted(found, key=ROWS.index)
-    assert sample(ROWS, 99, seed=4) == ROWS
+def test_rows_left_out_are_not_checked() -> None:
+    task = Task(name="t", where={"label": ("a", "b")}, labels=CLOSED.labels | {"a": Label(words="a")})
+    rows = [{"text": "x", "label": "-"}, {"text": "", "label": "-1"}, {"text": "y", "label": "a"}]
+    assert examples_from(rows, task) == [Example(("y",), "a")]
 
 
-def test_copies_of_a_text_are_never_on_both_sides_of_a_split() -> None:
-    rows = [Example((f"text {number % 7}",), "ab"[number % 7 % 2]) for number in range(70)]
-    kept, held = split_off(rows, 0.3, seed=1)
-    assert held and len(kept) + len(held) == 70
-    assert not {row.texts for row in kept} & {row.texts for row in held}
+# --- answers, spans, tags, groups, options ---
+
+ASKING = Task(name="asking", kind="span", text=("question", "context"), label="answers")
+TAGGING = Task(name="tagging", kind="tags", label="spans", labels={"PER": Label(words="person", also=("PERSON",))})
+QUESTION: dict[str, object] = {"question": "Where?", "context": "In Oslo, in Oslo."}
+
+
+def test_answers_in_the_text_have_spans() -> None:
+    rows = [QUESTION | {"answers": ["Oslo", "in Oslo", "Norway"], "starts": [12, 9, -1]}]
+    assert examples_from(rows, ASKING) == [
+        Example(("Where?", "In Oslo, in Oslo."), "Oslo", ("Oslo", "in Oslo", "Norway"), (Span(12, 16), Span(9, 16)))
+    ]
+
+
+@pytest.mark.parametrize("answers", ["Oslo", ["Oslo"], ("Oslo",), numpy.array(["Oslo"])])
+def test_answers_without_places_are_looked_up(answers: object) -> None:
+    [row] = examples_from([QUESTION | {"answers": answers}], ASKING)
+    assert (row.target, row.spans) == ("Oslo", (Span(3, 7),))
+
+
+def test_answers_may_stand_in_the_label_column() -> None:
+    task = ASKING.model_copy(update={"label": "reply"})
+    assert examples_from([QUESTION | {"reply": "Oslo"}], task)[0].answers == ("Oslo",)
+
+
+def test_prediction_rows_need_no_answers() -> None:
+    assert examples_from([QUESTION], ASKING, needs_target=False) == [Example(("Where?", "In Oslo, in Oslo."))]
+    assert examples_from([{"text": "Ann"}], TAGGING, needs_target=False) == [Example(("Ann",))]
+
+
+@pytest.mark.parametrize(
+    ("cells", "part"),
+    [
+        ({}, "row 1, column: got 'answers'; expected a column of the data"),
+        ({"answers": []}, "row 1, column 'answers': got '[]'; expected at least one answer"),
+        ({"answers": None}, "row 1, column 'answers': got None; expected at least one answer"),
+        ({"answers": ["a", " "]}, "row 1, column 'answers': got ' '; expected texts that are not empty"),
+        ({"answers": ["Oslo"], "starts": [4]}, "column 'starts': got 4; expected the place of 'Oslo' in the text"),
+        ({"answers": ["Oslo"], "starts": ["3"]}, "column 'starts': got '3'; expected the place of 'Oslo'"),
+        ({"answers": ["Oslo"], "starts": []}, "column 'starts': got '[]'; expected a list of 1"),
+        ({"answers": ["Oslo"], "starts": 3}, "column 'starts': got None; expected a list of 1"),
+    ],
+)
+def test_answers_that_do_not_fit_are_refused(cells: dict[str, object], part: str) -> None:
+    assert part in message_of([QUESTION | cells], ASKING)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(4, 8, "PER"), (0, 3, "PERSON")],
+        [[0, 3, "PER"], [4, 8, "PER"]],
+        [{"start": 0, "end": 3, "label": "PER"}, {"start": 4, "end": 8, "label": "PER"}],
+    ],
+)
+def test_tags_become_spans_in_order(spans: object) -> None:
+    [row] = examples_from([{"text": "Ann Lund", "spans": spans}], TAGGING)
+    assert (row.target, row.spans) == (None, (Span(0, 3, "PER"), Span(4, 8, "PER")))
+
+
+@pytest.mark.parametrize(
+    ("spans", "part"),
+    [
+        ([(0, 9, "PER")], "expected [start, end, label] inside the text of 8 characters"),
+        ([(-1, 3, "PER")], "inside the text"),
+        ([(3, 3, "PER")], "inside the text"),
+        ([(0, 3)], "inside the text"),
+        ([(0, 3, "")], "inside the text"),
+        ([3], "inside the text"),
+        ([(0, 5, "PER"), (4, 8, "PER")], "got '0 to 5 and 4 to 8'; expected spans that do not overlap"),
+        ([(0, 3, "LOC")], "got 'LOC'; expected a label of the task or its training rows; known: PER"),
+        ("PER", "got 'PER'; expected a list of [start, end, label]"),
+    ],
+)
+def test_tags_that_do_not_fit_are_refused(spans: object, part: str) -> None:
+    message = message_of([{"text": "Ann Lund", "spans": spans}], TAGGING)
+    assert message.startswith("row 1, column 'spans': ")
+    assert part in message
+
+
+def test_free_text_may_have_several_right_answers() -> None:
+    rows: list[dict[str, object]] = [
+        {"text": "x", "label": "one", "answers": ["one", "1"]},
+        {"text": "x", "label": "two", "answers": "two or 2"},
+        {"text": "x", "answers": ["three"]},
+    ]
+    assert [(row.target, row.answers) for row in examples_from(rows, WRITING)] == [
+        ("one", ("one", "1")), ("two", ()), ("three", ("three",)),
+    ]  # fmt: skip
+
+
+def test_group_and_options_come_along() -> None:
+    rows: list[dict[str, object]] = [
+        {"text": "x", "label": "a", "group": 7, "options": ["a", "b"]},
+        {"text": "x", "label": "a", "group": None, "options": "not a list"},
+    ]
+    assert examples_from(rows, OPEN) == [
+        Example(("x",), "a", group="7", options=("a", "b")),
+        Example(("x",), "a"),
+    ]
+    assert "column 'options': got 3" in message_of([{"text": "x", "label": "a", "options": ["a", 3]}], OPEN)
+
+
+def test_referent_rows_have_labels() -> None:
+    labels = {"false": Label(words="no"), "true": Label(words="yes")}
+    task = Task(name="t", kind="referent", text=("text", "candidate"), labels=labels, positive="true")
+    assert examples_from([{"text": "x", "candidate": "y", "label": True}], task)[0].target == "true"
+    assert "a label of the task" in message_of([{"text": "x", "candidate": "y", "label": "maybe"}], task)
+
+
+# --- many bad rows ---
+
+
+def mixed(num_bad: int, num_good: int = 3) -> list[dict[str, object]]:
+    return [{"text": "fine", "label": "a"}] * num_good + [{"text": "", "label": "a"}] * num_bad
+
+
+def test_several_bad_rows_are_told_together() -> None:
+    assert message_of([*mixed(1), {"text": "x", "label": None}], OPEN) == (
+        "data: got 'the rows given'; expected no bad rows; 2 bad rows: row 4, column 'text': got '', expected a text "
+        "that is not empty; row 5, column 'label': got None, expected a label; "
+        "fix them, or leave them out with --skip-bad-rows"
+    )
+
+
+def test_at_most_ten_bad_rows_are_shown_with_the_total() -> None:
+    message = message_of(mixed(12), OPEN)
+    assert "; 12 bad rows; the first 10: row 4, " in message
+    assert message.count("column 'text'") == 10
+    assert "row 13" in message and "row 14" not in message
+    assert "--skip-bad-rows" in message
+    assert "; 10 bad rows: row 4" in message_of(mixed(10), OPEN)
+
+
+def test_unreadable_and_unusable_rows_are_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\na,b,c\nhi,\nhi,a\n")
+    message = message_of(path, OPEN)
+    assert message.startswith(f"data: got '{path}'; expected no bad rows; 2 bad rows: {path}, line 2: got '3 fields'")
+    assert f"; {path}, line 3, column 'label': got ''" in message
+
+
+def test_bad_rows_are_skipped_only_when_asked_and_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="skipped") as caught:
+        found = examples_from(mixed(12, 488), OPEN, skip_bad_rows=True)
+    assert len(found) == 488
+    [message] = [str(one.message) for one in caught]
+    assert message.startswith("skipped 12 of 500 rows: row 489, column 'text': got '', expected a text")
+    assert message.count("row ") == 10 and message.endswith("; ...")
+
+
+def test_nothing_is_warned_about_when_all_rows_are_good() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(examples_from(mixed(0), OPEN, skip_bad_rows=True)) == 3
+
+
+@pytest.mark.parametrize("num_bad", [1, 11])
+def test_nothing_but_bad_rows_is_refused_even_when_skipping(num_bad: int) -> None:
+    with pytest.raises(DataError) as caught:
+        examples_from(mixed(num_bad, 0), OPEN, skip_bad_rows=True)
+    assert str(caught.value).startswith("data: got 'the rows given'; expected at least one row that is not bad; ")
+    assert f"{num_bad} bad row" in str(caught.value)
+
+
+def test_column_missing_from_the_first_row_is_told_once() -> None:
+    for skip in (False, True):
+        with pytest.raises(DataError) as caught:
+            examples_from([{"txt": "x", "label": "a"}] * 20, OPEN, skip_bad_rows=skip)
+        assert str(caught.value).startswith("row 1, column: got 'text'; expected a column of the data")
+
+
+def test_column_missing_from_a_later_row_is_a_bad_row() -> None:
+    rows = [*mixed(0), {"text": "x"}]
+    assert message_of(rows, OPEN).startswith("row 4, column: got 'label'")
+    with pytest.warns(UserWarning, match="skipped 1 of 4 rows"):
+        assert len(examples_from(rows, OPEN, skip_bad_rows=True)) == 3
+
+
+# --- streams ---
+
+
+def test_stream_gives_the_same_examples_one_by_one() -> None:
+    assert list(stream_examples(mixed(0), OPEN)) == examples_from(mixed(0), OPEN)
+
+
+def test_stream_stops_at_the_first_bad_row_with_its_own_message() -> None:
+    stream = stream_examples([*mixed(0, 1), *mixed(3, 0), *mixed(0, 1)], OPEN)
+    assert next(stream) == Example(("fine",), "a")
+    with pytest.raises(DataError, match=r"^row 2, column 'text'"):
+        next(stream)
+
+
+def test_stream_warns_at_its_end_when_skipping() -> None:
+    stream = stream_examples([*mixed(2), *mixed(0, 1)], OPEN, skip_bad_rows=True)
+    assert [next(stream).target for _ in range(4)] == ["a"] * 4
+    with pytest.warns(UserWarning, match="skipped 2 of 6 rows"):
+        assert next(stream, None) is None
+
+
+def test_stream_without_rows_is_refused() -> None:
+    with pytest.raises(DataError, match="expected at least one row"):
+        list(stream_examples([], OPEN))
+
+
+@pytest.mark.parametrize(("suffix", "num_rows"), [(".jsonl", 10_000), (".csv", 2000)])  # 50 and 10 MB
+def test_large_packed_file_is_streamed_in_little_memory(tmp_path: Path, suffix: str, num_rows: int) -> None:
+    path, text = tmp_path / f"rows{suffix}.gz", "word " * 1000
+    line = json.dumps({"text": text, "label": "a"}) if suffix == ".jsonl" else f"{text},a"
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write("" if suffix == ".jsonl" else "text,label\n")
+        for _ in range(num_rows):
+            file.write(line + "\n")
+    tracemalloc.start()
+    num_found = sum(1 for _ in stream_examples(path, OPEN))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_found == num_rows
+    assert peak < 3e6

@@ -3,12 +3,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from softcue.tasks import examples_from, library_names, library_task
 from softcue.types import Example
 
+SAMPLES = ["same-request", "tickets", "urgency"]
 AT_LEAST = {"train": 240, "validation": 60, "test": 120}
 
 
@@ -22,22 +24,23 @@ def words(text: str) -> frozenset[str]:
 
 
 def test_three_tasks_are_bundled() -> None:
-    assert library_names() == ["same-request", "tickets", "urgency"]
+    bundled = [name for name in library_names() if Path(library_task(name).train).is_absolute()]
+    assert bundled == SAMPLES
 
 
-@pytest.mark.parametrize("name", library_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_sample_files_have_enough_rows(name: str) -> None:
     for split, rows in splits(name).items():
         assert len(rows) >= AT_LEAST[split]
 
 
-@pytest.mark.parametrize("name", library_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_no_text_occurs_twice(name: str) -> None:
     texts = [" ".join(text.casefold().split()) for rows in splits(name).values() for e in rows for text in e.texts]
     assert [text for text, count in Counter(texts).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("name", library_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_no_text_has_a_near_duplicate_in_another_split(name: str) -> None:
     found = [[(words(text), text) for row in rows for text in row.texts] for rows in splits(name).values()]
     near = [
@@ -50,7 +53,7 @@ def test_no_text_has_a_near_duplicate_in_another_split(name: str) -> None:
     assert near == []
 
 
-@pytest.mark.parametrize("name", library_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_labels_are_the_declared_ones_and_roughly_balanced(name: str) -> None:
     task = library_task(name)
     for rows in splits(name).values():
@@ -60,7 +63,7 @@ def test_labels_are_the_declared_ones_and_roughly_balanced(name: str) -> None:
         assert all(0.7 * fair <= count <= 1.4 * fair for count in counts.values()), counts
 
 
-@pytest.mark.parametrize("name", library_names())
+@pytest.mark.parametrize("name", SAMPLES)
 def test_every_label_has_words_of_its_own_and_a_description(name: str) -> None:
     task = library_task(name)
     assert len(set(task.label_words)) == len(task.labels)

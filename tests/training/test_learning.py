@@ -26,7 +26,7 @@ from softcue.backbones import Backbone
 from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.prompts import VIP, Quantizer
-from softcue.training import Checkpoints, Processes, Result, Trainer, TrainingConfig
+from softcue.training import Checkpoints, Processes, Result, Studied, Trainer, TrainingConfig
 from softcue.training.loop import Listener
 from softcue.types import Example
 
@@ -68,7 +68,7 @@ def new_trainer(
     frozen = backbone or tiny("bert")
     model = make_model(frozen, case, readout={"dropout": 0.1}, seed=seed, **method)
     config = TrainingConfig.model_validate({**TRAINING, **training})
-    return Trainer(frozen, model, ROWS, EXAMPLES, config, checkpoints, listener, Processes())
+    return Trainer(frozen, [Studied(model, ROWS, EXAMPLES)], config, checkpoints, listener, Processes())
 
 
 def trained(training: Settings, method: Settings, backbone: Backbone | None = None, case: str = "vip") -> Run:
@@ -311,7 +311,7 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
     assert again.steps == whole.steps[3:]
     assert whole.result is not None
     assert again.result.progress == whole.result.progress
-    assert again.result.evaluation == whole.result.evaluation
+    assert again.result.evaluations == whole.result.evaluations
     assert not quantizer_of(whole.model).is_empty
 
 

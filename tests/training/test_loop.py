@@ -6,7 +6,7 @@ from tiny import ONE_OF_EACH_KIND, tiny
 from toy import EXAMPLES, make_model
 
 from softcue.errors import ConfigurationError, TrainingError
-from softcue.training import Trainer, TrainingConfig
+from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.training.loop import Result
 from softcue.types import Example
 
@@ -25,7 +25,7 @@ def trained(
             losses.append(values["loss"])
 
     config = TrainingConfig.model_validate({**SETTINGS, **settings})
-    result = Trainer(backbone, model, EXAMPLES * 2, EXAMPLES, config, listener=listen).run()
+    result = Trainer(backbone, [Studied(model, EXAMPLES * 2, EXAMPLES)], config, listener=listen).run()
     return result, model.state_dict(), losses
 
 
@@ -46,7 +46,7 @@ def test_dropout_is_the_same_in_pieces_as_in_the_whole_batch() -> None:
         model = make_model(backbone, readout={"dropout": 0.5})
         config = TrainingConfig.model_validate({**SETTINGS, "micro_batch_size": micro_batch_size})
         listener = lambda kind, values: found.append(values["loss"]) if kind == "step" else None  # noqa: E731
-        Trainer(backbone, model, EXAMPLES * 2, EXAMPLES, config, listener=listener).run()
+        Trainer(backbone, [Studied(model, EXAMPLES * 2, EXAMPLES)], config, listener=listener).run()
         return found
 
     assert losses(1) == pytest.approx(losses(0), rel=1e-4)
@@ -68,7 +68,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(family: st
 def test_a_tiny_backbone_learns_its_training_rows(family: str, optimizer: str) -> None:
     result, _, losses = trained(family, readout="classifier", optimizer=optimizer, steps=60, evaluate_every=20)
     assert losses[-1] < 0.5 * losses[0]
-    assert result.evaluation.main == 100.0
+    assert result.evaluations[0].main == 100.0
 
 
 def test_a_prompt_alone_lowers_the_loss_of_a_decoder() -> None:
@@ -80,7 +80,7 @@ def test_the_model_ends_with_the_numbers_of_its_best_evaluation() -> None:
     result, numbers, _ = trained("bert", steps=12, prompt_rate=3.0, network_rate=3.0)
     best = max(entry["score"] for entry in result.progress.history)
     assert result.progress.best_score == best
-    assert result.evaluation.main == pytest.approx(best)
+    assert result.evaluations[0].main == pytest.approx(best)
     assert numbers
 
 
@@ -91,7 +91,9 @@ def test_early_stopping_waits_for_its_patience() -> None:
 
 def test_clipping_scales_the_whole_gradient() -> None:
     backbone = tiny("bert")
-    trainer = Trainer(backbone, make_model(backbone), EXAMPLES, EXAMPLES, TrainingConfig(clip_norm=0.001, batch_size=5))
+    trainer = Trainer(
+        backbone, [Studied(make_model(backbone), EXAMPLES, EXAMPLES)], TrainingConfig(clip_norm=0.001, batch_size=5)
+    )
     trainer._step()
     norms = [float(p.grad.norm()) for p in trainer.model.parameters() if p.grad is not None]
     assert sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(0.001, rel=1e-3)
@@ -103,7 +105,7 @@ def test_a_collapsed_run_says_so_and_what_to_try() -> None:
     for parameter in model.readout.parameters():
         parameter.data.zero_()
     config = TrainingConfig(steps=1, prompt_rate=0.0, network_rate=0.0)
-    result = Trainer(backbone, model, EXAMPLES, EXAMPLES, config).run()
+    result = Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], config).run()
     assert len(result.warnings) == 1
     assert "every validation row is predicted as" in result.warnings[0]
     assert "training.prompt_rate" in result.warnings[0]
@@ -123,7 +125,7 @@ def test_truncated_training_texts_are_counted() -> None:
     backbone = tiny("bert")
     model = make_model(backbone)
     rows = [Example(("word " * 200,), "a"), *EXAMPLES]
-    result = Trainer(backbone, model, rows, EXAMPLES, TrainingConfig(steps=1)).run()
+    result = Trainer(backbone, [Studied(model, rows, EXAMPLES)], TrainingConfig(steps=1)).run()
     assert result.num_truncated == 1
     assert any("1 of 6 training rows were cut: texts to 92 tokens" in warning for warning in result.warnings)
 
@@ -136,7 +138,7 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
     state = torch.random.get_rng_state()
     model = make_model(backbone)
     torch.random.set_rng_state(state)
-    Trainer(backbone, model, EXAMPLES, EXAMPLES, TrainingConfig(steps=1)).run()
+    Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=1)).run()
     assert torch.equal(torch.rand(3), expected)
 
 

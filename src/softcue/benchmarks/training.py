@@ -21,7 +21,7 @@ from softcue.errors import MissingExtraError
 from softcue.methods import METHODS, make_task_model
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
-from softcue.training import Trainer, TrainingConfig
+from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.types import Example
 
 PROMPT, TEXT, ROWS = 20, 32, 16  # P, T, B
@@ -118,7 +118,7 @@ def make_contest(kind: str, method: str = "prompt-tuning", settings: dict[str, A
     numbers = torch.randint(10, 1000, (ROWS, TEXT)).tolist()
     examples = [Example((" ".join(map(str, row)),), CLASSES[number % 2]) for number, row in enumerate(numbers)]
     training = TrainingConfig.model_validate({**preset("prompt-tuning", kind)["training"], "batch_size": ROWS})
-    trainer = Trainer(backbone, model, examples, examples, training)
+    trainer = Trainer(backbone, [Studied(model, examples, examples)], training)
     ids = torch.tensor([row.ids for row in trainer.rows])
     target_ids = torch.tensor([row.target_ids or (0,) for row in trainer.rows])
     return Contest(backbone, trainer, ids, target_ids)

@@ -8,7 +8,7 @@ import warnings
 
 import typer
 
-from softcue.cli import backbones, bench, demo, doctor, evaluate, inspect, lists, params, predict, train
+from softcue.cli import backbones, bench, demo, doctor, evaluate, inspect, lists, params, predict, tasks, train
 from softcue.errors import SoftcueError
 
 app = typer.Typer(
@@ -25,9 +25,9 @@ app.command("predict")(predict.predict)
 app.command("inspect")(inspect.inspect)
 app.command("methods")(lists.methods)
 app.command("params")(params.params)
-app.command("tasks")(lists.tasks)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(bench.app, name="bench")
 

@@ -1,4 +1,4 @@
-"""`softcue evaluate`: one cue, or the vote of several beside each of them."""
+"""`softcue evaluate`: one cue, or several as one beside each of them, on its own rows or another task's."""
 
 from __future__ import annotations
 
@@ -12,80 +12,79 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several with --vote.")],
-    data: Annotated[str | None, typer.Option(help="Rows with answers; a bundled task has its own test rows.")] = None,
+    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several with --vote or --mean.")],
+    data: Annotated[
+        str | None, typer.Option(help="Rows with answers, or a folder with a task's published files.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Read the rows of this other task: out of domain.")] = "",
+    split: Annotated[str, typer.Option(help="Of a task: train, validation or test.")] = "",
+    rows: Annotated[int, typer.Option(min=0, help="Score a sample of this many rows only; 0 scores all.")] = 0,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     by_vote: Annotated[bool, typer.Option("--vote", help="Score what most cues say, and each cue.")] = False,
+    by_mean: Annotated[bool, typer.Option("--mean", help="Score their mean probabilities, and each cue.")] = False,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Score a cue, or the vote of several, on rows with known answers."""
+    """Score a cue, or several together, on rows with known answers: its own task's or another's."""
+    from softcue.cli.predict import chosen_ensemble, loaded_together
+    from softcue.data import rows_to_score
     from softcue.errors import ConfigurationError
+    from softcue.evaluation import predict
     from softcue.record import read_record
-    from softcue.tasks import library_names, library_task
 
-    if len(cues) > 1 and not by_vote:
-        raise ConfigurationError("cues", ", ".join(map(str, cues)), "one cue", "pass --vote to score them together")
-    name = read_record(cues[0]).task.name
-    if data is None and name in library_names():
-        data = library_task(name).test
-    if not data:
-        raise ConfigurationError("--data", data, "a file with answers", "pass --data FILE")
-    if by_vote:
-        _evaluate_vote(cues, data, backbone, as_json)
-    else:
-        _evaluate_one(cues[0], data, backbone, as_json)
-
-
-def _evaluate_one(cue: Path, data: str, backbone: str | None, as_json: bool) -> None:
-    from softcue.cli.output import print_json, print_table
-    from softcue.cue import load
-
-    loaded = load(cue, backbone)
-    found = loaded.evaluate(data)
-    if as_json:
-        print_json({"cue": str(cue), "data": data, "rows": found.num_rows, "scores": found.scores,
-                    "truncated": found.num_truncated, "illegal": found.num_illegal,
-                    "predicted_labels": found.predicted_labels})  # fmt: skip
-        return
-    print_table(f"{cue} on {data}", ["rows", *found.scores], [[found.num_rows, *found.scores.values()]])
-    if found.num_truncated:
-        typer.echo(f"{found.num_truncated} texts were cut to {loaded.model.wording.limit} tokens", err=True)
-    if found.num_illegal:
-        typer.echo(f"{found.num_illegal} answers are no label and count as wrong", err=True)
-    if found.has_collapsed:
-        typer.echo("every row got the same label: this cue has learned nothing", err=True)
-
-
-def _evaluate_vote(cues: list[Path], data: str, backbone: str | None, as_json: bool) -> None:
-    from softcue.cli.output import print_json, print_table
-    from softcue.cli.predict import loaded_together
-    from softcue.evaluation import predict, score, vote
-    from softcue.tasks import examples_from
-
-    loaded = loaded_together(cues, backbone, by_vote=True)
-    task = loaded[0].task
-    examples = examples_from(data, task)
-    found = predict(loaded[0].backbone, [(cue.model, example) for cue in loaded for example in examples])
-    num_rows = len(examples)
-    voted = score(task, [vote(found.answers[row::num_rows]) for row in range(num_rows)], examples)
+    join = chosen_ensemble(by_vote, by_mean)
+    if len(cues) > 1 and join is None:
+        raise ConfigurationError("cues", ", ".join(map(str, cues)), "one cue",
+                                 "pass --vote or --mean to score them together")  # fmt: skip
+    test = rows_to_score(read_record(cues[0]).task, data, task, split, rows, skip_bad_rows)
+    loaded = loaded_together(cues, backbone, is_one_answer=join is not None)
+    found = predict(loaded[0].backbone, [(cue.model, example) for cue in loaded for example in test.examples])
+    num_rows = len(test.examples)
     each = {
-        str(path): score(task, found.answers[number * num_rows : (number + 1) * num_rows], examples)
+        str(path): test.transfer.score(found.answers[number * num_rows : (number + 1) * num_rows], test.examples)
         for number, path in enumerate(cues)
     }
+    name = "vote" if by_vote else "mean"
+    if join is not None:
+        joined = [join(found.answers[row::num_rows]) for row in range(num_rows)]
+        each[name] = test.transfer.score(joined, test.examples)
     if as_json:
-        print_json({"data": data, "rows": num_rows, "vote": _shown(voted), "truncated": found.num_truncated,
-                    "cues": {path: _shown(evaluation) for path, evaluation in each.items()}})  # fmt: skip
+        _print_json(test.name, each, name if join else None, found.num_truncated)
+    else:
+        _print(test.name, each, num_rows)
+    if not as_json and found.num_truncated:
+        typer.echo(f"{found.num_truncated} texts were cut to {loaded[0].model.wording.limit} tokens", err=True)
+
+
+def _print_json(data: str, each: dict[str, Evaluation], joined: str | None, num_truncated: int) -> None:
+    from softcue.cli.output import print_json
+
+    rows = next(iter(each.values())).num_rows
+    if joined is None:
+        [(cue, found)] = each.items()
+        print_json({"cue": cue, "data": data, "rows": rows, "truncated": num_truncated, **_shown(found)})
         return
-    rows = [[name, num_rows, *one.scores.values()] for name, one in [*each.items(), ("vote", voted)]]
-    print_table(f"vote of {len(cues)} cues on {data}", ["answers of", "rows", *voted.scores], rows)
-    if found.num_truncated:
-        typer.echo(f"{found.num_truncated} texts were cut to the backbone's length", err=True)
-    for name, one in each.items():
-        if one.num_illegal:
-            typer.echo(f"{one.num_illegal} answers of {name} are no label and count as wrong", err=True)
-        if one.has_collapsed:
+    print_json({"data": data, "rows": rows, joined: _shown(each.pop(joined)), "truncated": num_truncated,
+                "cues": {path: _shown(found) for path, found in each.items()}})  # fmt: skip
+
+
+def _print(data: str, each: dict[str, Evaluation], num_rows: int) -> None:
+    from softcue.cli.output import print_table
+
+    metrics = list(next(iter(each.values())).scores)
+    if len(each) == 1:
+        [(cue, found)] = each.items()
+        print_table(f"{cue} on {data}", ["rows", *metrics], [[num_rows, *found.scores.values()]])
+    else:
+        rows = [[name, num_rows, *found.scores.values()] for name, found in each.items()]
+        print_table(f"{len(each) - 1} cues on {data}", ["answers of", "rows", *metrics], rows)
+    for name, found in each.items():
+        if found.num_illegal:
+            typer.echo(f"{found.num_illegal} answers of {name} are illegal and count as wrong", err=True)
+        if found.has_collapsed:
             typer.echo(f"every row got the same label from {name}: this cue has learned nothing", err=True)
 
 
 def _shown(found: Evaluation) -> dict[str, Any]:
-    return {"scores": found.scores, "illegal": found.num_illegal, "predicted_labels": found.predicted_labels}
+    return {"scores": found.scores, "main": found.main, "illegal": found.num_illegal,
+            "predicted_labels": found.predicted_labels}  # fmt: skip

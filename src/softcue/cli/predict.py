@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +14,17 @@ import typer
 
 if TYPE_CHECKING:
     from softcue.cue import Cue
+    from softcue.types import Prediction
 
 
-ANSWER_KEYS = ("label", "value", "scores", "cues", "votes")  # a text column of such a name is shown as input.NAME
+ANSWER_KEYS = (
+    "label",
+    "value",
+    "scores",
+    "spans",
+    "cues",
+    "votes",
+)  # a text column of such a name is shown as input.NAME
 
 
 def predict(
@@ -25,13 +34,14 @@ def predict(
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per pass.")] = 64,
     by_vote: Annotated[bool, typer.Option("--vote", help="One answer per row: what most of the cues say.")] = False,
+    by_mean: Annotated[bool, typer.Option("--mean", help="One answer per row, by the cues' mean scores.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer rows with one or more cues that share a backbone."""
     from softcue.cli.output import print_json
     from softcue.errors import ConfigurationError
     from softcue.evaluation import predict as answer
-    from softcue.evaluation import vote, votes
+    from softcue.evaluation import votes
     from softcue.files import writable, write_whole
 
     if output is not None:
@@ -39,9 +49,10 @@ def predict(
             raise ConfigurationError("--output", output, "a file name ending in .jsonl or .csv", "rename it")
         if not output.parent.is_dir():
             raise ConfigurationError("--output", output, "a file in an existing folder", f"make {output.parent}")
-    loaded = loaded_together(cues, backbone, by_vote)
+    join = chosen_ensemble(by_vote, by_mean)
+    loaded = loaded_together(cues, backbone, is_one_answer=join is not None)
     names = [cue.name for cue in loaded]
-    if len(set(names)) < len(names) and not by_vote:
+    if len(set(names)) < len(names) and join is None:
         raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
     typed = _standard_input() if source == "-" else []
     per_cue = [_examples(cue, source, typed) for cue in loaded]
@@ -56,8 +67,8 @@ def predict(
             columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
             line |= dict(zip(columns, per_cue[number][row].texts, strict=True))
         answers = found.answers[row::num_rows]  # one per cue
-        if by_vote:
-            line |= vote(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
+        if join is not None:
+            line |= join(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
         elif len(names) == 1:
             line |= answers[0].as_dict()
         else:
@@ -74,18 +85,28 @@ def predict(
         sys.stdout.write(_jsonl(lines))
 
 
-def loaded_together(paths: list[Path], backbone: str | None, by_vote: bool) -> list[Cue]:
-    """Cues on one backbone; those that vote are of one task, and none of them has two votes.
+def chosen_ensemble(by_vote: bool, by_mean: bool) -> Callable[[Sequence[Prediction]], Prediction] | None:
+    """How several cues' answers become one, if they do."""
+    from softcue.errors import ConfigurationError
+    from softcue.evaluation import mean, vote
+
+    if by_vote and by_mean:
+        raise ConfigurationError("--vote", "--mean", "one of the two", "leave one out")
+    return vote if by_vote else mean if by_mean else None
+
+
+def loaded_together(paths: list[Path], backbone: str | None, is_one_answer: bool) -> list[Cue]:
+    """Cues on one backbone; those that give one answer are of one task, and none of them counts twice.
 
     Example:
-        tickets, urgency = loaded_together([Path("cues/tickets"), Path("cues/urgency")], None, by_vote=False)
+        tickets, urgency = loaded_together([Path("cues/tickets"), Path("cues/urgency")], None, is_one_answer=False)
     """
     from softcue.cue import load
     from softcue.errors import ConfigurationError
     from softcue.evaluation import check_one_task
     from softcue.record import read_record
 
-    if by_vote:
+    if is_one_answer:
         check_one_task({str(path): read_record(path).task for path in paths})
         if len({path.resolve() for path in paths}) < len(paths):
             raise ConfigurationError("cues", ", ".join(map(str, paths)), "every cue once", "leave out the copy")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from softcue.cue import Cue
 
 
 def train(
@@ -16,21 +19,27 @@ def train(
     output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")] = None,
     backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
-    task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`.")] = None,
-    train: Annotated[str | None, typer.Option(help="Training rows: csv, tsv, jsonl, parquet, hub:NAME@SPLIT.")] = None,
+    task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Several, A,B,...: one prompt for all, a cue for each.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder with the tasks' published files.")] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Training rows: csv, tsv, json, jsonl (or .gz), parquet, hub:NAME@SPLIT.")
+    ] = None,
     validation: Annotated[str | None, typer.Option(help="Validation rows; else a share is held out.")] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column to read, or two: COL,COL.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
     label: Annotated[str | None, typer.Option(help="The column with the answer.")] = None,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
     init_from: Annotated[Path | None, typer.Option("--init-from", help="Start from this cue (a first stage).")] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output-dir.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a cue: small learned prompts for one task on a frozen backbone."""
     from softcue.api import train as run
+    from softcue.api import train_together
     from softcue.cli.output import print_json, print_table
     from softcue.errors import ConfigurationError
     from softcue.training import Processes
@@ -38,23 +47,42 @@ def train(
     config, overrides = split_words(words or [])
     if output_dir is None:
         raise ConfigurationError("--output-dir", None, "a folder for the cue", "pass --output-dir cues/NAME")
-    cue = run(
-        output_dir, backbone=backbone, method=method, task=task, train=train, validation=validation,
-        test=test, text=text, label=label, few_shot=few_shot, seed=seed, init_from=init_from, config=config,
-        overrides=overrides, resume=resume, overwrite=overwrite, progress=not as_json,
-    )  # fmt: skip
+    if skip_bad_rows:
+        overrides.append("task.skip_bad_rows=true")
+    if tasks is not None:
+        for name, value in {"--task": task, "--train": train, "--validation": validation, "--test": test,
+                            "--text": text, "--label": label}.items():  # fmt: skip
+            if value is not None:
+                raise ConfigurationError(name, value, "nothing of one task beside --tasks", "leave it out")
+        cues = list(train_together(
+            output_dir, [name.strip() for name in tasks.split(",")], backbone=backbone, method=method, data=data,
+            few_shot=few_shot, seed=seed, init_from=init_from, config=config, overrides=overrides, resume=resume,
+            overwrite=overwrite, progress=not as_json,
+        ).values())  # fmt: skip
+    else:
+        cues = [run(
+            output_dir, backbone=backbone, method=method, task=task, data=data, train=train, validation=validation,
+            test=test, text=text, label=label, few_shot=few_shot, seed=seed, init_from=init_from, config=config,
+            overrides=overrides, resume=resume, overwrite=overwrite, progress=not as_json,
+        )]  # fmt: skip
     if Processes.is_first():
-        record = cue.record
+        found = [_shown(cue) for cue in cues]
         if as_json:
-            print_json({
-                "cue": str(cue.path), "scores": record.scores, "counts": record.counts,
-                "best_step": record.training["best_step"], "steps": record.training["steps_done"],
-            })  # fmt: skip
-        else:
+            print_json(found[0] if tasks is None else {"cues": found})
+        for cue in cues if not as_json else ():
             metrics = list(next(iter(cue.scores.values())))
             rows = [[split, *(scores[metric] for metric in metrics)] for split, scores in cue.scores.items()]
-            print_table(f"{cue.path}: {record.method['name']} on {record.backbone.name}", ["rows", *metrics], rows)
+            title = f"{cue.path}: {cue.record.method['name']} on {cue.record.backbone.name}"
+            print_table(title, ["rows", *metrics], rows)
     Processes.leave()
+
+
+def _shown(cue: Cue) -> dict[str, Any]:
+    record = cue.record
+    return {
+        "cue": str(cue.path), "scores": record.scores, "counts": record.counts,
+        "best_step": record.training["best_step"], "steps": record.training["steps_done"],
+    }  # fmt: skip
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:

@@ -3,17 +3,21 @@
 from softcue.evaluation.baselines import linear_probe, untrained
 from softcue.evaluation.evaluate import Evaluation, Predicted, evaluate, predict, score
 from softcue.evaluation.metrics import check_metric
-from softcue.evaluation.voting import check_one_task, vote, votes
+from softcue.evaluation.transfer import Transfer, transfer_between
+from softcue.evaluation.voting import check_one_task, mean, vote, votes
 
 __all__ = [
     "Evaluation",
     "Predicted",
+    "Transfer",
     "check_metric",
     "check_one_task",
     "evaluate",
     "linear_probe",
+    "mean",
     "predict",
     "score",
+    "transfer_between",
     "untrained",
     "vote",
     "votes",

@@ -1,4 +1,4 @@
-"""Several cues of one task as one answer: a majority vote (Lester et al. 2021, section 6).
+"""Several cues of one task as one answer: a majority vote (Lester et al. 2021, section 6), or mean probabilities.
 
 The paper votes over prompts on one frozen model and leaves ties open. Ours go to the label that all cues together
 find likeliest, then to the task's order of labels.
@@ -40,11 +40,35 @@ def vote(answers: Sequence[Prediction]) -> Prediction:
     scores = [answer.scores or {} for answer in answers]
     labels = list(dict.fromkeys([*(label for known in scores for label in known), *counts]))
     tied = [label for label in labels if counts.get(label) == max(counts.values())]
-    winner = max(tied, key=lambda label: _log_likelihood(label, scores))  # the first of equals
-    means = {
-        label: fmean(known[label] for known in scores) for label in labels if all(label in known for known in scores)
-    }
-    return Prediction(winner, scores=means or None)
+    # Spans have a likelihood of their own instead of scores; max takes the first of equals.
+    strengths = {label: math.fsum(answer.strength for answer in answers if answer.label == label) for label in tied}
+    winner = max(tied, key=lambda label: (_log_likelihood(label, scores), strengths[label]))
+    named = max((answer for answer in answers if answer.label == winner), key=lambda answer: answer.strength)
+    return Prediction(winner, scores=_means(labels, scores) or None, spans=named.spans, is_illegal=named.is_illegal)
+
+
+def mean(answers: Sequence[Prediction]) -> Prediction:
+    """One answer from several cues' answers to one row: the label with the highest mean probability, or a mean value.
+
+    Example:
+        >>> sure, unsure = {"a": 0.1, "b": 0.9}, {"a": 0.6, "b": 0.4}
+        >>> mean([Prediction("b", scores=sure), Prediction("a", scores=unsure), Prediction("a", scores=unsure)]).label
+        'b'
+    """
+    if any(answer.value is not None for answer in answers):
+        return vote(answers)
+    scores = [answer.scores or {} for answer in answers]
+    means = _means(list(scores[0]), scores) if scores else {}
+    if not means:
+        raise ConfigurationError("--mean", "answers without probabilities", "cues that rank labels or have a head",
+                                 "use --vote")  # fmt: skip
+    return Prediction(max(means, key=means.__getitem__), scores=means)
+
+
+def _means(labels: Sequence[str], scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean probability of every label that all cues know."""
+    return {label: fmean(known[label] for known in scores) for label in labels
+            if all(label in known for known in scores)}  # fmt: skip
 
 
 def votes(answers: Sequence[Prediction]) -> dict[str, int]:

@@ -48,7 +48,7 @@ class TaskModel(nn.Module):
             raise ConfigurationError(
                 "method.prompt_length", method.prompt_length,
                 f"room for text among the {self.max_length} tokens {backbone.name} takes",
-                "shorten the prompt",
+                "shorten the prompt" + (", or lower readout.max_new_tokens" if readout.max_target_length else ""),
             )  # fmt: skip
         is_behind = method.insert_at in ("end", "first-end")
         if backbone.kind == "decoder" and is_behind and readout.summary and method.prompt_length:
@@ -176,12 +176,19 @@ def make_task_model(
 ) -> TaskModel:  # fmt: skip
     """A task's model from configurations; without a generator its numbers wait to be loaded."""
     method_class, config = method
-    rewriting = method_class.rewriting(task)
     built = method_class.build(config, backbone, task, generator)
+    return with_readout(task, built, readout, backbone, max_length)
+
+
+def with_readout(
+    task: Task, method: Method, readout: ReadoutConfig, backbone: Backbone, max_length: int | None = None
+) -> TaskModel:
+    """A task's model on a method that is there already, and may serve other tasks too."""
+    rewriting = method.rewriting(task)
     read_task = task if rewriting is None else rewriting.task
-    if method_class.needs_head and readout.name == "auto":
+    if method.needs_head and readout.name == "auto":
         readout = readout.model_copy(update={"name": "regression" if task.kind == "regression" else "classifier"})
-    return TaskModel(task, built, make_readout(readout, read_task, backbone), backbone, max_length, rewriting)
+    return TaskModel(task, method, make_readout(readout, read_task, backbone), backbone, max_length, rewriting)
 
 
 @torch.no_grad()

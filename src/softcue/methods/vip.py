@@ -110,6 +110,8 @@ class _Contextualised(Prompted):
             # in four digits: sums differ in their last ones with the number of threads
             scale = float(f"{float(backbone.word_table.detach().double().square().mean().sqrt()):.4g}")
             config = config.model_copy(update={"scale": scale})
+        # the words themselves are recorded: a prompt that several tasks share has them all
+        config = config.model_copy(update={"hard_prompt": hard_text(config.hard_prompt, task)})
         shape = ContextShape(
             backbone.width, config.width, config.layers, config.heads, config.dropout, config.scale or 1.0
         )
@@ -119,7 +121,7 @@ class _Contextualised(Prompted):
         encoder = VIP(
             first, config.soft_tokens, shape,
             _quantizer(config, backbone, generator is not None) if isinstance(config, VIPConfig) else None,
-            config.skip, _weights(config), hard_words(config.hard_prompt, backbone, task),
+            config.skip, _weights(config), hard_words(config.hard_prompt, backbone),
         )  # fmt: skip
         if generator is not None:
             encoder.contextualizer.start(generator)
@@ -189,12 +191,17 @@ def _word_codes(table: Tensor, first: int, num_codes: int, norm: float) -> Tenso
     return scaled
 
 
-def hard_words(wanted: str, backbone: Backbone, task: Task) -> Tensor:
-    """T: the word vectors of a frozen text in front of the prompt. [t D]"""
+def hard_text(wanted: str, task: Task) -> str:
+    """The text in front of the prompt; `task` stands for the task's label words and description."""
     text = " ".join([*task.label_words, task.description]).strip() if wanted == "task" else wanted
     if wanted and not text.strip():
         raise ConfigurationError("method.hard_prompt", wanted, "a task with label words or a description, or a text",
                                  "write the text itself, or leave it out")  # fmt: skip
+    return text
+
+
+def hard_words(text: str, backbone: Backbone) -> Tensor:
+    """T: the word vectors of a frozen text in front of the prompt. [t D]"""
     ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
     return backbone.word_table.detach()[torch.tensor(ids, dtype=torch.long)].float()
 

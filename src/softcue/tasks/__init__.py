@@ -1,32 +1,39 @@
 """A task is a data file (YAML) and its rows: text in, Example out. No torch in here."""
 
-from softcue.tasks.catalogue import library_names, library_task
+from softcue.tasks.catalogue import find_task, library_names, library_task, sources
 from softcue.tasks.readers import Source
-from softcue.tasks.rows import (
+from softcue.tasks.rows import examples_from, stream_examples, with_labels
+from softcue.tasks.sampling import (
     distinct,
-    examples_from,
     few_shot,
     sample,
+    sample_examples,
     shares,
     split_off,
-    with_labels,
     with_swapped,
     without_copies,
 )
-from softcue.tasks.task import Label, Task
+from softcue.tasks.task import SPLITS, Label, Published, Task, portable
 
 __all__ = [
+    "SPLITS",
     "Label",
+    "Published",
     "Source",
     "Task",
     "distinct",
     "examples_from",
     "few_shot",
+    "find_task",
     "library_names",
     "library_task",
+    "portable",
     "sample",
+    "sample_examples",
     "shares",
+    "sources",
     "split_off",
+    "stream_examples",
     "with_labels",
     "with_swapped",
     "without_copies",

@@ -1,17 +1,21 @@
-"""The tasks that come with softcue: one YAML file each in `library/`, rows in `samples/`."""
+"""Where tasks come from: one YAML file each in `library/`, or a user's own; and where their rows lie on a disk."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
-from softcue.errors import ConfigurationError, near_matches
-from softcue.tasks.task import Task
+from softcue.errors import ConfigurationError, DataError, near_matches
+from softcue.tasks.readers import HUB_PREFIX
+from softcue.tasks.task import SPLITS, Task
 
 LIBRARY = Path(__file__).parent / "library"
 SAMPLES = Path(__file__).parent / "samples"
+TASK_SUFFIXES = (".yaml", ".yml")
 
 
 def library_names() -> list[str]:
@@ -36,8 +40,130 @@ def library_task(name: str) -> Task:
         raise ConfigurationError(
             "task.name", name, "a task that comes with softcue", near_matches(name, library_names())
         )
-    values = yaml.safe_load((LIBRARY / f"{name}.yaml").read_text("utf-8"))
-    for split in ("train", "validation", "test"):
-        if split in values:
-            values[split] = str(SAMPLES / values[split])
-    return Task.model_validate(values)
+    return _read(LIBRARY / f"{name}.yaml", SAMPLES)
+
+
+def find_task(name_or_path: str | Path) -> Task:
+    """A task that comes with softcue, or the one a YAML file describes; its paths are relative to that file.
+
+    Example:
+        >>> find_task("rte").text
+        ('sentence1', 'sentence2')
+    """
+    path = Path(name_or_path)
+    if path.suffix.lower() not in TASK_SUFFIXES:
+        return library_task(str(name_or_path))
+    if not path.is_file():
+        siblings = sorted(file.name for file in path.parent.glob("*") if file.suffix.lower() in TASK_SUFFIXES)
+        hint = near_matches(path.name, siblings[:50]) if siblings else "check the path"
+        raise ConfigurationError("task file", path, "an existing file", hint)
+    return _read(path, path.parent)
+
+
+def sources(task: Task, folder: str | Path) -> dict[str, list[Path]]:
+    """The files of each split below a data folder: the first place of the task's `files` where there are any.
+
+    Example:
+        >>> task = Task(name="toy", files={"train": ("toy/train.csv", "train.*")})
+        >>> folder = SAMPLES / "tickets"
+        >>> [path.name for path in sources(task, folder)["train"]]
+        ['train.csv']
+    """
+    found = {split: files for split, (_, files) in places(task, folder).items()}
+    if not found:
+        looked_for = ", ".join(place for split in SPLITS for place in task.files.get(split, ()))
+        raise DataError(f"files of the task {task.name}", folder, "a data folder that has some",
+                        f"looked for {looked_for}" if looked_for else "the task names no files")  # fmt: skip
+    return found
+
+
+def places(task: Task, folder: str | Path) -> dict[str, tuple[str, list[Path]]]:
+    """What `sources` gives, with the place in `files` that was found; empty where nothing is there.
+
+    Example:
+        >>> places(Task(name="toy", files={"test": ("toy/*.csv",)}), SAMPLES)
+        {}
+    """
+    root = checked_folder(folder)
+    found = {}
+    for split in SPLITS:
+        for place in task.files.get(split, ()):
+            if files := _matches(root, place, task.name):
+                found[split] = (place, files)
+                break
+    return found
+
+
+def _matches(root: Path, place: str, name: str) -> list[Path]:
+    try:
+        return sorted(path for path in root.glob(place) if path.is_file())
+    except (NotImplementedError, ValueError) as error:  # an absolute path, or a pattern that is none
+        raise ConfigurationError(f"files of the task {name}", place, "places below a data folder, with * and ?",
+                                 f"correct it: {error}") from error  # fmt: skip
+
+
+def located(task: Task, folder: str | Path) -> Task:
+    """The task with its rows below a data folder, for tasks with one file per split; other splits become empty.
+
+    Example:
+        >>> task = Task(name="toy", train="hub:toy@train", files={"test": ("test.csv",)})
+        >>> moved = located(task, SAMPLES / "tickets")
+        >>> moved.train, Path(moved.test).name
+        ('', 'test.csv')
+    """
+    found = sources(task, folder)
+    for split, files in found.items():
+        if len(files) > 1:
+            raise DataError(f"files of the task {task.name}", folder, f"one file for {split}",
+                            f"{len(files)} are there, so pass the list that sources(task, folder) gives")  # fmt: skip
+    return task.model_copy(update={split: str(found[split][0]) if split in found else "" for split in SPLITS})
+
+
+def checked_folder(folder: str | Path) -> Path:
+    """The data folder, if it is one.
+
+    Example:
+        >>> checked_folder(SAMPLES).name
+        'samples'
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise DataError("data folder", path, "a folder that is there", "check the path")
+    return path
+
+
+def _read(path: Path, folder: Path) -> Task:
+    """The task of a YAML file, with paths relative to that folder."""
+    values = _values(path)
+    for split in SPLITS:
+        if isinstance(given := values.get(split), str) and given and not given.startswith(HUB_PREFIX):
+            values[split] = str((folder / given).absolute())
+    try:
+        return Task.model_validate({"name": path.stem} | values)
+    except ValidationError as error:
+        raise _in_our_words(path, error) from error
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError("task file", path, "a file of UTF-8 text that can be read", str(error)) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two of odd dates and deep nesting
+        raise ConfigurationError("task file", path, "valid YAML", " ".join(str(error).split())) from error
+    if not isinstance(values, dict):
+        raise ConfigurationError("task file", path, "keys with values, such as `text: [message]`", "see docs/tasks.md")
+    return values
+
+
+def _in_our_words(path: Path, error: ValidationError) -> ConfigurationError:
+    first = error.errors()[0]
+    steps = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # a key that is wrong, not its value
+    key = ".".join(map(str, steps))
+    where = f"{path}, key '{key}'" if key else str(path)
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return ConfigurationError(where, key, "a key of a task", near_matches(key, Task.model_fields))
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    is_text = first["type"] == "string_type"  # YAML has its own mind about yes, no, on, off and 1
+    next_step = "put yes, no, on, off and numbers that are text in quotes" if is_text else "correct the file"
+    return ConfigurationError(where, first["input"] if key else path.name, expected, next_step)

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import math
-import random
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from numbers import Integral, Number, Real
 
 from softcue.errors import DataError, near_matches
 from softcue.tasks.readers import Source, name_of, read_rows
 from softcue.tasks.task import Label, Task
-from softcue.types import Example
+from softcue.types import Example, Span
+
+SHOWN_BAD_ROWS = 10
+Values = Mapping[str, object]
 
 
-def examples_from(source: Source, task: Task, needs_target: bool = True) -> list[Example]:
+def examples_from(source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False) -> list[Example]:
     """The examples of a source, all checked; the task's own labels limit the targets when it has any.
+
+    All bad rows are told at once. To skip them is the caller's choice, and warned about.
 
     Example:
         >>> task = Task(name="toy", labels={"a": Label(words="a"), "b": Label(words="b")})
-        >>> examples_from([{"text": "hello", "label": "a"}], task)
-        [Example(texts=('hello',), target='a')]
+        >>> examples_from([{"text": "hello", "label": "a"}], task)[0].target
+        'a'
     """
-    examples = []
-    for place, row in read_rows(source):
-        texts = tuple(_text(place, row, column) for column in task.text)
-        target = _target(place, row, task) if needs_target else None
-        examples.append(Example(texts, target))
-    if not examples:
-        raise DataError("data", name_of(source), "at least one row below the header", "check the file")
+    bad = _BadRows(source)
+    examples = list(bad.left_out(_checked(source, task, needs_target), stops=False))
+    if not skip_bad_rows:
+        bad.refuse()
+    bad.warn()
     return examples
+
+
+def stream_examples(
+    source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False
+) -> Iterator[Example]:
+    """The same examples one by one, in little memory; the first bad row ends them, unless such rows are skipped.
+
+    Example:
+        >>> rows = [{"text": "hello", "label": "a"}, {"text": "bye", "label": "b"}]
+        >>> [example.target for example in stream_examples(rows, Task(name="toy"))]
+        ['a', 'b']
+    """
+    bad = _BadRows(source)
+    yield from bad.left_out(_checked(source, task, needs_target), stops=not skip_bad_rows)
+    bad.warn()
 
 
 def with_labels(
@@ -40,10 +58,14 @@ def with_labels(
     Example:
         >>> rows = [Example(("great film",), "1"), Example(("dull film",), "0")]
         >>> task = with_labels(Task(name="films"), rows, {"0": "bad"}, {"0": "The film is not worth seeing."})
-        >>> task.labels["0"]
-        Label(words='bad', description='The film is not worth seeing.')
+        >>> task.labels["0"].words, task.labels["0"].description
+        ('bad', 'The film is not worth seeing.')
     """
-    found = sorted({str(example.target) for example in examples})
+    is_tagging = task.kind == "tags"
+    targets = (span.label for example in examples for span in example.spans) if is_tagging else (
+        str(example.target) for example in examples
+    )  # fmt: skip
+    found = sorted(set(targets))
     labels = dict(task.labels) or {name: Label(words=name, description="") for name in found}
     for key, values in {"words": words, "description": descriptions or {}}.items():
         setting = {"words": "task.label_words", "description": "task.label_descriptions"}[key]
@@ -51,167 +73,131 @@ def with_labels(
             if name not in labels:
                 raise DataError(setting, name, "a label of the training rows", near_matches(name, labels))
             labels[name] = labels[name].model_copy(update={key: value})
-    if len(found) < 2:
+    if is_tagging and not found:
+        raise DataError("column 'spans'", "no span", "at least one in training", "check the column")
+    if not is_tagging and len(found) < 2:
         raise DataError(f"label column '{task.label}'", ", ".join(found), "at least two classes in training",
                         "check the column, or set task.kind=regression or generation")  # fmt: skip
     return task.model_copy(update={"labels": labels})
 
 
-def split_off(
-    examples: Sequence[Example], share: float, seed: int, by_class: bool = True
-) -> tuple[list[Example], list[Example]]:
-    """Hold out a share of every class (or of all rows alike) for validation; the seed alone decides which.
+class _BadRows:
+    """The rows that cannot be used: how many, and the first of them, so that memory stays bounded."""
 
-    Every class keeps at least one row for training, and copies of a text (or a pair, in either order) stay on
-    one side.
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._errors: list[DataError] = []
+        self._num_bad = 0
+        self._num_rows = 0
 
-    Example:
-        >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
-        >>> kept, held = split_off(rows, 0.2, seed=0)
-        >>> len(kept), len(held), {row.target for row in held} == {"a", "b"}
-        (16, 4, True)
-    """
-    classes: dict[object, list[tuple[str, ...]]] = defaultdict(list)
-    for texts, target in {_identity(example): example.target for example in examples}.items():
-        classes[target if by_class and isinstance(target, str) else None].append(texts)
-    generator = random.Random(seed)
-    held: set[tuple[str, ...]] = set()
-    for distinct in classes.values():
-        generator.shuffle(distinct)
-        wanted = max(1, round(share * len(distinct)))
-        held.update(distinct[: min(wanted, len(distinct) - 1)])
-    kept = [example for example in examples if _identity(example) not in held]
-    return kept, [example for example in examples if _identity(example) in held]
+    def left_out(self, rows: Iterator[Example | DataError], stops: bool) -> Iterator[Example]:
+        """The good rows; the bad ones are noted, or the first of them is raised."""
+        for row in rows:
+            self._num_rows += 1
+            if isinstance(row, Example):
+                yield row
+                continue
+            if stops:
+                raise row
+            self._num_bad += 1
+            if self._num_bad <= SHOWN_BAD_ROWS:
+                self._errors.append(row)
+        if not self._num_rows:
+            raise DataError("data", name_of(self._source), "at least one row below the header", "check the file")
 
+    def refuse(self) -> None:
+        if self._num_bad == 1:
+            raise self._errors[0]
+        if self._num_bad:
+            raise DataError("data", name_of(self._source), "no bad rows",
+                            f"{self._list()}; fix them, or leave them out with --skip-bad-rows")  # fmt: skip
 
-def sample(examples: Sequence[Example], num_rows: int, seed: int, stratified: bool = False) -> list[Example]:
-    """A seeded sample without replacement, in the rows' own order; all rows when fewer than asked.
+    def warn(self) -> None:
+        if self._num_bad == self._num_rows:
+            raise DataError("data", name_of(self._source), "at least one row that is not bad",
+                            f"{self._list()}; fix them")  # fmt: skip
+        if self._num_bad:
+            message = f"skipped {self._num_bad} of {self._num_rows} rows: {'; '.join(map(_reason, self._errors))}"
+            warnings.warn(message + ("; ..." if self._num_bad > SHOWN_BAD_ROWS else ""), stacklevel=3)
 
-    Stratified, every class gets its share of the rows (`shares`).
-
-    Example:
-        >>> len(sample([Example((str(i),)) for i in range(9)], 4, seed=1))
-        4
-    """
-    if num_rows >= len(examples):
-        return list(examples)
-    if stratified:
-        chosen = _first_of_each_class(examples, _drawn_order(len(examples), seed), num_rows)
-    else:
-        chosen = random.Random(seed).sample(range(len(examples)), num_rows)
-    return [examples[index] for index in sorted(chosen)]
-
-
-def few_shot(
-    examples: Sequence[Example], num_train: int, num_validation: int, seed: int, stratified: bool = False
-) -> tuple[list[Example], list[Example]]:
-    """K training rows and as many of the validation rows asked for as are left, none a copy of another.
-
-    Of the copies of a text the first row counts. The seed alone decides, in every process and Python version.
-
-    Example:
-        >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
-        >>> train, validation = few_shot(rows, 4, 10, seed=0, stratified=True)
-        >>> [row.target for row in train].count("a"), len(validation), set(train) & set(validation)
-        (2, 10, set())
-    """
-    pool = distinct(examples)
-    order = _drawn_order(len(pool), seed)
-    chosen = _first_of_each_class(pool, order, num_train) if stratified else order[:num_train]
-    taken = {_identity(pool[index]) for index in chosen}
-    left = [index for index in order if _identity(pool[index]) not in taken][:num_validation]
-    return [pool[index] for index in sorted(chosen)], [pool[index] for index in sorted(left)]
+    def _list(self) -> str:
+        shown = "; ".join(map(_reason, self._errors))
+        first = f"; the first {SHOWN_BAD_ROWS}" if self._num_bad > SHOWN_BAD_ROWS else ""
+        return f"{self._num_bad} bad row{'s' if self._num_bad > 1 else ''}{first}: {shown}"
 
 
-def distinct(examples: Sequence[Example]) -> list[Example]:
-    """The first row of every text (or ordered pair).
-
-    Example:
-        >>> distinct([Example(("hi",), "a"), Example(("hi",), "b"), Example(("ho",), "b")])
-        [Example(texts=('hi',), target='a'), Example(texts=('ho',), target='b')]
-    """
-    first: dict[tuple[str, ...], Example] = {}
-    for example in examples:
-        first.setdefault(example.texts, example)
-    return list(first.values())
+def _reason(error: DataError) -> str:
+    return str(error).removesuffix(f"; {error.next_step}").replace("; expected ", ", expected ")
 
 
-def shares(sizes: Mapping[str, int], num_rows: int) -> dict[str, int]:
-    """What each class gets of a sample, in proportion to its size: largest remainder, ties in the order given.
-
-    With at least as many rows as classes, a class left with none gets one from the class furthest above its
-    exact share that can spare one.
-
-    Example:
-        >>> shares({"a": 6, "b": 3, "c": 1}, 4)  # 2.4, 1.2 and 0.4 rows; c would get none
-        {'a': 2, 'b': 1, 'c': 1}
-    """
-    total = sum(sizes.values())
-    parts = {name: divmod(num_rows * size, total) for name, size in sizes.items()}  # whole rows, so no rounding
-    found = {name: whole for name, (whole, _) in parts.items()}
-    by_remainder = sorted(parts, key=lambda name: -parts[name][1])
-    for name in by_remainder[: num_rows - sum(found.values())]:
-        found[name] += 1
-    if num_rows >= len(found):
-        for name in [name for name, count in found.items() if count == 0]:
-            spare = [other for other, count in found.items() if count > 1]
-            found[max(spare, key=lambda other: found[other] * total - num_rows * sizes[other])] -= 1
-            found[name] = 1
-    return found
+def _checked(source: Source, task: Task, needs_target: bool) -> Iterator[Example | DataError]:
+    """Every row that the task wants, as an example or as what is wrong with it."""
+    is_first = True
+    for place, row in read_rows(source, task.format):
+        if isinstance(row, DataError):
+            yield row
+            continue
+        if is_first:  # a column that is missing here is most likely missing everywhere
+            _check_columns(place, row, task, needs_target)
+            is_first = False
+        if not _is_wanted(row, task):
+            continue
+        try:
+            yield _example(place, row, task, needs_target)
+        except DataError as error:
+            yield error
 
 
-def with_swapped(examples: Sequence[Example]) -> list[Example]:
-    """Every pair, then every pair with its texts in the other order (IDPG, Wu et al. 2022, appendix A.4).
-
-    Example:
-        >>> with_swapped([Example(("one", "two"), "same")])[1]
-        Example(texts=('two', 'one'), target='same')
-    """
-    return [*examples, *(Example(example.texts[::-1], example.target) for example in examples)]
+def _check_columns(place: str, row: Values, task: Task, needs_target: bool) -> None:
+    for column in (*task.text, *([_target_column(row, task)] if needs_target else [])):
+        _cell(place, row, column, task)
 
 
-def without_copies(examples: Sequence[Example], others: Sequence[Example]) -> list[Example]:
-    """The rows that are no copy of any of the others, whatever their targets; a swapped pair is a copy.
-
-    Example:
-        >>> without_copies([Example(("b", "a")), Example(("b", "c"))], [Example(("a", "b"))])
-        [Example(texts=('b', 'c'), target=None)]
-    """
-    seen = {_identity(other) for other in others}
-    return [example for example in examples if _identity(example) not in seen]
+def _target_column(row: Values, task: Task) -> str:
+    has_label = _name_in(row, task.label, task) is not None
+    usual = {"span": "answers", "tags": "spans"}.get(task.kind)
+    if usual is not None:
+        return task.label if has_label and _name_in(row, usual, task) is None else usual
+    # free text may be given as its list of right answers alone
+    return "answers" if task.kind == "generation" and not has_label and _has_answers(row, task) else task.label
 
 
-def _identity(example: Example) -> tuple[str, ...]:
-    """What makes two rows copies: a pair in the other order tells its answer as well."""
-    return tuple(sorted(example.texts))
+def _is_wanted(row: Values, task: Task) -> bool:
+    names = ((_name_in(row, column, task), values) for column, values in task.where.items())
+    return all(name is None or (_label_text(row[name]) or str(row[name])) in values for name, values in names)
 
 
-def _drawn_order(num_rows: int, seed: int) -> list[int]:
-    """All indices in a seeded order."""
-    # Python promises the same numbers for a seed in every version only of random(), not of sample() or shuffle().
-    generator = random.Random(seed)
-    draws = [generator.random() for _ in range(num_rows)]
-    return sorted(range(num_rows), key=draws.__getitem__)
+def _example(place: str, row: Values, task: Task, needs_target: bool) -> Example:
+    texts = tuple(_text(place, row, column, task) for column in task.text)
+    target: str | float | None = None
+    answers: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+    if needs_target and task.kind == "tags":
+        spans = _tags(place, row, task, texts[-1])
+    elif needs_target and task.kind == "span":
+        answers = _answers(place, row, task)
+        target, spans = answers[0], _answer_spans(place, row, task, answers, texts[-1])
+    elif needs_target:
+        answers = _answers(place, row, task) if task.kind == "generation" and _has_answers(row, task) else ()
+        target = answers[0] if _target_column(row, task) == "answers" else _target(place, row, task)
+    return Example(texts, target, answers, spans, _label_text(row.get("group")), _options(place, row))
 
 
-def _first_of_each_class(examples: Sequence[Example], order: Sequence[int], num_rows: int) -> list[int]:
-    """The first indices of each class in that order, as many as its share."""
-    classes: dict[str, list[int]] = {name: [] for name in sorted({str(example.target) for example in examples})}
-    for index in order:
-        classes[str(examples[index].target)].append(index)
-    counts = shares({name: len(indices) for name, indices in classes.items()}, num_rows)
-    return [index for name, indices in classes.items() for index in indices[: counts[name]]]
+def _name_in(row: Values, column: str, task: Task) -> str | None:
+    """The column, or the first of its other names that the row has."""
+    return next((name for name in (column, *task.columns.get(column, ())) if name in row), None)
 
 
-def _cell(place: str, row: Mapping[str, object], column: str) -> object:
-    if column not in row:
+def _cell(place: str, row: Values, column: str, task: Task) -> object:
+    name = _name_in(row, column, task)
+    if name is None:
         known = near_matches(column, map(str, row))
         raise DataError(f"{place}, column", column, "a column of the data", known)
-    return row[column]
+    return row[name]
 
 
-def _text(place: str, row: Mapping[str, object], column: str) -> str:
-    value = _cell(place, row, column)
+def _text(place: str, row: Values, column: str, task: Task) -> str:
+    value = _cell(place, row, column, task)
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{place}, column '{column}'", value, "a text that is not empty",
                         "fill it in or remove the row")  # fmt: skip
@@ -228,8 +214,8 @@ def _whole_characters(where: str, value: str) -> str:
     return value
 
 
-def _target(place: str, row: Mapping[str, object], task: Task) -> str | float:
-    value = _cell(place, row, task.label)
+def _target(place: str, row: Values, task: Task) -> str | float:
+    value = _cell(place, row, task.label, task)
     where = f"{place}, column '{task.label}'"
     if task.kind == "regression":
         try:
@@ -242,9 +228,16 @@ def _target(place: str, row: Mapping[str, object], task: Task) -> str | float:
     text = _whole_characters(where, _label_text(value))
     if not text:
         raise DataError(where, value, "a label", "fill it in or remove the row")
-    if task.kind == "classification" and task.labels and text not in task.labels:
+    return _known_label(where, text, task) if task.has_classes else text
+
+
+def _known_label(where: str, text: str, task: Task) -> str:
+    if not task.labels:
+        return text
+    label = task.label_of(text)
+    if label is None:
         raise DataError(where, text, "a label of the task or its training rows", near_matches(text, task.labels))
-    return text
+    return label
 
 
 def _label_text(value: object) -> str:
@@ -255,3 +248,75 @@ def _label_text(value: object) -> str:
         value = int(float(value))  # a DataFrame column with gaps turns class numbers into floats
     is_plain = isinstance(value, str) or (isinstance(value, Number) and value == value)
     return str(value).strip() if is_plain else ""
+
+
+def _list_in(value: object) -> list[object] | None:
+    """A list cell, as files and DataFrames give it; None for anything else."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return list(value) if isinstance(value, (list, tuple)) else None
+
+
+def _texts_in(where: str, items: Sequence[object]) -> tuple[str, ...]:
+    for item in items:
+        if not isinstance(item, str) or not item.strip():
+            raise DataError(where, item, "texts that are not empty", "fill it in or remove the row")
+    return tuple(_whole_characters(where, str(item)) for item in items)
+
+
+def _options(place: str, row: Values) -> tuple[str, ...]:
+    # a column of that name that holds no list is the user's own
+    return _texts_in(f"{place}, column 'options'", _list_in(row.get("options")) or [])
+
+
+def _has_answers(row: Values, task: Task) -> bool:
+    name = _name_in(row, "answers", task)
+    return name is not None and bool(_list_in(row[name]))
+
+
+def _answers(place: str, row: Values, task: Task) -> tuple[str, ...]:
+    column = _target_column(row, task) if task.kind == "span" else "answers"
+    value = _cell(place, row, column, task)
+    where = f"{place}, column '{column}'"
+    items = [value] if isinstance(value, str) else _list_in(value)
+    if not items:
+        raise DataError(where, value, "at least one answer", "fill it in or remove the row")
+    return _texts_in(where, items)
+
+
+def _answer_spans(place: str, row: Values, task: Task, answers: Sequence[str], text: str) -> tuple[Span, ...]:
+    """Where the answers stand in the text; those that stand nowhere in it have the place -1, and no span."""
+    name = _name_in(row, "starts", task)
+    starts = _list_in(row[name]) if name else [text.find(answer) for answer in answers]
+    where = f"{place}, column 'starts'"
+    if starts is None or len(starts) != len(answers):
+        raise DataError(where, starts, f"a list of {len(answers)}, one place for every answer", "fix the row")
+    spans = []
+    for answer, start in zip(answers, starts, strict=True):
+        if not isinstance(start, int) or (start >= 0 and not text.startswith(answer, start)):
+            raise DataError(where, start, f"the place of '{answer[:40]}' in the text, or -1", "fix the row")
+        if start >= 0:
+            spans.append(Span(start, start + len(answer)))
+    return tuple(spans)
+
+
+def _tags(place: str, row: Values, task: Task, text: str) -> tuple[Span, ...]:
+    column = _target_column(row, task)
+    where, value = f"{place}, column '{column}'", _cell(place, row, column, task)
+    items = _list_in(value)
+    if items is None:
+        raise DataError(where, value, "a list of [start, end, label]", "fix the row")
+    spans = sorted(_tag(where, item, task, len(text)) for item in items)
+    for one, other in pairwise(spans):
+        if other.start < one.end:
+            raise DataError(where, f"{one.start} to {one.end} and {other.start} to {other.end}",
+                            "spans that do not overlap", "fix the row")  # fmt: skip
+    return tuple(spans)
+
+
+def _tag(where: str, item: object, task: Task, length: int) -> Span:
+    parts = [item.get(key) for key in ("start", "end", "label")] if isinstance(item, Mapping) else _list_in(item)
+    match parts:
+        case [int(start), int(end), str(label)] if 0 <= start < end <= length and label:
+            return Span(start, end, _known_label(where, label, task))
+    raise DataError(where, item, f"[start, end, label] inside the text of {length} characters", "fix the row")

@@ -68,6 +68,7 @@ class Task(BaseModel):
     scale: tuple[float, float, float] | None = Field(
         None, description="regression as text: lowest score, highest score, step"
     )
+    init_words: tuple[str, ...] = Field((), description="words prompts begin with, if not those of the labels")
     metric: str = Field("", description="what early stopping watches, a+b for a mean; empty takes the kind's usual one")
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
     sentences: tuple[str, ...] = Field((), description="for encoders: one or two templates; empty: the columns")
@@ -100,6 +101,9 @@ class Task(BaseModel):
             raise ValueError(f"sentences: the plain {{{self.text[-1]}}} last, because the answer stands in it")
         if unknown := set(self.files) - set(SPLITS) | set(self.published) - set(SPLITS):
             raise ValueError(f"splits {', '.join(SPLITS)}, not {', '.join(sorted(unknown))}")
+        values = [value for name, label in self.labels.items() for value in {name, *label.also}]
+        if twice := sorted({value for value in values if values.count(value) > 1}):
+            raise ValueError(f"labels: '{twice[0]}' for one of them only")
         if self.kind == "referent" and (len(self.labels) != 2 or not self.positive):
             raise ValueError("labels: two, and which of them says that the last text is meant (positive)")
         if self.positive and self.positive not in self.labels:
@@ -209,3 +213,14 @@ def text_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     if not columns or len(set(columns)) < len(columns) or "" in columns:
         raise ValueError("the names of different text columns, at least one")
     return columns
+
+
+def portable(task: Task) -> Task:
+    """The task without what only its publisher's files need: what a cue remembers of it.
+
+    Example:
+        >>> portable(Task(name="t", train="rows.csv")).train
+        ''
+    """
+    left_out = {"train": "", "validation": "", "test": "", "files": {}, "published": {}, "parts": {}}
+    return task.model_copy(update=left_out)

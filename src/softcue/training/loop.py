@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.draws import places_in_batch
-from softcue.errors import ConfigurationError, TrainingError
+from softcue.errors import ConfigurationError, DataError, TrainingError
 from softcue.evaluation import Evaluation, evaluate
-from softcue.methods import Outcome, TaskModel
+from softcue.methods import Outcome, TaskModel, Together
 from softcue.tokens import collate
 from softcue.training.batches import epoch_batches, own_share, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, Progress
 from softcue.training.config import TrainingConfig
+from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import (
     load_optimizer_tensors,
     make_optimizer,
@@ -36,11 +38,20 @@ Listener = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
+class Studied:
+    """One task of a run."""
+
+    model: TaskModel
+    train: Sequence[Example]
+    validation: Sequence[Example]
+
+
+@dataclass(frozen=True)
 class Result:
-    """What a run leaves: the model holds its best numbers."""
+    """What a run leaves: the models hold the best numbers."""
 
     progress: Progress
-    evaluation: Evaluation
+    evaluations: list[Evaluation]  # of each task's validation rows
     num_truncated: int
     seconds: float
     peak_megabytes: float
@@ -48,26 +59,35 @@ class Result:
 
 
 class Trainer:
-    """Trains one task's model on a frozen backbone."""
+    """Trains a task's model on a frozen backbone, or those of several tasks that share a method."""
 
     def __init__(
         self,
         backbone: Backbone,
-        model: TaskModel,
-        train: Sequence[Example],
-        validation: Sequence[Example],
+        studied: Sequence[Studied],
         config: TrainingConfig,
         checkpoints: Checkpoints | None = None,
         listener: Listener | None = None,
         processes: Processes | None = None,
+        mixture: MixtureConfig | None = None,
     ) -> None:
         self._started = time.monotonic()  # tokens and M(x) are part of what training costs
-        self.backbone, self.model, self.config = backbone, model, config
-        self.validation = validation
+        self.backbone, self.studied, self.config = backbone, studied, config
+        self.models = [one.model for one in studied]
+        model = self.models[0] if len(studied) == 1 else Together(self.models)
+        self.model: TaskModel | Together = model
+        self.mixture = mixture or MixtureConfig()
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
-        self.rows: list[Tokens] = model.rows(backbone, model.lessons(train), with_answer=True)
+        per_task = [one.model.rows(backbone, one.model.lessons(one.train), with_answer=True) for one in studied]
+        self.rows: list[Tokens] = [row for rows in per_task for row in rows]
+        self.owners = [number for number, rows in enumerate(per_task) for _ in rows]
+        self.sizes = [len(rows) for rows in per_task]
+        for one, rows in zip(studied, per_task, strict=True):
+            if not rows:
+                raise DataError("training rows", one.model.task.name, "at least one row that can be learned from",
+                                "check them: a text-to-text backbone learns referents from true rows")  # fmt: skip
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigurationError(
                 "method.name", model.method.config.name, "something to train: a prompt or a readout with a head",
@@ -79,7 +99,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
-        self._best_evaluation: Evaluation | None = None  # of `best`; a resumed run may not have seen it
+        self._best_evaluations: list[Evaluation] = []  # of `best`; a resumed run may not have seen them
         self._batches: tuple[int, list[list[int]]] = (-1, [])
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -94,7 +114,10 @@ class Trainer:
     def run(self) -> Result:
         """Train to the end; afterwards the model holds the numbers of its best evaluation."""
         self.processes.share_first(list(self._state().values()))
-        solutions = self.model.method.solutions(self.model.readout, self.rows)
+        solutions = self.model.method.solutions(self.models[0].readout, self.rows)
+        if solutions is not None and len(self.models) > 1:
+            raise ConfigurationError("method.name", self.model.method.config.name, "a method that tasks can share",
+                                     "train a cue per task: it has a closed form for each")  # fmt: skip
         for _ in solutions or ():
             self.progress.step += 1
             self._evaluate()
@@ -104,18 +127,21 @@ class Trainer:
                 self._after_step()
         self.model.load_state_dict(self.best)
         self.model.eval()
-        evaluation = self._best_evaluation
-        if evaluation is None:
-            evaluation = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
+        evaluations = self._best_evaluations or self._validated()
         return Result(
-            self.progress, evaluation, sum(row.is_truncated for row in self.rows), time.monotonic() - self._started,
-            peak_megabytes(), self._warnings(evaluation),
+            self.progress, evaluations, sum(row.is_truncated for row in self.rows), time.monotonic() - self._started,
+            peak_megabytes(), self._warnings(evaluations),
         )  # fmt: skip
+
+    def _validated(self) -> list[Evaluation]:
+        size = self.config.evaluation_batch_size
+        return [evaluate(self.backbone, one.model, one.validation, size) for one in self.studied]
 
     def _step(self) -> None:
         step, config = self.progress.step, self.config
         rows = self._rows_of(step)
-        count = self.model.readout.num_losses([self.rows[row] for row in rows])
+        owned = self._by_owner(rows, range(len(rows)))
+        count = sum(model.readout.num_losses([self.rows[rows[place]] for place in places]) for model, places in owned)
         rank, world = self.processes.rank, self.processes.world_size
         self.model.train()
         factor = rate_factor(config, step, self.num_steps)
@@ -125,11 +151,12 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.backbone.device)
         encoder = self.model.method.prompt_encoder()
         tally = {} if encoder is None else encoder.blank_tally()
-        for places in own_share(len(rows), rank, world, config.micro_batch_size):
+        pieces = own_share(len(rows), rank, world, config.micro_batch_size)
+        for model, places in (own for piece in pieces for own in self._by_owner(rows, piece)):
             batch = collate([self.rows[rows[place]] for place in places], self.backbone.tokenizer.pad_token_id)
             torch.manual_seed(stream_seed(config.seed, "step", step))
             with places_in_batch(places, len(rows)):
-                outcome: Outcome = self.model(self.backbone, batch.to(self.backbone.device))
+                outcome: Outcome = model(self.backbone, batch.to(self.backbone.device))
             whole = outcome.loss.total / count + outcome.aux_loss * (len(places) / len(rows))
             whole.backward()
             loss_sum += whole.detach()
@@ -152,6 +179,13 @@ class Trainer:
         self.progress.health = {**self.progress.health, **health}
         self.listener("step", {"step": self.progress.step, "epoch": step / self.steps_per_epoch, "loss": value,
                                "rate_factor": factor, "rows": len(rows), **health})  # fmt: skip
+
+    def _by_owner(self, rows: Sequence[int], places: Sequence[int]) -> list[tuple[TaskModel, list[int]]]:
+        """Places of a batch by the task their rows belong to."""
+        found: dict[int, list[int]] = {}
+        for place in places:
+            found.setdefault(self.owners[rows[place]], []).append(place)
+        return [(self.models[owner], own) for owner, own in found.items()]
 
     def _reduce_and_update(self) -> None:
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -181,16 +215,20 @@ class Trainer:
     def _evaluate(self) -> None:
         progress = self.progress
         self.model.eval()
-        found = evaluate(self.backbone, self.model, self.validation, self.config.evaluation_batch_size)
-        is_better = progress.best_score is None or found.main > progress.best_score
+        found = self._validated()
+        score = fmean(one.main for one in found)
+        is_better = progress.best_score is None or score > progress.best_score
         progress.num_worse = 0 if is_better else progress.num_worse + 1
-        if is_better or found.main == progress.best_score:  # of equals the later: it has seen more rows
-            progress.best_score, progress.best_step = found.main, progress.step
-            self._best_evaluation = found
+        if is_better or score == progress.best_score:  # of equals the later: it has seen more rows
+            progress.best_score, progress.best_step = score, progress.step
+            self._best_evaluations = found
             self.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
         progress.is_over = bool(self.config.patience) and progress.num_worse >= self.config.patience
-        entry = {"step": progress.step, "score": found.main, **found.scores}
-        variation = self.model.variation(self.backbone, self.rows[:LOOKED_AT])
+        entry = {"step": progress.step, "score": score}
+        for model, one in zip(self.models, found, strict=True):
+            prefix = "" if len(self.models) == 1 else f"{model.task.name}/"
+            entry |= {f"{prefix}{name}": value for name, value in one.scores.items()}
+        variation = self.models[0].variation(self.backbone, self.rows[: min(LOOKED_AT, self.sizes[0])])
         if variation is not None:
             progress.health = {**progress.health, "prompt_variation": variation}
             entry["prompt_variation"] = variation
@@ -208,13 +246,26 @@ class Trainer:
     def _rows_of(self, step: int) -> list[int]:
         epoch, position = divmod(step, self.steps_per_epoch)
         if self._batches[0] != epoch:
-            lengths = [len(row.ids) + len(row.target_ids) for row in self.rows]
-            self._batches = (epoch, epoch_batches(lengths, self.config.batch_size, self.config.seed, epoch))
+            seed = self.config.seed
+            numbers = list(range(len(self.rows)))
+            if len(self.sizes) > 1:
+                numbers = epoch_rows(self.sizes, self.mixture, seed, epoch)
+            lengths = [len(self.rows[number].ids) + len(self.rows[number].target_ids) for number in numbers]
+            batches = epoch_batches(lengths, self.config.batch_size, seed, epoch)
+            self._batches = (epoch, [[numbers[place] for place in batch] for batch in batches])
         return self._batches[1][position]
 
-    def _warnings(self, evaluation: Evaluation) -> list[str]:
+    def _warnings(self, evaluations: Sequence[Evaluation]) -> list[str]:
         encoder = self.model.method.prompt_encoder()
         found = [] if encoder is None else encoder.worries(self.progress.health)
+        for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
+            own = [row for row, owner in zip(self.rows, self.owners, strict=True) if owner == number]
+            prefix = "" if len(self.models) == 1 else f"{model.task.name}: "
+            found += [prefix + warning for warning in self._warnings_of(model, own, evaluation)]
+        return found
+
+    def _warnings_of(self, model: TaskModel, rows: Sequence[Tokens], evaluation: Evaluation) -> list[str]:
+        found = []
         if evaluation.has_collapsed:
             label = next(iter(evaluation.predicted_labels))
             found.append(
@@ -222,10 +273,10 @@ class Trainer:
                 f"training.prompt_rate={self.config.prompt_rate / 3:.2g} or {self.config.prompt_rate * 3:.2g}, "
                 f"more training.epochs (now {self.config.epochs}), method.init=labels, or readout.pooling=mean"
             )
-        if truncated := sum(row.is_truncated for row in self.rows):
+        if truncated := sum(row.is_truncated for row in rows):
             found.append(
-                f"{truncated} of {len(self.rows)} training rows were cut: texts to {self.model.wording.limit} tokens "
-                f"({self.model.max_length} less prompt and answer), answers to {self.model.readout.max_target_length}"
+                f"{truncated} of {len(rows)} training rows were cut: texts to {model.wording.limit} tokens "
+                f"({model.max_length} less prompt and answer), answers to {model.readout.max_target_length}"
             )
         if evaluation.num_truncated:
             found.append(f"{evaluation.num_truncated} of {evaluation.num_rows} validation texts were cut likewise")

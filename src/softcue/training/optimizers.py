@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.methods import TaskModel
+from softcue.methods import TaskModel, Together
 from softcue.training.config import TrainingConfig
 
 FACTORED_FROM = 128  # t5x: a matrix is factored when both of its sides are at least this long
@@ -71,7 +71,7 @@ class Adafactor(torch.optim.Optimizer):
         parameter.mul_(1.0 - weight_decay).sub_(update.to(parameter.dtype), alpha=rate)
 
 
-def make_optimizer(model: TaskModel, config: TrainingConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: TaskModel | Together, config: TrainingConfig) -> torch.optim.Optimizer:
     """Two groups: prompt vectors with their rate, everything else with the network rate."""
     prompts = model.method.prompt_parameters()
     known = {id(parameter) for parameter in prompts}

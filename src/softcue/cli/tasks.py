@@ -1,0 +1,137 @@
+"""`softcue tasks`: the list, one task in full, data files against published figures, and docs/tasks.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from softcue.tasks.checking import Checked
+    from softcue.tasks.task import Task
+
+app = typer.Typer(help="List tasks, show one, or check data files against their published figures.",
+                  invoke_without_command=True)  # fmt: skip
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+FEW_LABELS = 4  # as many as fit into a cell
+
+
+@app.callback()
+def tasks(context: typer.Context, as_json: Json = False) -> None:
+    """List the tasks that come with softcue; `softcue tasks show NAME` tells all of one."""
+    if context.invoked_subcommand is not None:
+        return
+    from softcue.cli.output import print_json, print_table
+    from softcue.tasks import library_names, library_task
+    from softcue.tasks.describing import sizes, sizes_text
+
+    found = [library_task(name) for name in library_names()]
+    if as_json:
+        print_json({"tasks": [
+            {"name": task.name, "description": task.description, "kind": task.kind, "text": list(task.text),
+             "labels": list(task.label_names), "metric": task.main_metric, "rows": sizes(task)} for task in found
+        ]})  # fmt: skip
+        return
+    columns = ["task", "what it asks", "train / validation / test", "metric", "labels"]
+    for kind in dict.fromkeys(task.kind for task in found):
+        rows = [
+            [task.name, task.description, sizes_text(task), task.main_metric, _labels(task)]
+            for task in found
+            if task.kind == kind
+        ]
+        print_table(kind, columns, rows)
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A task, or a YAML file of your own.")],
+    as_json: Json = False,
+) -> None:
+    """Print one task in full: wording, labels, metrics, sizes, citation, licence."""
+    from softcue.cli.output import print_json
+    from softcue.tasks.catalogue import find_task
+    from softcue.tasks.describing import section, sizes, wording
+
+    task = find_task(name)
+    if as_json:
+        print_json(task.model_dump(mode="json") | {"wording": wording(task), "rows": sizes(task)})
+    else:
+        typer.echo(section(task))
+
+
+@app.command("check")
+def check(
+    data: Annotated[Path, typer.Option(help="The folder with the data files.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Only these tasks, or YAML files of your own.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read the data files below a folder and compare rows and labels with the published figures; 1 if any differ."""
+    from softcue.cli.output import print_json
+    from softcue.errors import DataError
+    from softcue.tasks import library_names
+    from softcue.tasks.catalogue import find_task
+    from softcue.tasks.checking import check as check_files
+    from softcue.tasks.checking import unclaimed
+
+    found = check_files(data, [find_task(name) for name in names or library_names()])
+    if all(entry.status == "absent" for entry in found):
+        raise DataError("--data", data, "a folder with files of the tasks", "see docs/tasks.md for their places")
+    left = [] if names else unclaimed(data, found)  # whoever names tasks does not ask about others' files
+    num_wrong = sum(entry.is_wrong for entry in found)
+    if as_json:
+        print_json({"data": str(data), "ok": num_wrong == 0, "unclaimed": left,
+                    "checked": [_entry(entry) for entry in found]})  # fmt: skip
+    else:
+        _print_checked(found, left)
+    if num_wrong:
+        typer.echo(f"{num_wrong} splits differ or cannot be read", err=True)
+        raise typer.Exit(1)
+
+
+@app.command("docs")
+def docs(
+    compared: Annotated[
+        Path | None, typer.Option("--check", help="Exit with 1 unless this file is what would be printed.")
+    ] = None,
+) -> None:
+    """Print docs/tasks.md."""
+    from softcue.errors import DataError
+    from softcue.tasks import library_names, library_task
+    from softcue.tasks.describing import page
+
+    text = page(library_task(name) for name in library_names())
+    if compared is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        there = compared.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError("--check", compared, "a text file that can be read", str(error)) from error
+    if there != text:
+        typer.echo(f"{compared} is not up to date: softcue tasks docs > {compared}", err=True)
+        raise typer.Exit(1)
+
+
+def _labels(task: Task) -> str:
+    return ", ".join(task.label_names) if len(task.labels) <= FEW_LABELS else f"{len(task.labels)} labels"
+
+
+def _entry(entry: Checked) -> dict[str, object]:
+    if entry.status == "absent":
+        return {"task": entry.task, "status": entry.status}
+    return {"task": entry.task, "split": entry.split, "status": entry.status, "files": list(entry.files),
+            "rows": entry.rows, "labels": entry.labels, "note": entry.note}  # fmt: skip
+
+
+def _print_checked(found: list[Checked], left: list[str]) -> None:
+    from softcue.cli.output import print_table
+
+    there = [entry for entry in found if entry.status != "absent"]
+    rows = [[entry.task, entry.split, entry.rows, entry.status, ", ".join(entry.files), entry.note] for entry in there]
+    print_table("", ["task", "split", "rows", "status", "files", "note"], rows)
+    if absent := [entry.task for entry in found if entry.status == "absent"]:
+        typer.echo(f"not there: {', '.join(absent)}")
+    if left:
+        typer.echo(f"files that no task has read: {', '.join(left)}")

@@ -1,0 +1,139 @@
+"""Texts in which something is marked: the pronoun of WSC, the two entities of SemEval-2010 task 8 and TACRED."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from softcue.errors import DataError
+from softcue.tasks.formats.records import Lines, Record, Row, attempt, needed, plain_label, texts_of
+
+NEARBY = 3  # words between the place a WSC row gives and its pronoun; SuperGLUE has a row that is off by one
+ENTITIES = ("<e1>", "</e1>", "<e2>", "</e2>")
+Block = list[tuple[int, str]]
+
+
+def wsc(place: str, record: Record) -> Iterator[Row]:
+    """A WSC row, nested or flat: text with its pronoun between stars, candidate, label.
+
+    Example:
+        >>> row = {"text": "Bo hit Cy. He ran.", "span1_text": "Bo", "span2_text": "He", "span2_index": 3, "label": 1}
+        >>> list(wsc("row 1", row))
+        [('row 1', {'text': 'Bo hit Cy. *He* ran.', 'candidate': 'Bo', 'label': 'true'})]
+    """
+    yield attempt(place, _referent, record)
+
+
+def _referent(place: str, record: Record) -> Record:
+    target = record.get("target", record)
+    if "candidate" in record or not isinstance(target, Mapping):
+        return record  # flat in our own columns
+    text, pronoun = needed(place, record, "text", str), needed(place, target, "span2_text", str)
+    row: dict[str, object] = {
+        "text": _starred(place, text, pronoun, needed(place, target, "span2_index", int)),
+        "candidate": needed(place, target, "span1_text", str),
+    }
+    if "label" in record:
+        row["label"] = plain_label(record["label"], {"1": "true", "0": "false", "true": "true", "false": "false"})
+    return row
+
+
+def _starred(place: str, text: str, pronoun: str, index: int) -> str:
+    """The text with stars around that pronoun, `index` words (as parted by single spaces) from its beginning."""
+    bare = re.escape(pronoun.strip(" .,;:!?\"'"))
+    matches = list(re.finditer(rf"(?<!\w){bare}(?!\w)", text)) if bare else []
+    distances = [abs(text.count(" ", 0, match.start()) - index) for match in matches]
+    if not matches or min(distances) > NEARBY:
+        raise DataError(f"{place}, key 'span2_text'", pronoun, f"a word of the text at or near word {index}",
+                        "fix the record or remove it")  # fmt: skip
+    start, end = matches[distances.index(min(distances))].span()
+    return f"{text[:start]}*{text[start:end]}*{text[end:]}"
+
+
+def semeval_lines(lines: Lines, name: str) -> Iterator[Row]:
+    r"""SemEval-2010 task 8: a numbered sentence, its relation, a comment, a blank line; answers may be missing.
+
+    Example:
+        >>> lines = [(1, '7\t"An <e1>arm</e1> of a <e2>chair</e2>."'), (2, "Component-Whole(e1,e2)"), (3, "Comment:")]
+        >>> list(semeval_lines(lines, "toy.txt"))[0][1]["label"]
+        'Component-Whole(e1,e2)'
+    """
+    block: Block = []
+    for number, line in lines:
+        text = line.strip()
+        if block and (not text or re.match(r"\d+\t", text)):
+            yield attempt(f"{name}, line {block[0][0]}", _relation, block)
+            block = []
+        if text:
+            block.append((number, text))
+    if block:
+        yield attempt(f"{name}, line {block[0][0]}", _relation, block)
+
+
+def _relation(place: str, block: Block) -> Record:
+    number, tab, sentence = block[0][1].partition("\t")
+    if not tab or not number.isdigit():
+        raise DataError(place, block[0][1][:60], "a number, a tab and a sentence", "fix the block or remove it")
+    sentence = sentence.strip()
+    if len(sentence) > 1 and sentence[0] == sentence[-1] == '"':
+        sentence = sentence[1:-1]
+    others = [line for _, line in block[1:] if not line.startswith("Comment:")]
+    if len(others) > 1:
+        raise DataError(place, others[1][:60], "one relation below the sentence", "fix the block or remove it")
+    row = _with_both_entities(place, {"text": sentence, "id": number})
+    return row | {"label": others[0]} if others else row
+
+
+def _with_both_entities(place: str, row: dict[str, object]) -> dict[str, object]:
+    for tag in ENTITIES:
+        if str(row["text"]).count(tag) != 1:
+            raise DataError(place, str(row["text"])[:60], f"{tag} exactly once", "mark both entities or remove the row")
+    return row
+
+
+def semeval(place: str, record: Record) -> Iterator[Row]:
+    """A flat row, as on the hub (sentence, relation): text, label.
+
+    Example:
+        >>> row = {"sentence": "An <e1>arm</e1> of a <e2>chair</e2>.", "relation": "Component-Whole(e1,e2)"}
+        >>> list(semeval("row 1", row))
+        [('row 1', {'text': 'An <e1>arm</e1> of a <e2>chair</e2>.', 'label': 'Component-Whole(e1,e2)'})]
+    """
+    yield attempt(place, _flat_relation, record)
+
+
+def _flat_relation(place: str, record: Record) -> Record:
+    if "text" in record:
+        return _with_both_entities(place, {**record, "text": needed(place, record, "text", str)})
+    row = _with_both_entities(place, {"text": needed(place, record, "sentence", str)})
+    return row | {"label": needed(place, record, "relation", str)} if "relation" in record else row
+
+
+def tacred(place: str, record: Record) -> Iterator[Row]:
+    """A TACRED record: text with <e1> around the subject and <e2> around the object, their types, label.
+
+    Example:
+        >>> row = {"token": ["Ann", "won"], "subj_start": 0, "subj_end": 0, "obj_start": 1, "obj_end": 1,
+        ...        "subj_type": "PERSON", "obj_type": "TITLE", "relation": "no_relation"}
+        >>> next(tacred("row 1", row))[1]["text"]
+        '<e1>Ann</e1> <e2>won</e2>'
+    """
+    yield (place, record) if "token" not in record and "text" in record else attempt(place, _two_entities, record)
+
+
+def _two_entities(place: str, record: Record) -> Record:
+    words = texts_of(place, record, "token")
+    taken: set[int] = set()
+    for key, opening, closing in (("subj", *ENTITIES[:2]), ("obj", *ENTITIES[2:])):
+        start, end = needed(place, record, f"{key}_start", int), needed(place, record, f"{key}_end", int)
+        inside = set(range(start, end + 1))
+        if not 0 <= start <= end < len(words) or inside & taken:
+            raise DataError(f"{place}, key '{key}_start'", f"words {start} to {end}",
+                            f"words of its own among 0 to {len(words) - 1}", "fix the record or remove it")  # fmt: skip
+        taken |= inside
+        words[start] = opening + words[start]
+        words[end] += closing
+    row: dict[str, object] = {"text": " ".join(words)}
+    for name, key in (("subject_type", "subj_type"), ("object_type", "obj_type")):
+        row[name] = needed(place, record, key, str)
+    return row | ({"label": needed(place, record, "relation", str)} if "relation" in record else {})

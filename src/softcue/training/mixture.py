@@ -1,0 +1,75 @@
+"""Several tasks in one run: how often each comes (Raffel et al. 2020, section 3.5.2), as a function of seed and epoch.
+
+proportional: in proportion to a task's rows, none counting as more than `cap`. equal: all alike. temperature: in
+proportion to the T-th root of its rows; 1 is proportional, large T nears equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from softcue.tasks import shares
+from softcue.training.batches import stream_seed
+
+WHOLE = 1_000_000  # rates as whole numbers, so that no rounding can differ
+
+
+class MixtureConfig(BaseModel):
+    """Which tasks share one prompt, and how their rows are mixed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    tasks: tuple[str, ...] = Field(
+        (), description="names of `softcue tasks` or task files; empty: one task, as `task` says"
+    )
+    sampling: Literal["proportional", "equal", "temperature"] = Field(
+        "proportional", description="how often tasks come"
+    )
+    temperature: float = Field(2.0, ge=1, description="sampling=temperature: the root of the tasks' sizes")
+    cap: int = Field(10_000, ge=1, description="most rows of a task, in training and in validation (seeded sample)")
+
+
+def rows_per_task(sizes: Sequence[int], config: MixtureConfig) -> list[int]:
+    """How many rows of an epoch are each task's; an epoch has as many rows as all tasks together.
+
+    Example:
+        >>> rows_per_task([90, 10], MixtureConfig(sampling="equal"))
+        [50, 50]
+        >>> rows_per_task([81, 16], MixtureConfig(sampling="temperature", temperature=2))
+        [67, 30]
+    """
+    if config.sampling == "equal":
+        rates = [1.0] * len(sizes)
+    else:
+        root = config.temperature if config.sampling == "temperature" else 1.0
+        rates = [min(size, config.cap) ** (1 / root) for size in sizes]
+    weights = {str(number): max(1, round(WHOLE * rate / max(rates))) for number, rate in enumerate(rates)}
+    return list(shares(weights, sum(sizes)).values())
+
+
+def epoch_rows(sizes: Sequence[int], config: MixtureConfig, seed: int, epoch: int) -> list[int]:
+    """The row numbers of an epoch, counting through all tasks' rows one after the other.
+
+    A task's rows come in a new order each time all of them have come, wherever that falls in an epoch: none is seen
+    twice before all are seen once.
+
+    Example:
+        >>> sorted(epoch_rows([2, 4], MixtureConfig(sampling="equal"), seed=0, epoch=0))[:3]
+        [0, 0, 1]
+    """
+    found = []
+    first = 0
+    for number, (size, count) in enumerate(zip(sizes, rows_per_task(sizes, config), strict=True)):
+        orders: dict[int, list[int]] = {}
+        for place in range(epoch * count, (epoch + 1) * count):
+            turn, position = divmod(place, size)
+            if turn not in orders:
+                generator = torch.Generator().manual_seed(stream_seed(seed, "task", number, turn))
+                orders[turn] = torch.randperm(size, generator=generator).tolist()
+            found.append(first + orders[turn][position])
+        first += size
+    return found
