@@ -235,4 +235,7 @@ def as_configuration_error(section: str, error: ValidationError) -> Configuratio
     first = error.errors()[0]
     path = ".".join([section, *(str(part) for part in first["loc"])])
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return ConfigurationError(path, first["input"], expected, "correct the value")
+    value = first["input"]
+    if not first["loc"] and isinstance(value, Mapping):  # a complaint about keys that do not go together
+        value = value.get("name", ", ".join(map(str, value)))
+    return ConfigurationError(path, value, expected, "correct the value")

@@ -233,7 +233,7 @@ def _file(name: str, content: bytes, *words: object) -> Make:
 
 
 BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
-    "no rows": (lambda _: [], ["task.train", "--train FILE or --task NAME"]),
+    "no rows": (lambda _: [], ["task.train", "--train FILE", "`softcue tasks`"]),
     "unknown task": (lambda _: ["--task", "ticket"], ["task.name", "'ticket'", "did you mean 'tickets'?"]),
     "missing file": (_file("train.csv", b"", "--train", "IN/trian.csv", "--label", "x"), ["'train.csv'?"]),
     "empty file": (_file("train.csv", b"", "--train", "IN/train.csv", "--label", "x"), ["at least one row"]),
@@ -242,7 +242,7 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
         ["in/train.csv, line 2", "0xe9", "UTF-8", "iconv"],
     ),
     "missing column": (_own("--text", "mesage"), ["line 2, column", "'mesage'", "did you mean 'message'?"]),
-    "three columns": (_own("--text", "a,b,c"), ["task.text", "two different ones"]),
+    "one column twice": (_own("--text", "a,a"), ["task.text", "different text columns"]),
     "empty text": (_own(rows=(("hi", "a"), ("", "b"))), ["line 3, column 'text'", "not empty"]),
     "single class": (_own(rows=(("hi", "a"), ("ho", "a"))), ["label column 'label'", "two classes"]),
     "too few rows": (_own(rows=(("hi", "a"), ("ho", "b"))), ["task.validation", "--validation FILE"]),
@@ -253,14 +253,18 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
         ],
         ["v.csv, line 2, column 'team'", "'biling'", "did you mean 'billing'?"],
     ),
-    "no number": (_own("task.kind=regression"), ["column 'team'", "a finite number", "task.kind"]),
+    "no number": (
+        _own("task.kind=regression"),
+        ["column 'team'", "a finite number", "the first 10", "--skip-bad-rows"],
+    ),
     "unknown words": (_own("task.label_words.biling=x"), ["task.label_words", "did you mean 'billing'?"]),
     "template": (_own("task.template='say {text}'"), ["task.template", "message"]),
     "template of a bundled task": (
         lambda _: ["--task", "same-request", "--text", "a,b"],
         ["task.template", "['a', 'b']"],
     ),
-    "metric": (_own("task.metric=f1"), ["task.metric", "'f1'", "accuracy, macro_f1, matthews"]),
+    "metric": (_own("task.metric=f1"), ["task.metric", "'f1'", "which label is `positive`"]),
+    "unknown metric": (_own("task.metric=f2"), ["task.metric", "'f2'", "accuracy, f1, macro_f1"]),
     "method": (_own("--method", "promt-tuning"), ["method.name", "did you mean 'prompt-tuning'?"]),
     "key": (_own("training.epoch=3"), ["training.epoch", "did you mean 'epochs'?"]),
     "section": (_own("trainig.epochs=3"), ["override", "did you mean 'training'?"]),
@@ -452,7 +456,7 @@ def test_overwriting_and_resuming_a_finished_cue(tmp_path: Path, model_folders: 
 @pytest.mark.parametrize("name", LABELS)
 def test_bundled_task_is_evaluated_on_its_own_test_rows(cues: Cues, name: str) -> None:
     found = run("evaluate", cues[name], "--json").json
-    assert set(found) == {"cue", "data", "rows", "scores", "truncated", "illegal", "predicted_labels"}
+    assert set(found) == {"cue", "data", "rows", "scores", "truncated", "illegal", "main", "predicted_labels"}
     assert found["rows"] >= 120
     assert found["illegal"] == 0
     assert sum(found["predicted_labels"].values()) == found["rows"]

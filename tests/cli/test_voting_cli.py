@@ -161,7 +161,7 @@ def test_evaluated_vote_is_a_table_with_a_row_per_cue(cues: Cues) -> None:
     lines = found.out.splitlines()
     for name in (*map(str, cues.three), "vote"):
         assert any(line.startswith(f"│ {name} ") and " 24 " in line for line in lines), found.out
-    assert all(word in found.out for word in ("vote of 3 cues", "accuracy", "macro_f1", "matthews"))
+    assert all(word in found.out for word in ("3 cues on", "accuracy", "macro_f1", "matthews"))
 
 
 def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
@@ -170,7 +170,7 @@ def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
         together = run("evaluate", *paths, "--vote", "--data", cues["rows.csv"], "--json").json["cues"]
         for path in paths:
             alone = run("evaluate", path, "--data", cues["rows.csv"], "--json").json
-            assert set(alone) == {"cue", "data", "rows", "scores", "truncated", "illegal", "predicted_labels"}
+            assert set(alone) == {"cue", "data", "rows", "scores", "truncated", "illegal", "main", "predicted_labels"}
             assert together[str(path)]["scores"] == pytest.approx(alone["scores"], abs=1e-3)
 
 
@@ -249,5 +249,5 @@ def test_descriptions_and_swapped_pairs_reach_the_cue(cues: Cues) -> None:
                        "task.validation_rows=4", "task.label_descriptions.billing='It is about money.'")  # fmt: skip
     assert found.code == 0, found.err
     record = json.loads((cues["pairs"] / "cue.json").read_text())
-    assert record["task"]["labels"]["billing"] == {"words": "billing", "description": "It is about money."}
+    assert record["task"]["labels"]["billing"]["description"] == "It is about money."
     assert (record["training"]["train_rows"], record["training"]["validation_rows"]) == (12, 4)

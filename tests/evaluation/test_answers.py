@@ -44,6 +44,7 @@ def test_any_right_answer_will_do() -> None:
     [
         ("the black cat", ("a cat",), 2 / 3),  # precision 1/2, recall 1
         ("cat cat dog", ("cat",), 0.5),  # a word counts as often as it is wanted
+        ("cat cat dog", ("cat cat",), 0.8),
         ("dog", ("cat",), 0.0),
         ("", ("cat",), 0.0),
         ("cat", ("the",), 0.0),

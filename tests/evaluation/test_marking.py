@@ -104,6 +104,7 @@ def test_scores_by_hand() -> None:
     assert span_recall(found, true) == pytest.approx(200 / 3)
     assert span_f1(found, true) == pytest.approx(100 * 4 / 7)
     assert span_f1_by_label(found, true) == {"LOC": 0.0, "PER": 100.0}
+    assert span_f1_by_label([[PER]], [[LOC]]) == {"LOC": 0.0, "PER": 0.0}
 
 
 @pytest.mark.parametrize("wrong", [Span(1, 4, "PER"), Span(0, 3, "PER"), Span(0, 4, "LOC")])

@@ -79,6 +79,7 @@ def test_semeval_score_is_listed_where_labels_have_directions() -> None:
     task = labelled("Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)", "Other", metric="semeval_f1")
     found = score(task, labels(*["Cause-Effect(e1,e2)"] * 2), rows("Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)"))
     assert found.main == 50.0
+    assert "semeval_f1" not in score(Task(name="t"), labels("a"), rows("a")).scores  # labels unknown
 
 
 def test_multirc_scores_are_listed_where_rows_have_groups() -> None:

@@ -16,7 +16,7 @@ from softcue.tasks import examples_from
 from softcue.tasks.catalogue import LIBRARY, find_task, library_names, library_task, located, places, sources
 from softcue.tasks.describing import page, section, sizes, wording
 from softcue.tasks.formats import FORMATS
-from softcue.tasks.task import SPLITS, Label, Task
+from softcue.tasks.task import SPLITS, Task
 
 SAMPLES = {"same-request", "tickets", "urgency"}
 NAMED = {

@@ -72,7 +72,7 @@ def test_a_referent_is_never_in_what_a_text_to_text_backbone_reads() -> None:
 
 
 def test_a_value_cannot_stand_for_two_labels() -> None:
-    with pytest.raises(ValidationError, match="'1' for one of them only"):
+    with pytest.raises(ValidationError, match="'1' for one label only"):
         Task(name="t", labels={"yes": Label(words="yes", also=("1",)), "no": Label(words="no", also=("1",))})
 
 

@@ -183,5 +183,5 @@ def test_what_is_no_mixture_is_refused_before_anything_is_loaded(
 
 
 def test_a_single_run_names_the_way_to_train_several(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="softcue.train_together"):
+    with pytest.raises(ConfigurationError, match=r"softcue\.train_together"):
         softcue.train(tmp_path / "out", overrides={"mixture.tasks": ["tickets", "urgency"]}, progress=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 # span: the answer stands in the last text. tags: pieces of the text are marked with labels. referent: does the
 # last text name what the marked pronoun stands for? (text-to-text backbones write the name instead)
@@ -88,26 +88,52 @@ class Task(BaseModel):
     def _different_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         return text_columns(columns)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        # What a text-to-text backbone is to write (the referent) must not stand in what it reads.
-        read = self.text[:-1] if self.kind == "referent" else self.text
-        _check_template(self.template, self.text, all_of=read)
-        for sentence in self.sentences:
-            _check_template(sentence, self.text, all_of=())
-        if len(self.sentences) > 2:
-            raise ValueError("sentences: one or two templates for encoders")
-        if self.kind == "span" and self.sentences and self.sentences[-1] != f"{{{self.text[-1]}}}":
-            raise ValueError(f"sentences: the plain {{{self.text[-1]}}} last, because the answer stands in it")
-        if unknown := set(self.files) - set(SPLITS) | set(self.published) - set(SPLITS):
-            raise ValueError(f"splits {', '.join(SPLITS)}, not {', '.join(sorted(unknown))}")
-        values = [value for name, label in self.labels.items() for value in {name, *label.also}]
+    @field_validator("labels")
+    @classmethod
+    def _values_of_one_label(cls, labels: dict[str, Label]) -> dict[str, Label]:
+        values = [value for name, label in labels.items() for value in {name, *label.also}]
         if twice := sorted({value for value in values if values.count(value) > 1}):
-            raise ValueError(f"labels: '{twice[0]}' for one of them only")
+            raise ValueError(f"'{twice[0]}' for one label only")
+        return labels
+
+    @field_validator("positive")
+    @classmethod
+    def _one_of_the_labels(cls, positive: str, info: ValidationInfo) -> str:
+        if positive and positive not in info.data.get("labels", {}):
+            raise ValueError(f"one of the labels {list(info.data.get('labels', {}))}")
+        return positive
+
+    @field_validator("template")
+    @classmethod
+    def _with_every_column(cls, template: str, info: ValidationInfo) -> str:
+        columns = info.data.get("text", ())
+        # What a text-to-text backbone is to write (the referent) need not stand in what it reads.
+        _check_template(template, columns, all_of=columns[:-1] if info.data.get("kind") == "referent" else columns)
+        return template
+
+    @field_validator("sentences")
+    @classmethod
+    def _one_or_two(cls, sentences: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        columns = info.data.get("text", ())
+        for sentence in sentences:
+            _check_template(sentence, columns, all_of=())
+        if len(sentences) > 2:
+            raise ValueError("one or two templates, because that is what encoders read")
+        if sentences and info.data.get("kind") == "span" and sentences[-1] != f"{{{columns[-1]}}}":
+            raise ValueError(f"the plain {{{columns[-1]}}} last, because the answer stands in it")
+        return sentences
+
+    @field_validator("files", "published")
+    @classmethod
+    def _known_splits(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(set(values) - set(SPLITS)):
+            raise ValueError(f"splits {', '.join(SPLITS)}, not {', '.join(unknown)}")
+        return values
+
+    @model_validator(mode="after")
+    def _referents_are_true_or_not(self) -> Self:
         if self.kind == "referent" and (len(self.labels) != 2 or not self.positive):
-            raise ValueError("labels: two, and which of them says that the last text is meant (positive)")
-        if self.positive and self.positive not in self.labels:
-            raise ValueError(f"positive: one of the labels {list(self.labels)}, not {self.positive}")
+            raise ValueError("two labels, and which of them says that the last text is meant (positive)")
         return self
 
     @property
