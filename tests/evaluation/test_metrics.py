@@ -10,13 +10,10 @@ from sklearn import metrics as sk
 
 from softcue.errors import ConfigurationError
 from softcue.evaluation.metrics import (
-    METRICS,
     accuracy,
-    check_metric,
     f1,
     macro_f1,
     matthews,
-    metrics_of,
     micro_f1,
     multirc_em,
     multirc_f1a,
@@ -25,6 +22,7 @@ from softcue.evaluation.metrics import (
     semeval_f1,
     spearman,
 )
+from softcue.evaluation.scoring import METRICS, check_metric, metrics_of
 from softcue.tasks import Label, Task
 from softcue.tasks.task import USUAL_METRICS
 
@@ -246,28 +244,29 @@ def test_constant_numbers_correlate_with_nothing(metric: object) -> None:
 # --- what a task may name ---
 
 
+def labelled(*names: str, **settings: object) -> Task:
+    return Task.model_validate({"name": "t", "labels": {name: Label(words=name) for name in names}, **settings})
+
+
 @pytest.mark.parametrize("kind", list(USUAL_METRICS))
 def test_metric_of_another_kind_is_refused(kind: str) -> None:
-    check_metric(USUAL_METRICS[kind], kind)
-    check_metric("+".join(metrics_of(kind)), kind)
+    settings = {"kind": kind, "positive": "A-B(e1,e2)"}  # labels with which no metric of the kind lacks anything
+    check_metric(labelled("A-B(e1,e2)", "Other", **settings))
+    check_metric(labelled("A-B(e1,e2)", "Other", **settings, metric="+".join(metrics_of(kind))))
     for name in {"f2", *METRICS} - set(metrics_of(kind)):
         message = f"task.metric: got '{name}'; expected a metric for {kind}; .*known: "
         with pytest.raises(ConfigurationError, match=message):
-            check_metric(name, kind)
+            check_metric(labelled("A-B(e1,e2)", "Other", **settings, metric=name))
 
 
 def test_every_part_of_a_mean_is_checked() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        check_metric("accuracy+macro_f2", "classification")
+        check_metric(Task(name="t", metric="accuracy+macro_f2"))
     assert str(caught.value).startswith("task.metric: got 'macro_f2'; expected a metric for classification; "
                                         "did you mean 'macro_f1'? known: accuracy, f1, macro_f1")  # fmt: skip
-    for empty in ("", "accuracy+", "+accuracy"):
+    for empty in ("accuracy+", "+accuracy"):
         with pytest.raises(ConfigurationError, match=r"task\.metric: got ''; expected a metric for classification"):
-            check_metric(empty, "classification")
-
-
-def labelled(*names: str, **settings: object) -> Task:
-    return Task.model_validate({"name": "t", "labels": {name: Label(words=name) for name in names}, **settings})
+            check_metric(Task(name="t", metric=empty))
 
 
 @pytest.mark.parametrize("metric", ["f1", "multirc_f1a"])

@@ -80,7 +80,8 @@ def _print(data: str, each: dict[str, Evaluation], num_rows: int) -> None:
         print_table(f"{len(each) - 1} cues on {data}", ["answers of", "rows", *metrics], rows)
     for name, found in each.items():
         if found.num_illegal:
-            typer.echo(f"{found.num_illegal} answers of {name} are illegal and count as wrong", err=True)
+            share = f"{found.num_illegal} answers of {name} ({100 * found.illegal_share:.1f} %)"
+            typer.echo(f"{share} are none the task allows and count as wrong", err=True)
         if found.has_collapsed:
             typer.echo(f"every row got the same label from {name}: this cue has learned nothing", err=True)
 

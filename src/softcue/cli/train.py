@@ -71,7 +71,7 @@ def train(
             print_json(found[0] if tasks is None else {"cues": found})
         for cue in cues if not as_json else ():
             metrics = list(next(iter(cue.scores.values())))
-            rows = [[split, *(scores[metric] for metric in metrics)] for split, scores in cue.scores.items()]
+            rows = [[split, *(scores.get(metric, "-") for metric in metrics)] for split, scores in cue.scores.items()]
             title = f"{cue.path}: {cue.record.method['name']} on {cue.record.backbone.name}"
             print_table(title, ["rows", *metrics], rows)
     Processes.leave()

@@ -2,7 +2,7 @@
 
 from softcue.evaluation.baselines import linear_probe, untrained
 from softcue.evaluation.evaluate import Evaluation, Predicted, evaluate, predict, score
-from softcue.evaluation.metrics import check_metric
+from softcue.evaluation.scoring import check_metric
 from softcue.evaluation.transfer import Transfer, transfer_between
 from softcue.evaluation.voting import check_one_task, mean, vote, votes
 

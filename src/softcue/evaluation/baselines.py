@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from softcue.backbones import Backbone
+from softcue.errors import ConfigurationError
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
 from softcue.methods import METHODS, TaskModel, make_task_model
 from softcue.readouts import ReadoutConfig
@@ -19,7 +20,11 @@ from softcue.types import Example, Prediction
 
 def untrained(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
     """The backbone as it came: it ranks the label strings; an encoder takes the nearest label description."""
-    if backbone.kind == "encoder" and len(task.text) == 2:
+    if backbone.kind == "encoder" and not task.has_classes:
+        raise ConfigurationError(
+            "task.kind", task.kind, "a task with labels", "an untrained encoder has no other answer"
+        )
+    if backbone.kind == "encoder" and task.num_sentences == 2:
         # Nothing in an untrained encoder relates two texts to a label; all it can do is guess one.
         return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
     if backbone.kind == "encoder":

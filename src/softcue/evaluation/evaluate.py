@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from softcue.backbones import Backbone
-from softcue.evaluation.metrics import Outcome, check_metric, scores_of
+from softcue.evaluation.scoring import Outcome, check_metric, scores_of
 from softcue.methods import TaskModel, by_model, predict_mixed
 from softcue.tasks import Task
 from softcue.tokens import by_length

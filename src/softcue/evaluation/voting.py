@@ -26,8 +26,8 @@ def vote(answers: Sequence[Prediction]) -> Prediction:
 
     Example:
         >>> sure, unsure = {"a": 0.9, "b": 0.1}, {"a": 0.4, "b": 0.6}
-        >>> vote([Prediction("a", scores=sure), Prediction("b", scores=unsure)])  # 0.9 * 0.4 is more than 0.1 * 0.6
-        Prediction(label='a', value=None, scores={'a': 0.65, 'b': 0.35})
+        >>> vote([Prediction("a", scores=sure), Prediction("b", scores=unsure)]).as_dict()
+        {'label': 'a', 'scores': {'a': 0.65, 'b': 0.35}}
         >>> vote([Prediction(None, value=1.0), Prediction(None, value=2.0)]).value
         1.5
     """
