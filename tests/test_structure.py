@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 FLOW = [
     "errors", "types", "files", "draws", "phm", "tasks", "tokens", "prompts", "backbones", "representations",
-    "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue", "recording",
-    "api", "inspection", "benchmarks", "cli",
+    "token_cache", "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue",
+    "recording", "api", "inspection", "benchmarks", "cli",
 ]  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 

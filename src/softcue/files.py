@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +29,8 @@ def writable(setting: str, path: Path) -> Iterator[None]:
         raise RunError(setting, path, "a place that can be written to", f"choose another: {reason}") from error
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary name, fsync and rename, then fsync its folder.
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a file, in one piece or in many, through a temporary name, fsync and rename, then fsync its folder.
 
     Example:
         >>> import tempfile
@@ -42,7 +42,8 @@ def write_whole(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as handle:
-            handle.write(data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                handle.write(piece)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,17 +15,13 @@ import typer
 
 if TYPE_CHECKING:
     from softcue.cue import Cue
-    from softcue.types import Prediction
+    from softcue.types import Example, Prediction
 
+    Join = Callable[[Sequence[Prediction]], Prediction]
 
-ANSWER_KEYS = (
-    "label",
-    "value",
-    "scores",
-    "spans",
-    "cues",
-    "votes",
-)  # a text column of such a name is shown as input.NAME
+ROWS_AT_ONCE = 4096
+# a text column of such a name is shown as input.NAME
+ANSWER_KEYS = ("label", "value", "scores", "spans", "cues", "votes")
 
 
 def predict(
@@ -35,13 +32,12 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per pass.")] = 64,
     by_vote: Annotated[bool, typer.Option("--vote", help="One answer per row: what most of the cues say.")] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="One answer per row, by the cues' mean scores.")] = False,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer rows with one or more cues that share a backbone."""
     from softcue.cli.output import print_json
     from softcue.errors import ConfigurationError
-    from softcue.evaluation import predict as answer
-    from softcue.evaluation import votes
     from softcue.files import writable, write_whole
 
     if output is not None:
@@ -54,38 +50,61 @@ def predict(
     names = [cue.name for cue in loaded]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
-    typed = _standard_input() if source == "-" else []
-    per_cue = [_examples(cue, source, typed) for cue in loaded]
-    requests = [(cue.model, example) for cue, examples in zip(loaded, per_cue, strict=True) for example in examples]
-    found = answer(loaded[0].backbone, requests, batch_size)
-    num_rows = len(per_cue[0])
-    lines: list[dict[str, Any]] = []
-    for row in range(num_rows):
-        # texts by column name; cues of one file read columns of the same rows
-        line: dict[str, Any] = {}
-        for number, cue in enumerate(loaded):
-            columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
-            line |= dict(zip(columns, per_cue[number][row].texts, strict=True))
-        answers = found.answers[row::num_rows]  # one per cue
-        if join is not None:
-            line |= join(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
-        elif len(names) == 1:
-            line |= answers[0].as_dict()
-        else:
-            line["cues"] = {name: answer.as_dict() for name, answer in zip(names, answers, strict=True)}
-        lines.append(line)
-    if found.num_truncated:
-        typer.echo(f"{found.num_truncated} texts were cut to the backbone's length", err=True)
+    lines = _answered(loaded, _rows(loaded, source, skip_bad_rows), join, batch_size)
     if output is not None:
         with writable("--output", output):
-            write_whole(output, (_csv(lines) if output.suffix == ".csv" else _jsonl(lines)).encode())
+            write_whole(output, (text.encode() for text in (_csv if output.suffix == ".csv" else _jsonl)(lines)))
     elif as_json:
-        print_json({"rows": lines})
+        print_json({"rows": [line for chunk in lines for line in chunk]})
     else:
-        sys.stdout.write(_jsonl(lines))
+        for text in _jsonl(lines):
+            sys.stdout.write(text)
 
 
-def chosen_ensemble(by_vote: bool, by_mean: bool) -> Callable[[Sequence[Prediction]], Prediction] | None:
+def _rows(cues: Sequence[Cue], source: str, skip_bad_rows: bool) -> Iterator[tuple[Example, ...]]:
+    """Each row as every cue reads it."""
+    if source == "-":
+        typed = _standard_input()
+        return zip(*(_typed_examples(cue, typed) for cue in cues), strict=True)
+    from softcue.tasks import stream_examples
+
+    streams = [stream_examples(source, cue.task, needs_target=False, skip_bad_rows=skip_bad_rows) for cue in cues]
+    return zip(*streams, strict=True)
+
+
+def _answered(
+    cues: Sequence[Cue], rows: Iterator[tuple[Example, ...]], join: Join | None, batch_size: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Lines of the output, so many at a time that any file fits into memory."""
+    from softcue.evaluation import predict as answer
+    from softcue.evaluation import votes
+
+    num_truncated = 0
+    while chunk := list(islice(rows, ROWS_AT_ONCE)):
+        requests = [(cue.model, row[number]) for number, cue in enumerate(cues) for row in chunk]
+        found = answer(cues[0].backbone, requests, batch_size)
+        num_truncated += found.num_truncated
+        lines: list[dict[str, Any]] = []
+        for place, row in enumerate(chunk):
+            # texts by column name; cues of one file read columns of the same rows
+            line: dict[str, Any] = {}
+            for cue, example in zip(cues, row, strict=True):
+                columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
+                line |= dict(zip(columns, example.texts, strict=True))
+            answers = found.answers[place :: len(chunk)]  # one per cue
+            if join is not None:
+                line |= join(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
+            elif len(cues) == 1:
+                line |= answers[0].as_dict()
+            else:
+                line["cues"] = {cue.name: one.as_dict() for cue, one in zip(cues, answers, strict=True)}
+            lines.append(line)
+        yield lines
+    if num_truncated:
+        typer.echo(f"{num_truncated} texts were cut to the backbone's length", err=True)
+
+
+def chosen_ensemble(by_vote: bool, by_mean: bool) -> Join | None:
     """How several cues' answers become one, if they do."""
     from softcue.errors import ConfigurationError
     from softcue.evaluation import mean, vote
@@ -114,14 +133,10 @@ def loaded_together(paths: list[Path], backbone: str | None, is_one_answer: bool
     return [first, *(load(path, first.backbone) for path in paths[1:])]
 
 
-def _examples(cue: Cue, source: str, typed: list[Any]) -> list[Any]:
-    if source != "-":
-        from softcue.tasks import examples_from
-
-        return examples_from(source, cue.task, needs_target=False)
+def _typed_examples(cue: Cue, typed: list[Any]) -> list[Example]:
     num_texts = len(cue.task.text)
     return cue.examples([
-        tuple(row.split("\t")) if isinstance(row, str) and num_texts == 2 else row for row in typed
+        tuple(row.split("\t")) if isinstance(row, str) and num_texts > 1 else row for row in typed
     ])  # fmt: skip
 
 
@@ -148,28 +163,40 @@ def _standard_input() -> list[Any]:
     return rows
 
 
-def _jsonl(lines: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+def _jsonl(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
+    for lines in chunks:
+        yield "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def _csv(lines: list[dict[str, Any]]) -> str:
-    """Texts, then label, its score and its votes per cue or for all."""
-    flat = []
-    for line in lines:
-        answers = line.pop("cues", None)
-        row = {key: value for key, value in line.items() if key not in ANSWER_KEYS}
-        for prefix, answer in (answers or {"": line}).items():
-            dot = f"{prefix}." if prefix else ""
-            for key in ("label", "value"):
-                if key in answer:
-                    row[f"{dot}{key}"] = answer[key]
-            if "scores" in answer:
-                row[f"{dot}score"] = round(answer["scores"][answer["label"]], 6)
-            if "votes" in answer:
-                row[f"{dot}votes"] = answer["votes"][answer["label"]]
-        flat.append(row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+def _csv(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
+    """Texts, then label, its score, places and votes per cue or for all."""
+    fields: list[str] = []
+    for lines in chunks:
+        rows = [_flat(line) for line in lines]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=fields or list(rows[0]), lineterminator="\n", restval="")
+        if not fields:
+            fields = list(rows[0])
+            writer.writeheader()
+        writer.writerows(rows)
+        yield text.getvalue()
+
+
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    answers = line.pop("cues", None)
+    row = {key: value for key, value in line.items() if key not in ANSWER_KEYS}
+    for prefix, answer in (answers or {"": line}).items():
+        dot = f"{prefix}." if prefix else ""
+        for key in ("label", "value"):
+            if key in answer:
+                row[f"{dot}{key}"] = answer[key]
+        if "scores" in answer:
+            row[f"{dot}score"] = round(answer["scores"][answer["label"]], 6)
+        if "spans" in answer:  # 0-7:PER 12-15:PER
+            row[f"{dot}spans"] = " ".join(
+                f"{span['start']}-{span['end']}" + (f":{span['label']}" if "label" in span else "")
+                for span in answer["spans"]
+            )
+        if "votes" in answer:
+            row[f"{dot}votes"] = answer["votes"].get(answer["label"], 0)
+    return row

@@ -82,7 +82,7 @@ def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: t
     fallback = sampled(config.init_fallback)
     if config.init == "labels":
         # A task without a closed label set has only its own description to speak for it.
-        words = task.init_words or task.label_words or tuple(task.description.split())
+        words = task.init_words or task.label_words or tuple(task.description.split()[: config.prompt_length])
         return initial.class_labels(table, [found for word in words if (found := pieces(word))], fallback)
     if not config.init_text.strip():
         raise ConfigurationError("method.init_text", config.init_text, "the text for init=text",

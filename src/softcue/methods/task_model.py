@@ -16,6 +16,7 @@ from softcue.prompts.mixed import joined
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
 from softcue.representations import Representation, plain_rows, represented, represented_with_dropout
 from softcue.tasks import Task
+from softcue.token_cache import token_rows
 from softcue.tokens import Wording, collate, stacked_representations
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, Tokens
 
@@ -98,7 +99,7 @@ class TaskModel(nn.Module):
 
     def rows(self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False) -> list[Tokens]:
         """Unfolded examples as tokens, with M(x) where the method reads it."""
-        found = [self.wording.source(example) for example in examples]
+        found = token_rows(self.wording, backbone.fingerprint.tokenizer, examples)
         if with_answer:
             found = [self.readout.answered(row, example) for row, example in zip(found, examples, strict=True)]
         if self.representation is not None and examples:

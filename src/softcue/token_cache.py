@@ -1,0 +1,112 @@
+"""Tokens of many texts, kept on disk by content: a second run over the same rows reads them instead of making them.
+
+One file per set of rows, named by a digest of the texts and of everything their tokens depend on. A file that cannot
+be read or does not fit is made again; what was used longest ago goes first when the folder grows too large.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softcue.backbones.aliases import cache_folder
+from softcue.files import tensor_bytes, write_whole
+from softcue.tokens import Wording
+from softcue.types import Example, Tokens
+
+WORTH_KEEPING = 2000  # rows; fewer are made in the blink of an eye
+SIZE_LIMIT = 2 << 30  # bytes of all files
+FORMAT = "1"
+
+
+def token_rows(wording: Wording, tokenizer: str, examples: Sequence[Example]) -> list[Tokens]:
+    """The tokens of each example, from disk where the same rows were worded before.
+
+    `tokenizer` is the digest of the tokenizer, as in a backbone's fingerprint.
+    """
+    if len(examples) < WORTH_KEEPING:
+        return [wording.source(example) for example in examples]
+    path = cache_folder() / "tokens" / f"{_digest(wording, tokenizer, examples)}.safetensors"
+    known = _read(path, len(examples))
+    if known is not None:
+        return known
+    found = [wording.source(example) for example in examples]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, tensor_bytes(_packed(found)))
+        _trim(path.parent, keep=path)
+    except OSError:
+        pass  # a full or read-only disk costs time, not the run
+    return found
+
+
+def _digest(wording: Wording, tokenizer: str, examples: Sequence[Example]) -> str:
+    task = wording.task
+    settings = (FORMAT, tokenizer, wording.kind, wording.limit, wording.insert_at, wording.suffix,
+                wording.writes_answer, wording.places, task.kind, task.text, task.template, task.sentences)  # fmt: skip
+    digest = hashlib.sha256(repr(settings).encode())
+    for example in examples:
+        digest.update(repr((example.texts, example.offset)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _packed(rows: Sequence[Tokens]) -> dict[str, Tensor]:
+    """Rows one behind the other; `lengths` says where each ends."""
+    found = {
+        "lengths": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
+        "ids": torch.tensor([number for row in rows for number in row.ids], dtype=torch.int32),
+        "insert_at": torch.tensor([row.insert_at for row in rows], dtype=torch.int32),
+        "is_truncated": torch.tensor([row.is_truncated for row in rows], dtype=torch.uint8),
+    }
+    for name in ("segments", "parts", "offsets"):
+        if getattr(rows[0], name) is not None:
+            found[name] = torch.tensor([number for row in rows for number in getattr(row, name)], dtype=torch.int32)
+    return found
+
+
+def _read(path: Path, num_rows: int) -> list[Tokens] | None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        packed: dict[str, Tensor] = load_file(path)
+        os.utime(path)  # used last now
+    except (SafetensorError, OSError, ValueError, KeyError):
+        return None
+    lengths = packed["lengths"].tolist() if "lengths" in packed else []
+    if len(lengths) != num_rows:
+        return None
+    ends = [0, *accumulate(lengths)]
+    plain = {name: values.tolist() for name, values in packed.items()}
+
+    def part(name: str, row: int) -> tuple[Any, ...] | None:
+        return tuple(plain[name][ends[row] : ends[row + 1]]) if name in plain else None
+
+    found = []
+    for row in range(num_rows):
+        places = part("offsets", row)
+        found.append(Tokens(
+            part("ids", row) or (), part("segments", row), plain["insert_at"][row],
+            is_truncated=bool(plain["is_truncated"][row]), parts=part("parts", row),
+            offsets=None if places is None else tuple(map(tuple, places)),
+        ))  # fmt: skip
+    return found
+
+
+def _trim(folder: Path, keep: Path) -> None:
+    """Remove what was used longest ago until the rest fits."""
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+    total = sum(file.stat().st_size for file in files)
+    for file in files:
+        if total <= SIZE_LIMIT:
+            return
+        if file != keep:
+            total -= file.stat().st_size
+            file.unlink(missing_ok=True)

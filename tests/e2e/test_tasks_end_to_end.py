@@ -1,0 +1,206 @@
+"""Tasks whose answers stand in the text, several tasks on one prompt, and other tasks' rows, by the commands alone."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import check_refused, run
+
+from softcue.cli import predict as predict_command
+
+SMALL = ["training.steps=3", "training.batch_size=4", "method.prompt_length=4", "task.validation_share=0.3"]
+
+
+def write_json(path: Path, value: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+    return path
+
+
+def squad(number: int) -> dict[str, Any]:
+    context = f"Order {number} left the depot in Lyon on day {number} of the month."
+    question = {"id": str(number), "question": f"Where is order {number}?",
+                "answers": [{"text": "Lyon", "answer_start": context.index("Lyon")}]}  # fmt: skip
+    return {"title": "t", "paragraphs": [{"context": context, "qas": [question]}]}
+
+
+NER_LINES = "Ann NNP I-NP I-PER\nsent VBD I-VP O\nit PRP I-NP O\nto TO I-PP O\nLyon NNP I-NP I-LOC\n. . O O\n\n"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder in published layouts, with rows of our own."""
+    folder = tmp_path_factory.mktemp("data")
+    write_json(folder / "squad/train-v1.1.json", {"version": "1.1", "data": [squad(number) for number in range(12)]})
+    write_json(folder / "squad/dev-v1.1.json", {"version": "1.1", "data": [squad(number) for number in range(12, 16)]})
+    write_json(folder / "squadshifts/amazon.json", {"version": "1.1", "data": [squad(number) for number in range(3)]})
+    (folder / "conll2003").mkdir()
+    for split in ("train", "testa", "testb"):
+        (folder / f"conll2003/eng.{split}").write_text("-DOCSTART- -X- -X- O\n\n" + NER_LINES * 8)
+    pairs = [("the parcel is here", "the parcel came", "1"), ("the parcel is here", "it rains", "0")] * 8
+    for name, columns in {
+        "QQP/train.tsv": ("question1", "question2", "is_duplicate"),
+        "QQP/dev.tsv": ("question1", "question2", "is_duplicate"),
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        rows = [columns, *((f"{first} {number}", second, label) for number, (first, second, label) in enumerate(pairs))]
+        (folder / name).write_text("".join("\t".join(row) + "\n" for row in rows))
+    (folder / "MRPC").mkdir()
+    rows = [("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+            *((label, "1", "2", first, second) for first, second, label in pairs)]  # fmt: skip
+    (folder / "MRPC/dev.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cues(data: Path, tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path]) -> Path:
+    """A span and a tag cue on an encoder, a span cue on an encoder-decoder, and paraphrases with two seeds."""
+    folder = tmp_path_factory.mktemp("cues")
+    wanted = {
+        "span": ("squad", "bert", []), "tags": ("conll2003", "bert", []), "written": ("squad", "t5", []),
+        "same0": ("qqp", "bert", []), "same1": ("qqp", "bert", ["--seed", "1"]),
+    }  # fmt: skip
+    for name, (task, family, words) in wanted.items():
+        found = run("train", "--task", task, "--data", data, "--backbone", model_folders[family], "--output-dir",
+                    folder / name, *SMALL, *words)  # fmt: skip
+        assert found.code == 0, found.err
+    return folder
+
+
+def test_span_answers_come_back_in_places_of_the_text(cues: Path, tmp_path: Path) -> None:
+    text = "We moved the crate from Turin to Rome yesterday."
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "Where is it?", "context": text}) + "\n")
+    for name in ("span", "written"):
+        found = run("predict", cues / name, "--input", rows)
+        assert found.code == 0, found.err
+        line = json.loads(found.out)
+        for span in line["spans"]:
+            assert text[span["start"] : span["end"]] == line["label"]
+    assert len(json.loads(run("predict", cues / "span", "--input", rows).out)["spans"]) == 1
+
+
+def test_marks_come_back_as_lines_and_as_csv(cues: Path, tmp_path: Path) -> None:
+    found = run("predict", cues / "tags", "--input", "-", stdin=b"Bob went to Oslo .\n")
+    assert found.code == 0, found.err
+    line = json.loads(found.out)
+    assert all(set(span) == {"start", "end", "label"} for span in line["spans"])
+    assert isinstance(line["label"], str)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nBob went to Oslo .\n")
+    assert run("predict", cues / "tags", "--input", rows, "--output", tmp_path / "out.csv").code == 0
+    [row] = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    shown = " ".join(f"{span['start']}-{span['end']}:{span['label']}" for span in line["spans"])
+    assert row == {"text": "Bob went to Oslo .", "label": line["label"], "spans": shown}
+
+
+def test_scores_of_each_kind_are_those_of_its_task(cues: Path, data: Path) -> None:
+    for name, metrics in {"span": {"exact_match", "word_f1"}, "written": {"exact_match", "word_f1"},
+                          "tags": {"span_f1", "span_precision", "span_recall"}}.items():  # fmt: skip
+        found = run("evaluate", cues / name, "--data", data, "--json")
+        assert found.code == 0, found.err
+        assert metrics <= set(json.loads(found.out)["scores"])
+
+
+@pytest.mark.parametrize(("cue", "task", "rows"), [("span", "squadshifts-amazon", 3), ("same0", "mrpc", 16)])
+def test_a_cue_is_scored_on_another_tasks_rows(cues: Path, data: Path, cue: str, task: str, rows: int) -> None:
+    found = run("evaluate", cues / cue, "--data", data, "--task", task, "--json")
+    assert found.code == 0, found.err
+    told = json.loads(found.out)
+    assert told["rows"] == rows
+    assert told["data"].startswith(task)
+    fewer = run("evaluate", cues / cue, "--data", data, "--task", task, "--rows", "2", "--json")
+    assert json.loads(fewer.out)["rows"] == 2
+
+
+def test_incompatible_rows_are_refused(cues: Path, data: Path) -> None:
+    check_refused(
+        run("evaluate", cues / "same0", "--data", data, "--task", "squad"), "--task", "classification, not span"
+    )
+    check_refused(run("evaluate", cues / "same0", "--data", data, "--task", "cb"), "--task", "labels that stand for")
+    check_refused(run("evaluate", cues / "same0", "--data", data, "--split", "test"), "--data", "rows with answers")
+
+
+def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
+    both = [cues / "same0", cues / "same1"]
+    told = json.loads(run("evaluate", *both, "--mean", "--data", data, "--json").out)
+    assert set(told) == {"data", "rows", "mean", "truncated", "cues"}
+    assert len(told["cues"]) == 2
+    line = run("predict", *both, "--mean", "--input", "-", stdin=b"the parcel is here\tit came\n")
+    scores = json.loads(line.out)["scores"]
+    each = [json.loads(run("predict", cue, "--input", "-", stdin=b"the parcel is here\tit came\n").out) for cue in both]
+    for label, value in scores.items():
+        assert value == pytest.approx(sum(one["scores"][label] for one in each) / 2)
+    assert json.loads(line.out)["label"] == max(scores, key=scores.__getitem__)
+    check_refused(run("evaluate", *both, "--mean", "--vote", "--data", data), "--vote", "one of the two")
+    spans = [cues / "span", cues / "span"]
+    check_refused(run("evaluate", *spans, "--mean", "--data", data), "cues", "every cue once")
+
+
+def test_spans_have_no_probabilities_to_average(cues: Path, data: Path) -> None:
+    check_refused(run("evaluate", cues / "span", "--mean", "--data", data), "--mean", "use --vote")
+
+
+def test_several_tasks_share_a_prompt_and_get_a_cue_each(
+    data: Path, tmp_path: Path, model_folders: dict[str, Path]
+) -> None:
+    found = run("train", "--tasks", "qqp, conll2003,squad", "--data", data, "--backbone", model_folders["bert"],
+                "--output-dir", tmp_path / "all", *SMALL, "mixture.sampling=equal", "method.prompt_length=6", "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    assert [Path(cue["cue"]).name for cue in json.loads(found.out)["cues"]] == ["qqp", "conll2003", "squad"]
+    together = [tmp_path / "all" / name for name in ("conll2003", "squad")]
+    for cue, kind in zip(together, ("span_f1", "exact_match"), strict=True):
+        assert kind in json.loads(run("evaluate", cue, "--data", data, "--json").out)["scores"]
+    check_refused(run("train", "--tasks", "qqp,squad", "--task", "qqp", "--output-dir", tmp_path / "x"), "--task")
+
+
+def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, Path]) -> None:
+    rows = [{"body": f"where is parcel {number}", "urgent": number % 2} for number in range(12)]
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"name": "mine", "text": ["text"], "columns": {"text": ["body"]}, "label": "urgent",
+            "labels": {"yes": {"words": "yes", "also": ["1"]}, "no": {"words": "no", "also": ["0"]}},
+            "train": "rows.jsonl.gz"}  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task, sort_keys=False))
+    found = run("train", "--task", tmp_path / "mine.yaml", "--backbone", model_folders["bert"], "--output-dir",
+                tmp_path / "cue", *SMALL)  # fmt: skip
+    assert found.code == 0, found.err
+    record = json.loads((tmp_path / "cue/cue.json").read_text())
+    assert (record["task"]["name"], list(record["task"]["labels"])) == ("mine", ["yes", "no"])
+
+
+@pytest.mark.filterwarnings("always:skipped")
+def test_bad_rows_are_counted_shown_and_skipped_only_when_asked(tmp_path: Path, model_folders: dict[str, Path]) -> None:
+    lines = [json.dumps({"text": f"parcel {number}", "label": "ab"[number % 2]}) for number in range(20)]
+    lines += ["{broken", "[]"] + [json.dumps({"text": "", "label": "a"})] * 10
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    words = ["train", "--train", tmp_path / "rows.jsonl", "--backbone", model_folders["bert"], "--output-dir",
+             tmp_path / "cue", *SMALL]  # fmt: skip
+    refused = run(*words)
+    check_refused(refused, "12 bad rows", "the first 10", "line 21", "--skip-bad-rows")
+    assert "line 32" not in refused.err
+    assert not (tmp_path / "cue").exists()
+    found = run(*words, "--skip-bad-rows")
+    assert found.code == 0
+    assert "warning: skipped 12 of 32 rows" in found.err
+
+
+def test_long_files_are_answered_in_pieces(cues: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gzip.open(tmp_path / "rows.csv.gz", "wt") as file:
+        file.write("text\n" + "".join(f"Bob saw Oslo {number}\n" for number in range(11)))
+    whole = run("predict", cues / "tags", "--input", tmp_path / "rows.csv.gz")
+    monkeypatch.setattr(predict_command, "ROWS_AT_ONCE", 3)
+    pieces = run("predict", cues / "tags", "--input", tmp_path / "rows.csv.gz")
+    assert pieces.code == 0
+    assert pieces.out == whole.out
+    assert len(pieces.out.splitlines()) == 11
+    for name in ("out.csv", "out.jsonl"):
+        assert run("predict", cues / "tags", "--input", tmp_path / "rows.csv.gz", "--output", tmp_path / name).code == 0
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 12
+    assert (tmp_path / "out.jsonl").read_text() == whole.out

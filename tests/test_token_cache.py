@@ -1,0 +1,99 @@
+"""Tokens kept on disk are the tokens that would be made, and nothing but the texts and their wording decides."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import tiny
+from toy import PAIRS, TASK, make_model
+
+from softcue import token_cache
+from softcue.methods import TaskModel
+from softcue.tasks import Label, Task
+from softcue.tokens import Wording
+from softcue.types import Example, Span
+
+NER = Task(name="ner", kind="tags", labels={"LOC": Label(words="place")})
+ONE = [Example((f"where is parcel {number} " * (number % 40 + 1),)) for number in range(30)]
+TWO = [Example((f"parcel {number}", f"order {number} " * (number % 40)), "same") for number in range(1, 31)]
+MARKED = [Example((f"rain in Oslo {number}",), spans=(Span(8, 12, "LOC"),), offset=number) for number in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(token_cache, "WORTH_KEEPING", 10)
+    monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
+    return tmp_path / "tokens"
+
+
+def made(model: TaskModel, examples: list[Example]) -> list[object]:
+    return [model.wording.source(example) for example in examples]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "t5", "gpt2"])
+@pytest.mark.parametrize(("task", "examples"), [(TASK, ONE), (PAIRS, TWO), (NER, MARKED)])
+def test_tokens_read_again_are_those_that_were_made(
+    family: str, task: Task, examples: list[Example], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family == "gpt2" and task is NER:
+        pytest.skip("96 tokens hold no room for a list of spans")
+    model = make_model(tiny(family), task=task)
+    expected = made(model, examples)
+    assert token_cache.token_rows(model.wording, "digest", examples) == expected
+    assert len(list(folder.iterdir())) == 1
+    monkeypatch.setattr(Wording, "source", lambda *_: pytest.fail("made again"))
+    assert token_cache.token_rows(model.wording, "digest", examples) == expected
+
+
+def test_everything_that_tokens_depend_on_gives_a_file_of_its_own(folder: Path) -> None:
+    wording = make_model(tiny("bert"), task=PAIRS).wording
+    worded = PAIRS.model_copy(update={"sentences": ("{second}", "{first}")})
+    variants = [
+        wording, replace(wording, limit=20), replace(wording, insert_at="end"), replace(wording, suffix=" x"),
+        replace(wording, places="pieces"), replace(wording, places="words"), replace(wording, task=worded),
+    ]  # fmt: skip
+    for variant in variants:
+        assert token_cache.token_rows(variant, "a", TWO) == [variant.source(example) for example in TWO]
+    token_cache.token_rows(wording, "b", TWO)
+    token_cache.token_rows(wording, "a", TWO[::-1])
+    assert len(list(folder.iterdir())) == len(variants) + 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense" * 100, None])
+def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> None:
+    model = make_model(tiny("bert"))
+    token_cache.token_rows(model.wording, "a", ONE)
+    [path] = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
+    assert token_cache.token_rows(model.wording, "a", ONE) == made(model, ONE)
+    assert token_cache.token_rows(model.wording, "a", ONE) == made(model, ONE)
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wording = make_model(tiny("bert")).wording
+    names = []
+    for number in range(3):
+        before = set(folder.iterdir()) if folder.exists() else set()
+        token_cache.token_rows(wording, str(number), ONE)
+        [path] = set(folder.iterdir()) - before
+        os.utime(path, (1000 + number, 1000 + number))
+        names.append(path)
+    token_cache.token_rows(wording, "0", ONE)  # used again: now the newest
+    monkeypatch.setattr(token_cache, "SIZE_LIMIT", 3 * names[0].stat().st_size)
+    token_cache.token_rows(wording, "3", ONE)
+    assert [path.exists() for path in names] == [True, False, True]
+
+
+def test_a_folder_that_cannot_be_written_costs_no_more_than_time(folder: Path) -> None:
+    folder.write_text("a file in the way")
+    model = make_model(tiny("bert"))
+    assert token_cache.token_rows(model.wording, "a", ONE) == made(model, ONE)
+
+
+def test_few_rows_are_not_kept(folder: Path) -> None:
+    model = make_model(tiny("bert"))
+    token_cache.token_rows(model.wording, "a", ONE[:9])
+    assert not folder.exists()
