@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format bench few-shot superglue codebooks results clean
+.PHONY: demo test test-slow check format bench few-shot superglue codebooks transfer results clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -51,6 +51,9 @@ few-shot: $(VENV)/.dev
 # make superglue T5=folder-of-a-t5
 superglue: $(VENV)/.dev
 	$(BIN)/python benchmarks/superglue.py --data $(DATA) --t5 $(T5)
+
+transfer: $(VENV)/.dev
+	$(BIN)/python benchmarks/transfer.py --data $(DATA) --t5 $(T5)
 
 codebooks: $(VENV)/.dev
 	$(BIN)/python benchmarks/codebooks.py --data $(DATA) --t5 $(T5)

@@ -185,7 +185,9 @@ def main() -> None:
     alone = {(kind, method, task): bench.alone(kind, task, method)
              for kind in ("minilm", "t5") for method in prompts for task in TOGETHER}  # fmt: skip
     ensemble = bench.ensemble()
-    for job in [*(job for jobs in domains.values() for job in jobs), ensemble, *together.values(), *alone.values()]:
+    first = [jobs[0] for jobs in domains.values()]
+    more = [job for jobs in domains.values() for job in jobs[1:]]
+    for job in [*first, ensemble, *together.values(), *alone.values(), *more]:
         if job.folder.name.startswith(only):
             job.run()
     print_domains(domains)

@@ -151,7 +151,8 @@ def test_several_tasks_share_a_prompt_and_get_a_cue_each(
     data: Path, tmp_path: Path, model_folders: dict[str, Path]
 ) -> None:
     found = run("train", "--tasks", "qqp, conll2003,squad", "--data", data, "--backbone", model_folders["bert"],
-                "--output-dir", tmp_path / "all", *SMALL, "mixture.sampling=equal", "method.prompt_length=6", "--json")  # fmt: skip
+                "--output-dir", tmp_path / "all", *SMALL, "mixture.sampling=equal", "--json",
+                "method.prompt_length=6")  # fmt: skip
     assert found.code == 0, found.err
     assert [Path(cue["cue"]).name for cue in json.loads(found.out)["cues"]] == ["qqp", "conll2003", "squad"]
     together = [tmp_path / "all" / name for name in ("conll2003", "squad")]
