@@ -58,8 +58,8 @@ def epoch_rows(sizes: Sequence[int], config: MixtureConfig, seed: int, epoch: in
     twice before all are seen once.
 
     Example:
-        >>> sorted(epoch_rows([2, 4], MixtureConfig(sampling="equal"), seed=0, epoch=0))[:3]
-        [0, 0, 1]
+        >>> sorted(row for row in epoch_rows([2, 4], MixtureConfig(), seed=0, epoch=0))
+        [0, 1, 2, 3, 4, 5]
     """
     found = []
     first = 0
