@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.architectures import WordHead, architecture_of
+from softcue.backbones.causal import DecoderReading
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.reading import (
-    DecoderReading,
     Decoding,
     EncoderDecoderReading,
     EncoderReading,
