@@ -120,6 +120,7 @@ class Prompt:
     aux_loss: Tensor  # []      commitment, noise resilience, ...: a mean over rows
     deeper: Deeper | None = None  # asked once per layer, from the first to the last
     tally: Mapping[str, Tensor] = field(default_factory=dict)  # in training: sums over rows, for `learn`
+    is_shared: bool = False  # all rows have the same prompt, `deeper` included, whatever their text
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.architectures import WordHead, architecture_of
-from softcue.backbones.causal import DecoderReading
+from softcue.backbones.causal import DecoderReading, shared_length
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.reading import (
@@ -198,7 +198,11 @@ class Backbone:
         target_ids = batch.target_ids if with_target else batch.target_ids[:, :0]
         placed = layout.place(tokens, embeds, self.embed(target_ids)).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
-        return _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
+        reading = _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
+        # A layer that is run again in the backward pass would add its keys to the cache a second time.
+        if isinstance(reading, DecoderReading) and not self.checkpoints_layers:
+            reading.num_shared = shared_length(batch, prompt)
+        return reading
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The weights that take part, by name; an encoder's are those that make its hidden states."""

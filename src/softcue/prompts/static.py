@@ -5,6 +5,8 @@ Section 2 of the paper: the input [P; X] of shape [p + n, e] replaces X; only P 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from softcue.prompts.encoder import PromptEncoder, whole_prompt
@@ -29,7 +31,7 @@ class StaticPrompt(PromptEncoder):
     def forward(self, instance: Instance) -> Prompt:
         """P for every row."""
         num_rows = instance.embeds.shape[0]
-        return whole_prompt(self.prompt.expand(num_rows, -1, -1))  # [B P D]
+        return replace(whole_prompt(self.prompt.expand(num_rows, -1, -1)), is_shared=True)  # [B P D]
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """P itself."""

@@ -1,0 +1,216 @@
+"""A prompt that is the same for every row is run once, and nothing that comes out differs from running it in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny import tiny
+from toy import EXAMPLES, TASK, make_model
+
+from softcue.backbones import Backbone
+from softcue.backbones import backbone as backbone_module
+from softcue.backbones.architectures import ARCHITECTURES
+from softcue.backbones.causal import DecoderReading
+from softcue.evaluation import predict
+from softcue.methods import TaskModel
+from softcue.tokens import PaddingSide, collate
+from softcue.training import Studied, Trainer, TrainingConfig
+
+DECODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "decoder"]
+STATIC = ["prompt-tuning", "p-tuning-v2", "p-tuning-v2 replace", "p-tuning-v2 kv", "p-tuning-v2 deeper",
+          "prefix-tuning", "prefix-tuning network"]  # fmt: skip
+READOUTS = ["generation", "label-words", "classifier"]
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Within, prompts are laid out in every row."""
+    with monkeypatch.context() as patch:
+        yield patch
+
+
+def lay_out_in_every_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(backbone_module, "shared_length", lambda batch, prompt: 0)
+
+
+def training_step(
+    model: TaskModel, backbone: Backbone, side: PaddingSide = "right"
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of one batch."""
+    model.train().zero_grad()
+    batch = collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id, side)
+    torch.manual_seed(0)
+    outcome = model(backbone, batch)
+    outcome.loss.total.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return float(outcome.loss.total.detach()), gradients
+
+
+def check_close(found: torch.Tensor, expected: torch.Tensor, name: str = "") -> None:
+    scale = float(expected.abs().max()) or 1.0
+    assert float((found - expected).abs().max()) <= 1e-5 * scale, name
+
+
+def check_same_step(
+    first: tuple[float, dict[str, torch.Tensor]], second: tuple[float, dict[str, torch.Tensor]]
+) -> None:
+    assert first[0] == pytest.approx(second[0], rel=1e-5)
+    assert first[1].keys() == second[1].keys()
+    assert any(float(value.abs().max()) > 0 for value in first[1].values())
+    for name, value in first[1].items():
+        check_close(value, second[1][name], name)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("case", ["prompt-tuning", "p-tuning-v2 kv"])
+@pytest.mark.parametrize("readout", READOUTS)
+def test_loss_and_gradient_are_those_of_every_row_by_itself(
+    family: str, case: str, readout: str, plain: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, case, readout={"name": readout, "dropout": 0.0}, task=words_of_one_piece(readout))
+    shared = training_step(model, backbone)
+    lay_out_in_every_row(plain)
+    check_same_step(shared, training_step(model, backbone))
+
+
+def words_of_one_piece(readout: str) -> object:
+    return TASK if readout != "label-words" else TASK.model_copy(
+        update={"labels": {name: label.model_copy(update={"words": name}) for name, label in TASK.labels.items()}}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATIC)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["gpt2", "opt"])  # without and with a token in front of every text
+def test_every_static_prompt_and_both_paddings(
+    case: str, side: PaddingSide, family: str, plain: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny(family)
+    plain.setattr(backbone, "layout_side", side)
+    model = make_model(backbone, case)
+    shared = training_step(model, backbone, side)
+    lay_out_in_every_row(plain)
+    check_same_step(shared, training_step(model, backbone, side))
+
+
+def reading_of(model: TaskModel, backbone: Backbone) -> DecoderReading:
+    batch = collate(model.eval().rows(backbone, EXAMPLES), backbone.tokenizer.pad_token_id)
+    reading, _ = model.read(backbone, batch)
+    assert isinstance(reading, DecoderReading)
+    return reading
+
+
+@pytest.mark.parametrize(("family", "length"), [("gpt2", 4), ("opt", 5), ("llama", 4)])
+def test_the_shared_part_is_what_stands_before_the_text(family: str, length: int) -> None:
+    backbone = tiny(family)
+    assert reading_of(make_model(backbone), backbone).num_shared == length
+
+
+@pytest.mark.parametrize("case", ["m-idpg-phm", "vip", "vip mixed", "toy-add", "no-prompt"])
+def test_prompts_that_read_the_input_are_not_shared(case: str) -> None:
+    assert reading_of(make_model(tiny("gpt2"), case), tiny("gpt2")).num_shared == 0
+
+
+def test_prompts_with_noise_of_their_own_per_row_are_not_shared() -> None:
+    backbone = tiny("gpt2")
+    model = make_model(backbone, "prefix-tuning", dropout=0.5).train()
+    batch = collate(model.rows(backbone, EXAMPLES), backbone.tokenizer.pad_token_id)
+    reading, _ = model.read(backbone, batch)
+    assert isinstance(reading, DecoderReading)
+    assert reading.num_shared == 0
+    model.eval()
+    assert reading_of(model, backbone).num_shared == 4
+
+
+@pytest.mark.parametrize("insert_at", ["end", "first-end"])
+def test_prompts_behind_the_text_are_not_shared(insert_at: str) -> None:
+    backbone = tiny("gpt2")
+    assert reading_of(make_model(backbone, insert_at=insert_at), backbone).num_shared == 0
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("case", ["prompt-tuning", "p-tuning-v2 replace", "prefix-tuning"])
+def test_states_ranks_and_first_words_are_the_same(family: str, case: str, plain: pytest.MonkeyPatch) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, case)
+    candidates = [torch.tensor([5, 6, 7]), torch.tensor([8]), torch.tensor([9, 1])]
+    found = []
+    for _ in range(2):
+        with torch.no_grad():
+            readings = [reading_of(model, backbone) for _ in range(3)]
+            found.append((readings[0].text(), readings[1].rank(candidates), readings[2].first_logits()))
+        lay_out_in_every_row(plain)
+    mask = readings[0].text_mask.unsqueeze(2)
+    for shared, alone in zip(found[0], found[1], strict=True):
+        if shared.shape[:2] == mask.shape[:2] and shared.dim() == 3:
+            shared, alone = shared * mask, alone * mask
+        check_close(shared, alone)
+
+
+def test_some_rows_of_a_reading_share_as_all_of_them_do(plain: pytest.MonkeyPatch) -> None:
+    backbone = tiny("opt")
+    model = make_model(backbone, "p-tuning-v2")
+    candidates = [torch.tensor([5, 6]), torch.tensor([8])]
+    rows = torch.tensor([2, 4])  # the shortest: padded, none begins in the first column
+    with torch.no_grad():
+        expected = reading_of(model, backbone).rank(candidates)[rows]
+        check_close(reading_of(model, backbone).rows(rows).rank(candidates), expected)
+        lay_out_in_every_row(plain)
+        check_close(reading_of(model, backbone).rank(candidates)[rows], expected)
+
+
+@pytest.mark.parametrize(
+    "decoding", [{"decoding": "greedy"}, {"decoding": "beam", "num_beams": 3}, {"decoding": "rank"}]
+)
+def test_answers_are_the_same_alone_and_in_mixed_batches(
+    decoding: dict[str, object], plain: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny("llama")
+    models = [make_model(backbone, readout={"max_new_tokens": 4, **decoding}, seed=seed) for seed in range(2)]
+    models.append(make_model(backbone, "m-idpg-phm", readout={"max_new_tokens": 4, **decoding}))
+    requests = [(model, example) for model in models for example in EXAMPLES]
+    shared = predict(backbone, requests).answers
+    alone = [predict(backbone, [request]).answers[0] for request in requests]
+    lay_out_in_every_row(plain)
+    expected = predict(backbone, requests).answers
+    assert [answer.label for answer in shared] == [answer.label for answer in expected]
+    assert [answer.label for answer in alone] == [answer.label for answer in expected]
+
+
+@pytest.mark.parametrize("settings", [{"micro_batch_size": 2}, {"optimizer": "adafactor"}])
+def test_a_run_ends_with_the_same_numbers(settings: dict[str, object], plain: pytest.MonkeyPatch) -> None:
+    backbone = tiny("gpt2")
+    config = TrainingConfig.model_validate({"steps": 4, "batch_size": 5, "prompt_rate": 0.01, **settings})
+    found = []
+    for _ in range(2):
+        model = make_model(backbone)
+        Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], config).run()
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+        lay_out_in_every_row(plain)
+    for name, value in found[0].items():
+        check_close(value, found[1][name], name)
+
+
+def test_checkpointed_layers_lay_prompts_out_in_every_row() -> None:
+    backbone = tiny("gpt2").twin()
+    backbone.checkpoint_layers()
+    model = make_model(backbone)
+    assert reading_of(model, backbone).num_shared == 0
+
+
+def test_a_prompt_is_run_once_per_step_whatever_the_number_of_rows(plain: pytest.MonkeyPatch) -> None:
+    backbone = tiny("gpt2")
+    model = make_model(backbone)
+    shapes = []
+    layer = backbone.layers[0]
+    handle = layer.register_forward_pre_hook(lambda module, args, kwargs: shapes.append(
+        tuple((args[0] if args else kwargs["hidden_states"]).shape[:2])), with_kwargs=True)  # fmt: skip
+    try:
+        training_step(model, backbone)
+    finally:
+        handle.remove()
+    longest = max(len(row.ids) + len(row.target_ids) for row in model.rows(backbone, EXAMPLES, with_answer=True))
+    assert shapes == [(1, 4), (len(EXAMPLES), longest)]
