@@ -77,7 +77,7 @@ def draw(runs: list[Run], picture: Path) -> None:
     """Perplexity and variation over the steps."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     panels = figure.subplots(1, 2)
     titles = {"perplexity": "perplexity of the codes drawn", "prompt_variation": "variation of prompts over inputs"}
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
@@ -88,7 +88,8 @@ def draw(runs: list[Run], picture: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("step")
     panels[1].set_yscale("log")
-    panels[0].legend(fontsize=7, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncol=2, fontsize=9, frameon=False)
     figure.savefig(picture, dpi=110)
 
 
