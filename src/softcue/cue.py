@@ -81,15 +81,16 @@ class Cue:
         return found.answers
 
     def evaluate(
-        self, data: Source | None = None, batch_size: int = 64, *, task: str = "", split: str = "", num_rows: int = 0
-    ) -> Evaluation:
+        self, data: Source | None = None, batch_size: int = 64, *, task: str = "", split: str = "", num_rows: int = 0,
+        skip_bad_rows: bool = False,
+    ) -> Evaluation:  # fmt: skip
         """Scores on rows with known answers: a file, a DataFrame, a list of dictionaries, or another task's rows.
 
         Example:
             cue.evaluate("held-out.csv").main
             cue.evaluate("../data", task="mrpc").scores     # out of domain: a folder with MRPC's published files
         """
-        test = rows_to_score(self.task, data, task, split, num_rows)
+        test = rows_to_score(self.task, data, task, split, num_rows, skip_bad_rows)
         found = predict(self.backbone, [(self.model, example) for example in test.examples], batch_size)
         return test.transfer.score(found.answers, test.examples, found.num_truncated)
 

@@ -74,10 +74,9 @@ def rows_of_each(config: TaskConfig, mixture: MixtureConfig) -> list[Rows]:
     found = []
     for name in mixture.tasks:
         changes: dict[str, Any] = {"name": name}
-        for key in ("train_rows", "validation_rows"):
-            changes[key] = min(getattr(config, key) or mixture.cap, mixture.cap)
-        if config.few_shot:
-            del changes["train_rows"]
+        if not config.few_shot:  # which has sizes of its own
+            for key in ("train_rows", "validation_rows"):
+                changes[key] = min(getattr(config, key) or mixture.cap, mixture.cap)
         found.append(rows_of(config.model_copy(update=changes), {}))
     if len({rows.task.name for rows in found}) < len(found):
         raise ConfigurationError("mixture.tasks", ", ".join(mixture.tasks), "task files with names of their own",
@@ -98,8 +97,10 @@ def rows_of(config: TaskConfig, objects: Mapping[str, Any]) -> Rows:
     given |= objects
     if not _is_given(given["train"]):
         hint = "pass --train FILE, or --task with a name of `softcue tasks`"
-        if task.published and "train" not in task.published:
-            hint = "it is for testing only: softcue evaluate CUE --task " + task.name
+        if "train" in task.files:
+            hint = f"pass --data FOLDER with {' or '.join(task.files['train'])}"
+        elif task.published:
+            hint = f"it is for testing only: softcue evaluate CUE --task {task.name}"
         raise ConfigurationError("task.train", "", "training rows", hint)
     check_metric(task)
     skips = config.skip_bad_rows
@@ -156,16 +157,23 @@ def rows_to_score(
         theirs = find_task(task)
     elif (data is None or is_folder) and is_task_name(cue_task.name):
         theirs = find_task(cue_task.name)
+    if theirs.has_classes and not theirs.labels:  # a file of the user's own that leaves them to the rows
+        theirs = theirs.model_copy(update={"labels": cue_task.labels})
     transfer = transfer_between(cue_task, theirs)
     source = data
+    if split and (split not in SPLITS or not (data is None or is_folder)):
+        raise ConfigurationError("--split", split, f"{', '.join(SPLITS)}, of a task's own rows",
+                                 "leave it out for a file")  # fmt: skip
     if data is None or is_folder:
         known: dict[str, Source] = {one: getattr(theirs, one) for one in SPLITS}
         known = dict(sources(theirs, str(data))) if is_folder else {k: v for k, v in known.items() if v}
         split = split or next((one for one in ("test", "validation") if one in known), "")
         source = known.get(split)
+        if source is None and known:
+            raise ConfigurationError("--split", split, f"one that is there: {', '.join(known)}", "name one of them")
     if source is None:
         raise ConfigurationError("--data", data if data is not None else "", f"rows with answers for {theirs.name}",
-                                 "pass --data FILE, or a folder with its published files")  # fmt: skip
+                                 "pass --data FILE, --data FOLDER with its files, or --task FILE.yaml")  # fmt: skip
     name = f"{theirs.name} ({split})" if data is None or is_folder else name_of(source)
     examples = examples_from(source, theirs, skip_bad_rows=skip_bad_rows)
     return Test(name, _limited(examples, num_rows, seed=0), transfer)
@@ -178,6 +186,9 @@ def _check_sampling(config: TaskConfig, task: Task) -> None:
                                  f"(here {config.train_rows})", "set one of the two")  # fmt: skip
     if config.stratified and not task.has_classes:
         raise ConfigurationError("task.stratified", True, f"a task with classes, not {task.kind}", "leave it out")
+    if config.swap_pairs and task.kind not in ("classification", "regression"):
+        raise ConfigurationError("task.swap_pairs", True, f"a task with labels or scores, not {task.kind}",
+                                 "leave it out")  # fmt: skip
     if config.swap_pairs and len(task.text) != 2:
         raise ConfigurationError("task.swap_pairs", True, f"a task that reads two texts, not only '{task.text[0]}'",
                                  "name two columns in task.text, or leave it out")  # fmt: skip

@@ -91,14 +91,16 @@ class Wording:
     def windows(self, example: Example, overlap: float = 0.0) -> list[Example]:
         """The example with its last text in windows that fit the limit, cut between words; itself if it fits.
 
-        `overlap` is the share of a window that the next one begins with. Spans are those inside the window.
+        `overlap` is the share of a window that the next one begins with. Spans that an edge cuts reach beyond it.
         """
         *others, text = example.texts
         if self._size(*others, text) <= self._text_limit:
             return [example]
-        words = [match.span() for match in re.finditer(r"\S+", text)]
-        sizes = [len(self.tokenizer.tokenize(f" {text[start:end]}")) for start, end in words]
         room = self._text_limit - self._size(*others, "")
+        leaves_room = room >= max(1, self._text_limit // 4)
+        if not leaves_room:  # then the other texts are what will be cut, and told of
+            room = max(1, self._text_limit // 4)
+        words, sizes = self._units(text, max(1, room // 4))
         found = []
         first = 0
         while first < len(words):
@@ -107,16 +109,34 @@ class Wording:
                 used += sizes[last]
                 last += 1
             start, end = words[first][0], words[last - 1][1]
-            while last > first + 1 and self._size(*others, text[start:end]) > self._text_limit:
+            while leaves_room and last > first + 1 and self._size(*others, text[start:end]) > self._text_limit:
                 last -= 1  # a first word may have more pieces than the same word behind a space
                 end = words[last - 1][1]
             spans = tuple(replace(span, start=span.start - start, end=span.end - start)
-                          for span in example.spans if start <= span.start and span.end <= end)  # fmt: skip
+                          for span in example.spans if span.start < end and span.end > start)  # fmt: skip
             found.append(replace(example, texts=(*others, text[start:end]), spans=spans, offset=example.offset + start))
             if last == len(words):
                 break
             first = max(first + 1, last - int(overlap * (last - first)))
         return found
+
+    def _units(self, text: str, most: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """Words, and pieces of words that have more tokens (scripts without spaces), with how many they have."""
+        units, sizes = [], []
+        for match in re.finditer(r"\S+", text):
+            offsets = self._offsets(match[0])
+            for first in range(0, max(1, len(offsets)), most):
+                piece = offsets[first : first + most] or [(0, len(match[0]))]
+                start = match.start() + (piece[0][0] if first else 0)
+                end = match.start() + (offsets[first + most][0] if first + most < len(offsets) else len(match[0]))
+                if end > start:
+                    units.append((start, end))
+                    sizes.append(len(piece))
+        return units, sizes
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return found["offset_mapping"]  # type: ignore[no-any-return]
 
     def _size(self, *texts: str) -> int:
         return len(self._encode(texts)["input_ids"])
@@ -167,15 +187,13 @@ class Wording:
         return encoded
 
     def _shortened(self, texts: tuple[str, ...], excess: int) -> tuple[str, ...]:
-        """The texts with `excess` tokens cut from the end of the longest."""
-        offsets = [
-            self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-            for text in texts
-        ]
+        """The texts with `excess` tokens cut from the end of the longest that is read."""
+        read = self.task.read_by(encoder=self.kind == "encoder")
+        offsets = [self._offsets(text) if index in read else [] for index, text in enumerate(texts)]
         longest = max(range(len(texts)), key=lambda index: len(offsets[index]))
-        keep = len(offsets[longest]) - excess
-        if len(texts) == 2:  # share the cut between two long texts
-            keep = max(keep, (len(offsets[0]) + len(offsets[1]) - excess) // 2)
+        # the cut is shared between several long texts
+        total = sum(map(len, offsets))
+        keep = max(len(offsets[longest]) - excess, (total - excess) // len(read))
         keep = min(keep, len(offsets[longest]) - 1)
         # Pieces of one character (an emoji in bytes) share its span: cut in front of the first dropped piece.
         end = min(offsets[longest][keep - 1][1], offsets[longest][keep][0]) if keep > 0 else 0

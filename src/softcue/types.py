@@ -148,6 +148,8 @@ class Prediction:
             found["value"] = self.value
         if self.scores is not None:
             found["scores"] = dict(self.scores)
+        if self.is_illegal:
+            found["illegal"] = True
         if self.spans is not None:
             found["spans"] = [{"start": span.start, "end": span.end} | ({"label": span.label} if span.label else {})
                               for span in self.spans]  # fmt: skip

@@ -456,7 +456,17 @@ def test_overwriting_and_resuming_a_finished_cue(tmp_path: Path, model_folders: 
 @pytest.mark.parametrize("name", LABELS)
 def test_bundled_task_is_evaluated_on_its_own_test_rows(cues: Cues, name: str) -> None:
     found = run("evaluate", cues[name], "--json").json
-    assert set(found) == {"cue", "data", "rows", "scores", "truncated", "illegal", "main", "predicted_labels"}
+    assert set(found) == {
+        "cue",
+        "data",
+        "rows",
+        "scores",
+        "truncated",
+        "illegal",
+        "illegal_share",
+        "main",
+        "predicted_labels",
+    }
     assert found["rows"] >= 120
     assert found["illegal"] == 0
     assert sum(found["predicted_labels"].values()) == found["rows"]

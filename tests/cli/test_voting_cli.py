@@ -170,7 +170,17 @@ def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
         together = run("evaluate", *paths, "--vote", "--data", cues["rows.csv"], "--json").json["cues"]
         for path in paths:
             alone = run("evaluate", path, "--data", cues["rows.csv"], "--json").json
-            assert set(alone) == {"cue", "data", "rows", "scores", "truncated", "illegal", "main", "predicted_labels"}
+            assert set(alone) == {
+                "cue",
+                "data",
+                "rows",
+                "scores",
+                "truncated",
+                "illegal",
+                "illegal_share",
+                "main",
+                "predicted_labels",
+            }
             assert together[str(path)]["scores"] == pytest.approx(alone["scores"], abs=1e-3)
 
 

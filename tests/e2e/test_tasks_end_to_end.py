@@ -124,7 +124,11 @@ def test_incompatible_rows_are_refused(cues: Path, data: Path) -> None:
         run("evaluate", cues / "same0", "--data", data, "--task", "squad"), "--task", "classification, not span"
     )
     check_refused(run("evaluate", cues / "same0", "--data", data, "--task", "cb"), "--task", "labels that stand for")
-    check_refused(run("evaluate", cues / "same0", "--data", data, "--split", "test"), "--data", "rows with answers")
+    words = ["evaluate", cues / "same0", "--data", data, "--split"]
+    check_refused(run(*words, "test"), "--split", "'test'", "one that is there: train, validation")
+    check_refused(run(*words, "dev"), "--split", "'dev'", "train, validation, test")
+    file = ["evaluate", cues / "same0", "--data", data / "QQP/dev.tsv"]
+    check_refused(run(*file, "--split", "test"), "--split", "leave it out for a file")
 
 
 def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
@@ -161,6 +165,15 @@ def test_several_tasks_share_a_prompt_and_get_a_cue_each(
     check_refused(run("train", "--tasks", "qqp,squad", "--task", "qqp", "--output-dir", tmp_path / "x"), "--task")
 
 
+def test_a_task_without_rows_says_where_they_are_to_be_put(tmp_path: Path) -> None:
+    check_refused(run("train", "--task", "conll2003", "--output-dir", tmp_path / "x"), "--data FOLDER", "eng.train")
+    check_refused(run("train", "--task", "axb", "--output-dir", tmp_path / "x"), "testing only")
+    swapped = ["train", "--task", "squad", "--output-dir", tmp_path / "x", "task.swap_pairs=true"]
+    check_refused(run(*swapped), "task.swap_pairs", "not span")
+    (tmp_path / "odd.yaml").write_text("format: nosuch\ntrain: rows.csv\n")
+    check_refused(run("train", "--task", tmp_path / "odd.yaml", "--output-dir", tmp_path / "x"), "'format'", "nosuch")
+
+
 def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, Path]) -> None:
     rows = [{"body": f"where is parcel {number}", "urgent": number % 2} for number in range(12)]
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as file:
@@ -172,6 +185,14 @@ def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, P
     found = run("train", "--task", tmp_path / "mine.yaml", "--backbone", model_folders["bert"], "--output-dir",
                 tmp_path / "cue", *SMALL)  # fmt: skip
     assert found.code == 0, found.err
+    again = run("evaluate", tmp_path / "cue", "--task", tmp_path / "mine.yaml", "--split", "train", "--json")
+    assert json.loads(again.out)["rows"] == 12, again.err
+    del task["labels"]  # left to the rows
+    (tmp_path / "open.yaml").write_text(yaml.safe_dump(task | {"name": "open"}, sort_keys=False))
+    words = ["train", "--task", tmp_path / "open.yaml", "--backbone", model_folders["bert"], "--output-dir"]
+    assert run(*words, tmp_path / "open", *SMALL).code == 0
+    scored = run("evaluate", tmp_path / "open", "--task", tmp_path / "open.yaml", "--split", "train", "--json")
+    assert json.loads(scored.out)["rows"] == 12, scored.err
     record = json.loads((tmp_path / "cue/cue.json").read_text())
     assert (record["task"]["name"], list(record["task"]["labels"])) == ("mine", ["yes", "no"])
 

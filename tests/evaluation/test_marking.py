@@ -4,11 +4,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from seqeval.metrics import classification_report, f1_score
+from seqeval.metrics import f1_score
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-from seqeval.scheme import IOB2
 
-from softcue.evaluation.marking import span_f1, span_f1_by_label, span_precision, span_recall
+from softcue.evaluation.marking import span_f1, span_precision, span_recall
 from softcue.types import Span
 
 LABELS = ("PER", "LOC", "ORG", "MISC")
@@ -91,9 +90,6 @@ def test_random_corpora_score_as_in_seqeval(size: int) -> None:
         true, found = [row[1] for row in part], [row[2] for row in part]
         pair = [spans_of(words, tags) for words, _, tags in part], [spans_of(words, tags) for words, tags, _ in part]
         assert span_f1(*pair) == pytest.approx(100 * f1_score(true, found, zero_division=0))
-        report = classification_report(true, found, output_dict=True, zero_division=0, mode="strict", scheme=IOB2)
-        by_label = {name: 100 * of["f1-score"] for name, of in report.items() if name in LABELS}
-        assert span_f1_by_label(*pair) == pytest.approx(by_label)
 
 
 def test_scores_by_hand() -> None:
@@ -103,8 +99,6 @@ def test_scores_by_hand() -> None:
     assert span_precision(found, true) == 50.0
     assert span_recall(found, true) == pytest.approx(200 / 3)
     assert span_f1(found, true) == pytest.approx(100 * 4 / 7)
-    assert span_f1_by_label(found, true) == {"LOC": 0.0, "PER": 100.0}
-    assert span_f1_by_label([[PER]], [[LOC]]) == {"LOC": 0.0, "PER": 0.0}
 
 
 @pytest.mark.parametrize("wrong", [Span(1, 4, "PER"), Span(0, 3, "PER"), Span(0, 4, "LOC")])

@@ -16,7 +16,6 @@ from softcue.evaluation.metrics import (
     matthews,
     micro_f1,
     multirc_em,
-    multirc_f1a,
     pearson,
     pearson_spearman,
     semeval_f1,
@@ -187,7 +186,7 @@ def test_multirc_question_is_right_if_all_its_answers_are() -> None:
     true = ["y", "y", "n", "n", "n", "y"]
     guess = ["y", "y", "n", "y", "n", "y"]  # q2 has one answer wrong, between two right ones
     assert multirc_em(guess, true, groups) == pytest.approx(200 / 3)
-    assert multirc_f1a(guess, true, "y") == pytest.approx(100 * 6 / 7)  # 3 hits, 1 false, none missed
+    assert f1(guess, true, "y") == pytest.approx(100 * 6 / 7)  # 3 hits, 1 false, none missed
 
 
 def test_multirc_rows_without_group_are_questions_of_their_own() -> None:
@@ -196,7 +195,7 @@ def test_multirc_rows_without_group_are_questions_of_their_own() -> None:
 
 def test_illegal_answer_makes_a_multirc_question_wrong() -> None:
     assert multirc_em(["y", None], ["y", "n"], ["q", "q"]) == 0.0
-    assert multirc_f1a(["y", None], ["y", "n"], "y") == pytest.approx(200 / 3)
+    assert f1(["y", None], ["y", "n"], "y") == pytest.approx(200 / 3)
 
 
 # --- numbers ---

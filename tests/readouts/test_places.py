@@ -14,7 +14,7 @@ from softcue.errors import BackboneError, ConfigurationError
 from softcue.evaluation import evaluate, predict
 from softcue.methods import TaskModel
 from softcue.readouts.generation import same_referent
-from softcue.readouts.places import SpanHead, TagHead, located, written
+from softcue.readouts.places import GOES_ON, SpanHead, TagHead, located, written
 from softcue.tasks import Label, Task
 from softcue.tokens import NO_LABEL, NOWHERE, collate
 from softcue.training import Studied, Trainer, TrainingConfig
@@ -24,6 +24,7 @@ ENCODERS = ["bert", "roberta"]  # pairs with segments, and byte-level pieces tha
 QA = Task(name="qa", kind="span", text=("question", "context"))
 NER = Task(name="ner", kind="tags", labels={"LOC": Label(words="place"), "PER": Label(words="person")})
 CONTEXT = "The parcel left Oslo on Monday, and nobody signed for it at the office."
+PAIR_LABELS = {"same": Label(words="yes"), "other": Label(words="no")}
 QUESTION = Example(("Where did it leave?", CONTEXT), "Oslo", answers=("Oslo",), spans=(Span(16, 20),))
 MARKED = Example(("Ann Lee met Bob in Oslo .",), spans=(Span(0, 7, "PER"), Span(12, 15, "PER"), Span(19, 23, "LOC")))
 
@@ -194,6 +195,64 @@ def test_tags_of_long_texts_are_those_of_all_windows_in_places_of_the_whole_text
     assert [LONG[span.start : span.end] for span in answer.spans] == LONG.split()
 
 
+def test_a_span_cut_by_a_window_is_taught_in_both_and_joined_again() -> None:
+    text = " ".join(f"word{number}" for number in range(60))
+    backbone = tiny("bert")
+    model = make_model(backbone, task=NER)
+    edge = model.unfold(Example((text,)))[1].offset
+    start, end = text.rindex(" ", 0, edge - 1) + 1, text.index(" ", edge)
+    windows = model.unfold(Example((text,), spans=(Span(start, end, "PER"),)))
+    marks = []
+    for window in windows[:2]:
+        [row] = model.rows(backbone, [window], with_answer=True)
+        marks.append([mark for mark in row.token_labels or () if mark != NO_LABEL])
+    assert marks[0][-1] == 3  # the beginning of a person
+    assert marks[1][0] == 4  # and its inside
+    first = Prediction("", spans=(Span(start, edge - 1, "PER"),))
+
+    def joined(label: str, *spans: Span) -> tuple[Span, ...] | None:
+        return model.readout.fold(Example((text,)), [first, Prediction(label, spans=spans)]).spans
+
+    assert joined(GOES_ON, Span(edge, end, "PER")) == (Span(start, end, "PER"),)
+    assert joined("", Span(edge, end, "PER")) == (Span(start, edge - 1, "PER"), Span(edge, end, "PER"))
+    assert len(joined(GOES_ON, Span(edge, end, "LOC")) or ()) == 2
+    assert joined("") == first.spans
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_text_without_spaces_is_read_in_windows_too(family: str) -> None:
+    text = "荷物はオスロを出ました" * 20
+    model = make_model(tiny(family), task=QA)
+    windows = model.unfold(Example(("where?", text)))
+    assert len(windows) > 2
+    reached = 0
+    for window in windows:
+        assert window.offset <= reached
+        assert text[window.offset : window.offset + len(window.texts[1])] == window.texts[1]
+        reached = window.offset + len(window.texts[1])
+        [row] = model.rows(tiny(family), [window])
+        assert not row.is_truncated
+    assert reached == len(text)
+
+
+def test_a_question_that_leaves_no_room_is_cut_and_told() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, task=QA)
+    example = Example(("why " * 300, LONG))
+    assert len(model.unfold(example)) < 60  # not one per word
+    assert predict(backbone, [(model, example)]).num_truncated > 0
+
+
+def test_the_cut_is_shared_by_the_texts_that_are_read() -> None:
+    backbone = tiny("bert")
+    task = Task(name="t", text=("a", "b", "c"), sentences=("{a}", "{c}"), labels=PAIR_LABELS)
+    model = make_model(backbone, task=task)
+    [row] = model.rows(backbone, [Example(("one " * 80, "two " * 500, "six " * 80))])
+    assert row.is_truncated
+    assert row.parts is not None
+    assert row.parts.count(0) > 20 and row.parts.count(1) > 20
+
+
 @pytest.mark.parametrize(("task", "example", "family"), [(QA, QUESTION, "bert"), (NER, MARKED, "roberta")])
 def test_heads_learn_where_the_answer_stands(task: Task, example: Example, family: str) -> None:
     backbone = tiny(family)
@@ -307,6 +366,9 @@ def test_text_to_text_backbones_write_the_referent_and_learn_from_true_rows_only
     assert "Bea" not in backbone.tokenizer.decode(row.ids).replace(TRUE.texts[0], "")
     assert model.fold(FALSE, [Prediction("Bea")]).label == "false"
     assert model.fold(TRUE, [Prediction("the Bea")]).label == "true"
+    for nothing in ("", "the", " a "):  # as T5's own scoring: never right, also where `false` would be
+        assert model.fold(FALSE, [Prediction(nothing)]).is_illegal
+    assert not model.fold(FALSE, [Prediction("Cleo")]).is_illegal
 
 
 def test_encoders_read_the_candidate_and_learn_from_all_rows() -> None:

@@ -11,8 +11,8 @@ import numpy
 import pandas
 import pytest
 
-from softcue.errors import DataError
-from softcue.tasks import Label, Task, examples_from, stream_examples, with_labels
+from softcue.errors import ConfigurationError, DataError
+from softcue.tasks import Label, Task, examples_from, stream_examples, stream_together, with_labels
 from softcue.types import Example, Span
 
 OPEN = Task(name="open")  # its labels are still to be seen
@@ -289,16 +289,19 @@ def test_free_text_may_have_several_right_answers() -> None:
     ]  # fmt: skip
 
 
-def test_group_and_options_come_along() -> None:
-    rows: list[dict[str, object]] = [
-        {"text": "x", "label": "a", "group": 7, "options": ["a", "b"]},
-        {"text": "x", "label": "a", "group": None, "options": "not a list"},
-    ]
-    assert examples_from(rows, OPEN) == [
-        Example(("x",), "a", group="7", options=("a", "b")),
-        Example(("x",), "a"),
-    ]
-    assert "column 'options': got 3" in message_of([{"text": "x", "label": "a", "options": ["a", 3]}], OPEN)
+def test_group_and_options_come_along_from_formats_that_have_them() -> None:
+    multirc = Task(name="t", format="multirc", text=("question", "answer", "paragraph"))
+    row = {
+        "question": "q",
+        "answer": "a",
+        "paragraph": "p",
+        "label": 1,
+        "idx": {"paragraph": 3, "question": 5, "answer": 0},
+    }
+    assert examples_from([row], multirc)[0].group
+    record = Task(name="t", format="record", kind="span", text=("query", "passage"))
+    entities = {"query": "who?", "passage": "Ann met Bob.", "entities": ["Ann", "Bob"], "answers": ["Bob"]}
+    assert examples_from([entities], record)[0].options == ("Ann", "Bob")
 
 
 def test_referent_rows_have_labels() -> None:
@@ -417,3 +420,40 @@ def test_large_packed_file_is_streamed_in_little_memory(tmp_path: Path, suffix: 
     tracemalloc.stop()
     assert num_found == num_rows
     assert peak < 3e6
+
+
+def test_columns_of_a_users_own_that_are_called_as_formats_call_theirs_mean_nothing() -> None:
+    row = {"text": "hi", "label": "a", "group": "north", "options": ["x", "y"]}
+    assert examples_from([row], Task(name="t"))[0] == Example(("hi",), "a")
+
+
+def test_rows_left_out_of_learning_are_answered_all_the_same() -> None:
+    task = Task(name="t", where={"tag": ("r1",)}, without={"label": ("-",)})
+    rows = [{"text": "one", "label": "a", "tag": "r1"}, {"text": "two", "label": "-", "tag": "r1"},
+            {"text": "six", "label": "b", "tag": "r2"}]  # fmt: skip
+    assert [row.texts[0] for row in examples_from(rows, task)] == ["one"]
+    assert [row.texts[0] for row in examples_from(rows, task, needs_target=False)] == ["one", "two", "six"]
+
+
+def test_a_row_that_one_of_several_tasks_cannot_read_is_left_out_for_all() -> None:
+    tasks = [Task(name="a"), Task(name="b", text=("message",))]
+    rows = [{"text": "1", "message": "one"}, {"text": "", "message": "two"}, {"text": "3", "message": ""},
+            {"text": "4", "message": "four"}]  # fmt: skip
+    with pytest.raises(DataError, match=r"2 bad rows: row 2, column 'text'.*row 3, column 'message'"):
+        list(stream_together(rows, tasks))
+    with pytest.warns(UserWarning, match="skipped 2 of 4 rows"):
+        found = list(stream_together(rows, tasks, skip_bad_rows=True))
+    assert [[example.texts[0] for example in row] for row in found] == [["1", "one"], ["4", "four"]]
+
+
+def test_tasks_with_files_of_different_layouts_cannot_read_one_file() -> None:
+    with pytest.raises(ConfigurationError, match="laid out alike"):
+        list(stream_together([{"text": "1"}], [Task(name="a"), Task(name="b", format="conll")]))
+
+
+def test_a_column_that_may_be_empty_is_still_a_text() -> None:
+    task = Task(name="t", text=("question", "answer"), may_be_empty=("answer",))
+    assert examples_from([{"question": "why?", "answer": "", "label": "no"}], task)[0].texts == ("why?", "")
+    for bad in ({"question": "", "answer": "x", "label": "no"}, {"question": "why?", "answer": None, "label": "no"}):
+        with pytest.raises(DataError, match="a text that is not empty"):
+            examples_from([bad], task)

@@ -125,3 +125,10 @@ def test_sample_of_a_large_file_needs_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(found) == 10 and numbers(found) == sorted(numbers(found))
     assert peak < 3e6
+
+
+def test_questions_about_one_text_stay_on_one_side() -> None:
+    rows = [Example((f"q{number}", f"text {number // 5}"), "a", answers=("a",)) for number in range(50)]
+    kept, held = split_off(rows, 0.3, seed=0)
+    assert len(held) == 15
+    assert not {row.texts[1] for row in kept} & {row.texts[1] for row in held}

@@ -114,3 +114,10 @@ def test_unknown_library_task_suggests_the_nearest() -> None:
     assert str(caught.value).startswith(
         "task.name: got 'ticket'; expected a task that comes with softcue; did you mean 'tickets'? known: anli, "
     )
+
+
+@pytest.mark.parametrize("kind", ["span", "tags"])
+def test_what_answers_stand_in_is_read_as_it_is(kind: str) -> None:
+    with pytest.raises(ValidationError, match="because the answer stands in it"):
+        Task(name="t", kind=kind, sentences=("Find names: {text}",))  # type: ignore[arg-type]
+    assert Task(name="t", kind=kind, sentences=("{text}",)).num_sentences == 1  # type: ignore[arg-type]

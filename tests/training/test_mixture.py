@@ -12,13 +12,16 @@ from tiny import tiny
 from toy import EXAMPLES, PAIRS, TASK, make_model
 
 import softcue
+from softcue.configuration import TaskConfig
+from softcue.data import rows_of_each
 from softcue.errors import ConfigurationError, RunError
 from softcue.methods import Together, joint_task, with_readout
 from softcue.readouts import ReadoutConfig
-from softcue.tasks import Label, Task
+from softcue.tasks import Label, Task, library_names, library_task
+from softcue.tokens import collate
 from softcue.training import Checkpoints, MixtureConfig, Studied, Trainer, TrainingConfig
 from softcue.training.mixture import epoch_rows, rows_per_task
-from softcue.types import Example
+from softcue.types import Example, Span
 
 PAIR_ROWS = [Example(("one", "one"), "same"), Example(("one", "two"), "other"), Example(("four", "four four"), "same")]
 
@@ -119,6 +122,43 @@ def test_a_mixture_resumes_where_it_stood(tmp_path: Path) -> None:
 def test_a_closed_form_cannot_be_shared() -> None:
     with pytest.raises(ConfigurationError, match="a method that tasks can share"):
         make_trainer("bert", "linear-probe").run()
+
+
+def test_any_tasks_of_the_library_can_share_a_prompt() -> None:
+    tasks = [library_task(name) for name in library_names()]
+    for first in tasks:
+        for second in tasks:
+            words = joint_task([first, second]).init_words
+            assert set(words) >= set(second.init_words or second.label_words)
+
+
+def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts() -> None:
+    backbone = tiny("bert")
+    marked = Example(("Ann saw Bob in Rome near the old bridge",), spans=(Span(0, 3, "PER"),))
+    ner = Task(name="ner", kind="tags", labels={"PER": Label(words="person")})
+    first = make_model(backbone, readout={"dropout": 0.0})
+    second = with_readout(ner, first.method, ReadoutConfig(dropout=0.0), backbone)
+    config = TrainingConfig(steps=1, batch_size=8)
+    trainer = Trainer(backbone, [Studied(first, EXAMPLES, EXAMPLES), Studied(second, [marked], [marked])], config)
+    losses: list[float] = []
+    trainer.listener = lambda kind, values: losses.append(values["loss"]) if kind == "step" else None
+    means = []
+    for model, rows in ((first, EXAMPLES), (second, [marked])):
+        batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
+        found = model.train()(backbone, batch).loss
+        means.append(float(found.total.detach()) / found.count)
+    trainer._step()
+    assert losses[0] == pytest.approx((5 * means[0] + means[1]) / 6, rel=1e-5)
+
+
+def test_a_few_shot_mixture_validates_as_a_few_shot_run_does() -> None:
+    config = TaskConfig(few_shot=8, validation_rows=20)
+    assert [len(rows.validation) for rows in rows_of_each(config, MixtureConfig(tasks=("tickets", "urgency")))] == [
+        20,
+        20,
+    ]
+    capped = rows_of_each(TaskConfig(), MixtureConfig(tasks=("tickets", "urgency"), cap=7))
+    assert {(len(rows.train), len(rows.validation)) for rows in capped} == {(7, 7)}
 
 
 def test_a_shared_prompt_starts_from_the_words_of_all_tasks() -> None:

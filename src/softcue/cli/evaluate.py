@@ -88,4 +88,5 @@ def _print(data: str, each: dict[str, Evaluation], num_rows: int) -> None:
 
 def _shown(found: Evaluation) -> dict[str, Any]:
     return {"scores": found.scores, "main": found.main, "illegal": found.num_illegal,
+            "illegal_share": found.illegal_share,
             "predicted_labels": found.predicted_labels}  # fmt: skip

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 4096
 # a text column of such a name is shown as input.NAME
-ANSWER_KEYS = ("label", "value", "scores", "spans", "cues", "votes")
+ANSWER_KEYS = ("label", "value", "illegal", "scores", "spans", "cues", "votes")
 
 
 def predict(
@@ -66,10 +66,9 @@ def _rows(cues: Sequence[Cue], source: str, skip_bad_rows: bool) -> Iterator[tup
     if source == "-":
         typed = _standard_input()
         return zip(*(_typed_examples(cue, typed) for cue in cues), strict=True)
-    from softcue.tasks import stream_examples
+    from softcue.tasks import stream_together
 
-    streams = [stream_examples(source, cue.task, needs_target=False, skip_bad_rows=skip_bad_rows) for cue in cues]
-    return zip(*streams, strict=True)
+    return stream_together(source, [cue.task for cue in cues], skip_bad_rows)
 
 
 def _answered(
@@ -173,10 +172,12 @@ def _csv(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
     fields: list[str] = []
     for lines in chunks:
         rows = [_flat(line) for line in lines]
+        is_first = not fields
+        # Illegal answers have other fields than the rest; the first of many rows show all there are.
+        fields = fields or list(dict.fromkeys(field for row in rows for field in row))
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=fields or list(rows[0]), lineterminator="\n", restval="")
-        if not fields:
-            fields = list(rows[0])
+        writer = csv.DictWriter(text, fields, restval="", extrasaction="ignore", lineterminator="\n")
+        if is_first:
             writer.writeheader()
         writer.writerows(rows)
         yield text.getvalue()
@@ -187,7 +188,7 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
     row = {key: value for key, value in line.items() if key not in ANSWER_KEYS}
     for prefix, answer in (answers or {"": line}).items():
         dot = f"{prefix}." if prefix else ""
-        for key in ("label", "value"):
+        for key in ("label", "value", "illegal"):
             if key in answer:
                 row[f"{dot}{key}"] = answer[key]
         if "scores" in answer:

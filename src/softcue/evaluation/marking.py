@@ -47,21 +47,6 @@ def span_f1(predicted: Marks, true: Marks) -> float:
     return 200.0 * hits / (marked + wanted) if hits else 0.0
 
 
-def span_f1_by_label(predicted: Marks, true: Marks) -> dict[str, float]:
-    """F1 of every label that is marked or to be marked.
-
-    Example:
-        >>> span_f1_by_label([[Span(0, 3, "PER"), Span(8, 12, "LOC")]], [[Span(0, 3, "PER")]])
-        {'LOC': 0.0, 'PER': 100.0}
-    """
-    labels = {span.label for rows in (predicted, true) for row in rows for span in row}
-    return {label: span_f1(_only(label, predicted), _only(label, true)) for label in sorted(labels)}
-
-
-def _only(label: str, marks: Marks) -> Marks:
-    return [[span for span in row if span.label == label] for row in marks]
-
-
 def _counted(predicted: Marks, true: Marks) -> tuple[int, int, int]:
     """Right, marked and wanted pieces."""
     rows = [(set(found), set(wanted)) for found, wanted in zip(predicted, true, strict=True)]

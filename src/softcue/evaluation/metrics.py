@@ -121,16 +121,6 @@ def multirc_em(predicted: Labels, true: Sequence[str], groups: Sequence[str]) ->
     return 100.0 * sum(right.values()) / len(right)
 
 
-def multirc_f1a(predicted: Labels, true: Sequence[str], positive: str) -> float:
-    """F1 of the positive label over all answers of all questions.
-
-    Example:
-        >>> multirc_f1a(["yes", "no", "yes"], ["yes", "yes", "yes"], positive="yes")  # precision 1, recall 2/3
-        80.0
-    """
-    return f1(predicted, true, positive)
-
-
 def pearson(predicted: Sequence[float], true: Sequence[float]) -> float:
     """Pearson correlation; 0 when either side is constant.
 

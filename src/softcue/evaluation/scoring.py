@@ -16,7 +16,6 @@ from softcue.evaluation.metrics import (
     matthews,
     micro_f1,
     multirc_em,
-    multirc_f1a,
     pearson,
     pearson_spearman,
     relation_of,
@@ -139,9 +138,9 @@ METRICS: dict[str, Metric] = {
         lambda rows: multirc_em(rows.predicted, rows.true, rows.groups),
         is_usual=lambda rows: any(rows.groups),
     ),
-    "multirc_f1a": Metric(
+    "multirc_f1a": Metric(  # over all answers of all questions
         _CLASSES,
-        lambda rows: multirc_f1a(rows.predicted, rows.true, rows.task.positive),
+        lambda rows: f1(rows.predicted, rows.true, rows.task.positive),
         _lacks_positive,
         is_usual=lambda rows: any(rows.groups),
     ),

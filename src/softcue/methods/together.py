@@ -9,7 +9,7 @@ from typing import Self
 from torch import nn
 
 from softcue.methods.task_model import TaskModel
-from softcue.tasks import Task
+from softcue.tasks import Label, Task
 
 
 class Together(nn.Module):
@@ -38,10 +38,11 @@ def joint_task(tasks: Sequence[Task]) -> Task:
     """
     if len(tasks) == 1:
         return tasks[0]
-    labels = {label.words: label for task in tasks for label in task.labels.values()}
+    labels = {label.words: Label(words=label.words) for task in tasks for label in task.labels.values()}
+    words = (word for task in tasks for word in task.init_words or task.label_words)
     return Task(
         name="+".join(task.name for task in tasks),
         description=" ".join(task.description for task in tasks if task.description),
-        init_words=tuple(dict.fromkeys(word for task in tasks for word in task.init_words)),
+        init_words=tuple(dict.fromkeys(words)),
         labels=labels,
     )

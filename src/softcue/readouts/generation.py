@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, Reading
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.readouts.places import located, written
+from softcue.readouts.places import located, place_of, written
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
 from softcue.tokens import answer_tokens
-from softcue.types import Batch, Example, Prediction, Span, Tokens
+from softcue.types import Batch, Example, Prediction, Tokens
 
 RANKED_AT_ONCE = 256  # candidate strings scored in one decoder pass
 DETERMINERS = frozenset(
@@ -71,13 +71,14 @@ class Generation(Readout):
         text = (answer.label or "").strip()
         if self.task.kind == "referent":
             is_same = same_referent(text, example.texts[-1])
-            return Prediction(next(name for name in self.task.labels if (name == self.task.positive) == is_same))
+            label = next(name for name in self.task.labels if (name == self.task.positive) == is_same)
+            return Prediction(label, is_illegal=not _named(text))
         if self.task.kind == "tags":
             spans, is_usable = located(self.task, example, text)
             return replace(answer, spans=spans, is_illegal=not is_usable)
         if self.task.kind == "span":
-            start = example.texts[-1].find(text) if text else -1
-            return replace(answer, spans=(Span(start, start + len(text)),) if start >= 0 else ())
+            place = place_of(example.texts[-1], text)
+            return replace(answer, spans=() if place is None else (place,))
         return answer
 
     def answered(self, tokens: Tokens, example: Example) -> Tokens:
@@ -188,9 +189,12 @@ def same_referent(written: str, candidate: str) -> bool:
         >>> same_referent("the old dog", "dog"), same_referent("the cat", "dog"), same_referent("Ann's", "Ann")
         (True, False, False)
     """
-    words, wanted = (
-        {word for word in text.lower().split() if word not in DETERMINERS} for text in (written, candidate)
-    )
+    words, wanted = _named(written), _named(candidate)
     if not words or not wanted or ("'" in written) != ("'" in candidate):
         return False
     return words <= wanted or wanted <= words
+
+
+def _named(text: str) -> set[str]:
+    """The words of a name that tell it from others."""
+    return {word for word in text.lower().split() if word not in DETERMINERS}

@@ -6,6 +6,7 @@ was given. Texts longer than the backbone takes are read in windows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from softcue.types import Batch, Example, Prediction, Span, Tokens
 
 LONGEST_ANSWER = 30  # tokens, as in the public BERT code for SQuAD
 OVERLAP = 0.5  # of two windows, so that an answer at an edge is whole in one of them
+GOES_ON = "goes on"  # in place of a label, from `predict` to `fold`: the window begins inside a span
 STARTS, ENDS = 1, 2  # marks of a token in training; their sum for an answer of one token
 
 
@@ -78,8 +80,8 @@ class SpanHead(TokenHead):
         for span in example.spans:
             start, end = span.start + example.offset, span.end + example.offset
             inside = [index for index, place in enumerate(tokens.offsets) if place[0] < end and place[1] > start]
-            # An answer that was cut off with the end of its text would teach a wrong end.
-            if inside and tokens.offsets[inside[-1]][1] >= end:
+            # An answer that is cut off by an edge of the window would teach a wrong place.
+            if inside and tokens.offsets[inside[0]][0] <= start and tokens.offsets[inside[-1]][1] >= end:
                 marks[0] = 0
                 marks[inside[0]] += STARTS
                 marks[inside[-1]] += ENDS
@@ -139,9 +141,20 @@ class TagHead(TokenHead):
         return wording.windows(example)
 
     def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
-        """The spans of all windows; their texts and labels, written as text-to-text backbones write them."""
-        spans = tuple(span for answer in answers for span in answer.spans or ())
-        return Prediction(written(self.task, example, spans), spans=spans)
+        """The spans of all windows; their texts and labels, written as text-to-text backbones write them.
+
+        A span that goes on from the end of one window at the start of the next is one: it was cut there.
+        """
+        text, spans = example.texts[-1], list(answers[0].spans or ())
+        for answer in answers[1:]:
+            first, *others = answer.spans or (None,)
+            is_adjacent = first and spans and not text[spans[-1].end : first.start].strip()
+            if first and is_adjacent and answer.label == GOES_ON and spans[-1].label == first.label:
+                spans[-1] = replace(spans[-1], end=first.end)
+            elif first:
+                spans.append(first)
+            spans += others
+        return Prediction(written(self.task, example, spans), spans=tuple(spans))
 
     def answered(self, tokens: Tokens, example: Example) -> Tokens:
         """With the number of the label at every word."""
@@ -175,10 +188,12 @@ class TagHead(TokenHead):
         """The spans of each row."""
         assert reading.offsets is not None
         marks = self.outputs(reading).argmax(dim=2).tolist()  # [B T]
-        return [
-            Prediction("", spans=self._spans(row, places))
-            for row, places in zip(marks, reading.offsets.tolist(), strict=True)
-        ]
+        found = []
+        for row, places in zip(marks, reading.offsets.tolist(), strict=True):
+            first = next((mark for mark, (start, _) in zip(row, places, strict=True) if start >= 0), 0)
+            is_inside = first > 0 and first % 2 == 0
+            found.append(Prediction(GOES_ON if is_inside else "", spans=self._spans(row, places)))
+        return found
 
     def _spans(self, marks: Sequence[int], places: Sequence[Sequence[int]]) -> tuple[Span, ...]:
         """Runs of one label; an inside without its beginning begins a span, as in CoNLL's own scorer."""
@@ -230,22 +245,30 @@ def located(task: Task, example: Example, answer: str) -> tuple[tuple[Span, ...]
     is_usable = True
     for piece in () if answer.strip() in ("end", "") else answer.split(";"):
         entity, _, words = (part.strip() for part in piece.rpartition("!"))
-        start = _free_place(text, entity, found) if entity and words in names else -1
-        if start < 0:
+        place = place_of(text, entity, found) if words in names else None
+        if place is None or not _is_whole(text, place):
             is_usable = False
         else:
-            found.append(Span(start, start + len(entity), names[words]))
+            found.append(replace(place, label=names[words]))
     shifted = (replace(span, start=span.start + example.offset, end=span.end + example.offset) for span in found)
     return tuple(sorted(shifted)), is_usable and bool(answer.strip())
 
 
-def _free_place(text: str, entity: str, taken: Sequence[Span]) -> int:
-    """Where an entity stands as whole words outside the spans taken; -1 if nowhere."""
-    start = text.find(entity)
-    while start >= 0:
-        end = start + len(entity)
-        is_whole = (start == 0 or not text[start - 1].isalnum()) and (end == len(text) or not text[end].isalnum())
-        if is_whole and not any(span.start < end and span.end > start for span in taken):
-            return start
-        start = text.find(entity, start + 1)
-    return -1
+def place_of(text: str, answer: str, taken: Sequence[Span] = ()) -> Span | None:
+    """Where an answer stands outside what is taken: as whole words if it does, its spaces as the text has them.
+
+    Example:
+        >>> place_of("The party had  art.", "art"), place_of("had  art", "had art"), place_of("a party", "art")
+        (Span(start=15, end=18, label=''), Span(start=0, end=8, label=''), Span(start=3, end=6, label=''))
+    """
+    words = r"\s+".join(map(re.escape, answer.split()))
+    for pattern in (rf"(?<!\w){words}(?!\w)", words) if words else ():
+        for found in re.finditer(pattern, text):
+            if not any(span.start < found.end() and span.end > found.start() for span in taken):
+                return Span(*found.span())
+    return None
+
+
+def _is_whole(text: str, place: Span) -> bool:
+    """Whether a place holds whole words."""
+    return re.search(r"\w\Z", text[: place.start]) is None and re.match(r"\w", text[place.end :]) is None

@@ -2,7 +2,7 @@
 
 from softcue.tasks.catalogue import find_task, library_names, library_task, sources
 from softcue.tasks.readers import Source
-from softcue.tasks.rows import examples_from, stream_examples, with_labels
+from softcue.tasks.rows import examples_from, stream_examples, stream_together, with_labels
 from softcue.tasks.sampling import (
     distinct,
     few_shot,
@@ -34,6 +34,7 @@ __all__ = [
     "sources",
     "split_off",
     "stream_examples",
+    "stream_together",
     "with_labels",
     "with_swapped",
     "without_copies",

@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from softcue.errors import ConfigurationError, DataError, near_matches
+from softcue.tasks.formats import FORMATS
 from softcue.tasks.readers import HUB_PREFIX
 from softcue.tasks.task import SPLITS, Task
 
@@ -138,6 +139,8 @@ def _read(path: Path, folder: Path) -> Task:
     for split in SPLITS:
         if isinstance(given := values.get(split), str) and given and not given.startswith(HUB_PREFIX):
             values[split] = str((folder / given).absolute())
+    if (layout := values.get("format")) and layout not in FORMATS:
+        raise ConfigurationError(f"{path}, key 'format'", layout, "a known format", near_matches(str(layout), FORMATS))
     try:
         return Task.model_validate({"name": path.stem} | values)
     except ValidationError as error:

@@ -49,8 +49,8 @@ validation: validation.csv
 `words` is what a text-to-text backbone writes, `also` lists other values that stand for the label in files, and `means`
 names meanings that it shares with labels of other tasks, so that a cue of one task can be scored on the other.
 `template` is the wording for text-to-text backbones, `sentences` the one or two texts an encoder reads; without them
-the columns are named in front of their texts. `where` keeps only rows with certain values, `format` is for files that
-are not one example per row, `files` are places below a data folder.
+the columns are named in front of their texts. `where` keeps only rows with certain values, `without` leaves some out;
+`format` is for files that are not one example per row, `files` are places below a data folder.
 
 ## Add one to softcue
 Put the file into `src/softcue/tasks/library/`, with the published sizes in `published`, known extracts in `parts`, a
@@ -120,6 +120,7 @@ def section(task: Task) -> str:
         f"- **Text-to-text** reads `{words['reads']}`, writes {words['writes']}",
         f"- **Encoders** read `{words['encoder']}`",
     ]
+    lines += [f"- **Without rows** with {column}: {', '.join(values)}" for column, values in task.without.items()]
     lines += [f"- **Only rows** with {column}: {', '.join(values)}" for column, values in task.where.items()]
     lines += [f"- **Rows**: {'; '.join(origins)}" for origins in [_origins(task)] if origins]
     lines += [f"- **Files** below a data folder: {found}" for found in [_files(task)] if found]

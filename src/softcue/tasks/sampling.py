@@ -175,7 +175,10 @@ def without_copies(examples: Sequence[Example], others: Sequence[Example]) -> li
 
 def _identity(example: Example) -> tuple[str, ...]:
     """What makes two rows copies: a pair in the other order tells its answer as well. Groups stay whole, too."""
-    return (example.group,) if example.group else tuple(sorted(example.texts))
+    if example.group:
+        return (example.group,)
+    # Questions about one text tell each other's answers.
+    return (example.texts[-1],) if example.answers else tuple(sorted(example.texts))
 
 
 def _drawn_order(num_rows: int, seed: int) -> list[int]:

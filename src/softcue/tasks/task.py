@@ -62,6 +62,10 @@ class Task(BaseModel):
     where: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="column -> values: rows with others are left out, where they have the column"
     )
+    without: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="column -> values: rows that have one of them are left out"
+    )
+    may_be_empty: tuple[str, ...] = Field((), description="text columns that some rows leave empty")
     label: str = Field("label", description="the column with the answer")
     labels: dict[str, Label] = Field(default_factory=dict, description="label -> its words")
     positive: str = Field("", description="the label whose F1 is the metric `f1`; of referents, what says yes")
@@ -119,7 +123,7 @@ class Task(BaseModel):
             _check_template(sentence, columns, all_of=())
         if len(sentences) > 2:
             raise ValueError("one or two templates, because that is what encoders read")
-        if sentences and info.data.get("kind") == "span" and sentences[-1] != f"{{{columns[-1]}}}":
+        if sentences and info.data.get("kind") in ("span", "tags") and sentences[-1] != f"{{{columns[-1]}}}":
             raise ValueError(f"the plain {{{columns[-1]}}} last, because the answer stands in it")
         return sentences
 
@@ -176,6 +180,18 @@ class Task(BaseModel):
         if value in self.labels:
             return value
         return next((name for name, label in self.labels.items() if value in label.also), None)
+
+    def read_by(self, encoder: bool) -> set[int]:
+        """Which of the texts stand in what a backbone reads.
+
+        Example:
+            >>> sorted(Task(name="t", text=("a", "b", "c"), sentences=("{a}", "{c}")).read_by(encoder=True))
+            [0, 2]
+        """
+        templates = self.sentences if encoder else (self.template,) if self.template else ()
+        named = {name for template in templates for _, name, _, _ in string.Formatter().parse(template) if name}
+        every = range(len(self.text) - (self.kind == "referent" and not encoder))
+        return {index for index in every if not named or self.text[index] in named}
 
     def source(self, texts: tuple[str, ...]) -> str:
         """One text for a text-to-text backbone: the template, or the columns named in front of their text."""

@@ -140,8 +140,11 @@ class Trainer:
     def _step(self) -> None:
         step, config = self.progress.step, self.config
         rows = self._rows_of(step)
-        owned = self._by_owner(rows, range(len(rows)))
-        count = sum(model.readout.num_losses([self.rows[rows[place]] for place in places]) for model, places in owned)
+        # A task's loss is its mean, and weighs as much as the task has rows: words and rows are not added up.
+        weights = {
+            model: len(places) / len(rows) / model.readout.num_losses([self.rows[rows[place]] for place in places])
+            for model, places in self._by_owner(rows, range(len(rows)))
+        }
         rank, world = self.processes.rank, self.processes.world_size
         self.model.train()
         factor = rate_factor(config, step, self.num_steps)
@@ -157,7 +160,7 @@ class Trainer:
             torch.manual_seed(stream_seed(config.seed, "step", step))
             with places_in_batch(places, len(rows)):
                 outcome: Outcome = model(self.backbone, batch.to(self.backbone.device))
-            whole = outcome.loss.total / count + outcome.aux_loss * (len(places) / len(rows))
+            whole = outcome.loss.total * weights[model] + outcome.aux_loss * (len(places) / len(rows))
             whole.backward()
             loss_sum += whole.detach()
             for name, sums in outcome.tally.items():

@@ -48,6 +48,9 @@ def _question(place: str, paragraph: Record, item: Record) -> Record:
 def _answers(place: str, item: Record) -> Iterator[tuple[str, int | None]]:
     """Texts and given places of the answers: objects (SQuAD), lists side by side (hub) or texts alone (MRQA)."""
     given = item.get("answers", [])
+    if isinstance(given, str):  # the one answer in a cell of a csv file
+        yield given, None
+        return
     if isinstance(given, Mapping):
         where = f"{place}, key 'answers'"
         yield from _paired(where, texts_of(where, given, "text"), needed(where, given, "answer_start", list))
