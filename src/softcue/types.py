@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, order=True)
@@ -120,7 +120,8 @@ class Prompt:
     aux_loss: Tensor  # []      commitment, noise resilience, ...: a mean over rows
     deeper: Deeper | None = None  # asked once per layer, from the first to the last
     tally: Mapping[str, Tensor] = field(default_factory=dict)  # in training: sums over rows, for `learn`
-    is_shared: bool = False  # all rows have the same prompt, `deeper` included, whatever their text
+    shared_by: nn.Module | None = None  # its encoder, if all rows have this same prompt, `deeper` included
+    parts: tuple[tuple[Tensor, Prompt], ...] = ()  # of several cues' prompts in one: rows [b], and their own prompt
 
 
 @dataclass(frozen=True)

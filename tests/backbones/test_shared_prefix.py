@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tiny import tiny
 from toy import EXAMPLES, TASK, make_model
 
-from softcue.backbones import Backbone
+from softcue.backbones import Backbone, causal
 from softcue.backbones import backbone as backbone_module
 from softcue.backbones.architectures import ARCHITECTURES
 from softcue.backbones.causal import DecoderReading
@@ -17,6 +18,7 @@ from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.tokens import PaddingSide, collate
 from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.types import Example
 
 DECODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "decoder"]
 STATIC = ["prompt-tuning", "p-tuning-v2", "p-tuning-v2 replace", "p-tuning-v2 kv", "p-tuning-v2 deeper",
@@ -32,7 +34,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def lay_out_in_every_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(backbone_module, "shared_length", lambda batch, prompt: 0)
+    patch.setattr(backbone_module, "shared_parts", lambda batch, prompt, side: [])
 
 
 def training_step(
@@ -106,12 +108,12 @@ def reading_of(model: TaskModel, backbone: Backbone) -> DecoderReading:
 @pytest.mark.parametrize(("family", "length"), [("gpt2", 4), ("opt", 5), ("llama", 4)])
 def test_the_shared_part_is_what_stands_before_the_text(family: str, length: int) -> None:
     backbone = tiny(family)
-    assert reading_of(make_model(backbone), backbone).num_shared == length
+    assert reading_of(make_model(backbone), backbone).shared[0].length == length
 
 
 @pytest.mark.parametrize("case", ["m-idpg-phm", "vip", "vip mixed", "toy-add", "no-prompt"])
 def test_prompts_that_read_the_input_are_not_shared(case: str) -> None:
-    assert reading_of(make_model(tiny("gpt2"), case), tiny("gpt2")).num_shared == 0
+    assert reading_of(make_model(tiny("gpt2"), case), tiny("gpt2")).shared == []
 
 
 def test_prompts_with_noise_of_their_own_per_row_are_not_shared() -> None:
@@ -120,15 +122,15 @@ def test_prompts_with_noise_of_their_own_per_row_are_not_shared() -> None:
     batch = collate(model.rows(backbone, EXAMPLES), backbone.tokenizer.pad_token_id)
     reading, _ = model.read(backbone, batch)
     assert isinstance(reading, DecoderReading)
-    assert reading.num_shared == 0
+    assert reading.shared == []
     model.eval()
-    assert reading_of(model, backbone).num_shared == 4
+    assert reading_of(model, backbone).shared[0].length == 4
 
 
 @pytest.mark.parametrize("insert_at", ["end", "first-end"])
 def test_prompts_behind_the_text_are_not_shared(insert_at: str) -> None:
     backbone = tiny("gpt2")
-    assert reading_of(make_model(backbone, insert_at=insert_at), backbone).num_shared == 0
+    assert reading_of(make_model(backbone, insert_at=insert_at), backbone).shared == []
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -198,7 +200,7 @@ def test_checkpointed_layers_lay_prompts_out_in_every_row() -> None:
     backbone = tiny("gpt2").twin()
     backbone.checkpoint_layers()
     model = make_model(backbone)
-    assert reading_of(model, backbone).num_shared == 0
+    assert not reading_of(model, backbone).shared
 
 
 def test_a_prompt_is_run_once_per_step_whatever_the_number_of_rows(plain: pytest.MonkeyPatch) -> None:
@@ -214,3 +216,68 @@ def test_a_prompt_is_run_once_per_step_whatever_the_number_of_rows(plain: pytest
         handle.remove()
     longest = max(len(row.ids) + len(row.target_ids) for row in model.rows(backbone, EXAMPLES, with_answer=True))
     assert shapes == [(1, 4), (len(EXAMPLES), longest)]
+
+
+def requests_of(models: list[TaskModel]) -> list[tuple[TaskModel, Example]]:
+    return [(model, example) for model in models for example in EXAMPLES]
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("family", ["gpt2", "opt", "qwen3"])
+def test_mixed_batches_of_unlike_prompts_share_what_each_cue_begins_with(
+    family: str, readout: str, plain: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny(family)
+    task = words_of_one_piece(readout)
+    settings = {"readout": {"name": readout}, "task": task}
+    models = [
+        make_model(backbone, prompt_length=3, **settings),
+        make_model(backbone, seed=1, prompt_length=7, **settings),
+        make_model(backbone, "p-tuning-v2 kv", **settings),
+        make_model(backbone, "no-prompt", **settings) if readout != "classifier" else make_model(backbone, **settings),
+    ]
+    shared = predict(backbone, requests_of(models)).answers
+    lay_out_in_every_row(plain)
+    for ours, expected in zip(shared, predict(backbone, requests_of(models)).answers, strict=True):
+        assert ours.scores == pytest.approx(expected.scores, abs=1e-5)
+
+
+def test_a_prompt_is_run_once_for_all_batches_until_its_numbers_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny("gpt2")
+    models = [make_model(backbone, seed=seed) for seed in range(2)]
+    runs: list[int] = []
+    prefix = DecoderReading._prefix
+    monkeypatch.setattr(DecoderReading, "_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
+    first = predict(backbone, requests_of(models), batch_size=3).answers
+    assert runs == [4, 4]
+    assert predict(backbone, requests_of(models), batch_size=3).answers == first
+    assert runs == [4, 4]
+    encoder = models[0].method.prompt_encoder()
+    assert encoder is not None
+    next(encoder.parameters()).data += 1.0  # a version counter does not see this
+    changed = predict(backbone, requests_of(models), batch_size=3).answers
+    assert runs == [4, 4, 4]
+    assert [answer.scores for answer in changed[:5]] != [answer.scores for answer in first[:5]]
+    assert changed[5:] == first[5:]
+
+
+def test_only_so_many_bytes_are_kept_and_none_for_a_cue_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny("gpt2").twin()
+    models = [make_model(backbone, seed=seed) for seed in range(3)]
+    predict(backbone, requests_of(models))
+    kept = backbone.prefixes._kept
+    assert len(kept) == 3
+    size = sum(k.nbytes + v.nbytes for k, v in next(iter(kept.values()))[2].cache)
+    del models[0]
+    gc.collect()
+    assert len(kept) == 2
+    monkeypatch.setattr(causal, "KEPT_BYTES", 2 * size)  # with their states a little more than one
+    newest = make_model(backbone, seed=9)
+    predict(backbone, requests_of([newest]))
+    assert list(kept) == [newest.method.prompt_encoder()]
+
+
+def test_nothing_is_kept_in_training() -> None:
+    backbone = tiny("gpt2").twin()
+    training_step(make_model(backbone), backbone)
+    assert not backbone.prefixes._kept

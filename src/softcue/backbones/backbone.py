@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.architectures import WordHead, architecture_of
-from softcue.backbones.causal import DecoderReading, shared_length
+from softcue.backbones.causal import DecoderReading, PrefixStore, shared_parts
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.reading import (
@@ -66,6 +66,7 @@ class Backbone:
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set on a view of this backbone, by `with_sublayers`
         self._keys_values = architecture.keys_values
+        self.prefixes = PrefixStore()
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
         self.first_position: int | None
         if architecture.first_position == "after padding":
@@ -201,7 +202,7 @@ class Backbone:
         reading = _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
         # A layer that is run again in the backward pass would add its keys to the cache a second time.
         if isinstance(reading, DecoderReading) and not self.checkpoints_layers:
-            reading.num_shared = shared_length(batch, prompt)
+            reading.shared = shared_parts(batch, prompt, self.layout_side)
         return reading
 
     def weights(self) -> dict[str, nn.Parameter]:
@@ -217,6 +218,7 @@ class Backbone:
         assert len(changes) == len(self.sublayers)
         view = copy.copy(self)
         view.injected_sublayers = changes
+        view.prefixes = PrefixStore()
         return view
 
     def twin(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:

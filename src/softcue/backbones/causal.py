@@ -3,118 +3,233 @@
 **Shared prefix.** In a causal model the keys and values of a prompt that is the same for every row, and stands in front
 of the text, do not depend on the text. They are computed once, as a batch of one, and every row attends to them;
 gradients flow back through that. Same loss and gradient as laying the prompt out in every row, for P + B·T positions
-instead of B·(P + T).
+instead of B·(P + T). Without gradients they are kept from batch to batch. Rows of several cues share what their own cue
+begins with.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softcue.backbones.reading import Decoding, Reading, likelihood, stacked
+from softcue.tokens import PaddingSide
 from softcue.types import Batch, Prompt
 
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer [B heads S K/heads]
+KEPT_BYTES = 1 << 28  # of keys and values that wait for the next batch
+
+
+class Shared(NamedTuple):
+    """Rows that begin alike."""
+
+    rows: Tensor  # [b] places in the batch
+    length: int  # N positions: what stands before the prompt, and the prompt
+    before: tuple[int, ...]  # token numbers before the prompt
+    prompt: Prompt
 
 
 class Prefix(NamedTuple):
-    """What the leading positions of every row have in common."""
+    """What a pass over those positions gives, for one row."""
 
     hidden: Tensor  # [1 N D] last-layer states
-    cache: KeysValues  # of one row
+    cache: KeysValues
 
 
-def shared_length(batch: Batch, prompt: Prompt | None) -> int:
-    """How many leading positions are the same in every row: what stands before the prompt, and the prompt; 0 if none.
+def shared_parts(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list[Shared]:
+    """The rows of each prompt that begin alike; none if some prompt depends on the text or does not stand in front.
 
     Example:
         >>> from softcue.tokens import collate
         >>> from softcue.types import Tokens
         >>> batch = collate([Tokens((1, 7, 8), None, insert_at=1), Tokens((1, 9), None, insert_at=1)], pad_id=0)
-        >>> prompt = Prompt(torch.zeros(2, 5, 4), torch.ones(2, 5, dtype=torch.bool), torch.zeros(()), is_shared=True)
-        >>> shared_length(batch, prompt)
+        >>> whole = torch.ones(2, 5, dtype=torch.bool)
+        >>> prompt = Prompt(torch.zeros(2, 5, 4), whole, torch.zeros(()), shared_by=nn.Identity())
+        >>> shared_parts(batch, prompt, "left")[0].length
         6
     """
-    if prompt is None or not prompt.is_shared or not prompt.tokens.shape[1]:
-        return 0
-    before = int(batch.insert_at[0])
-    first = batch.ids[:, :before]
-    is_alike = bool((batch.insert_at == before).all()) and bool(
-        (first == first[:1]).all() & batch.mask[:, :before].all()
-    )
-    has_more = bool((batch.mask.sum(dim=1) > before).all())
-    return before + prompt.tokens.shape[1] if is_alike and has_more else 0
+    if prompt is None:
+        return []
+    found = []
+    every = torch.arange(batch.size, device=batch.ids.device)
+    for rows, own in prompt.parts or ((every, prompt),):
+        length = own.tokens.shape[1]
+        if length and own.shared_by is None:
+            return []
+        before = int(batch.insert_at[rows[0]]) if length else 0
+        ids, mask = batch.ids[rows, :before], batch.mask[rows]
+        is_alike = bool((batch.insert_at[rows] == before).all()) if length else True
+        if not is_alike or not bool((ids == ids[:1]).all() & mask[:, :before].all()):
+            return []
+        if not bool((mask.sum(dim=1) > before).all()):
+            return []
+        found.append(Shared(rows, before + length, tuple(ids[0].tolist()), own))
+    lengths = {part.length for part in found}
+    return [] if lengths == {0} or (side == "right" and len(lengths) > 1) else found
+
+
+class PrefixStore:
+    """Prefixes of prompts whose numbers have not changed since, the newest ones as far as there is room."""
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[nn.Module, tuple[list[Tensor], tuple[int, ...], Prefix]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, part: Shared) -> Prefix | None:
+        """What is kept for these rows, if it is still what a pass would give."""
+        assert part.prompt.shared_by is not None
+        with self._lock:
+            numbers, before, prefix = self._kept.get(part.prompt.shared_by, ([], None, None))
+        now = _numbers(part.prompt.shared_by)
+        is_same = before == part.before and len(numbers) == len(now) and all(map(torch.equal, numbers, now))
+        return prefix if is_same else None
+
+    def put(self, part: Shared, prefix: Prefix) -> None:
+        """Keep a prefix; the oldest go where there are too many."""
+        assert part.prompt.shared_by is not None
+        numbers = [value.clone() for value in _numbers(part.prompt.shared_by)]
+        with self._lock:
+            self._kept.pop(part.prompt.shared_by, None)
+            self._kept[part.prompt.shared_by] = (numbers, part.before, prefix)
+            total = sum(_bytes(kept) for _, _, kept in self._kept.values())
+            for module in list(self._kept):
+                if total <= KEPT_BYTES:
+                    break
+                total -= _bytes(self._kept.pop(module)[2])
+
+    def forget(self) -> None:
+        """Drop everything that is kept."""
+        with self._lock:
+            self._kept.clear()
+
+
+def _numbers(module: nn.Module) -> list[Tensor]:
+    # Compared number by number: a version counter does not see what is changed through `.data`.
+    return [value.detach() for value in (*module.parameters(), *module.buffers())]
+
+
+def _bytes(prefix: Prefix) -> int:
+    return sum(k.nbytes + v.nbytes for k, v in prefix.cache) + prefix.hidden.nbytes
 
 
 @dataclass
 class DecoderReading(Reading):
     """A causal backbone."""
 
-    num_shared: int = 0  # N, leading positions that are the same in every row and run once
+    shared: Sequence[Shared] = ()  # what rows begin with and is run once
     _cache: KeysValues | None = None
+    _cached: Tensor | None = None  # [B S] which of its columns are real
     _last_logits: Tensor | None = None  # [B V]
-    _prefix: Prefix | None = None
-
-    @property
-    def _source_mask(self) -> Tensor:
-        """Which columns of the keys are real: the shared positions, then the others as they are laid out. [B S]"""
-        if not self.num_shared:
-            return self.layout.mask
-        columns = torch.arange(self.layout.mask.shape[1], device=self.layout.mask.device)
-        # A row's own copy of the shared positions stands behind its padding, partly among the columns that remain.
-        is_own = self.layout.mask & (columns >= self._starts + self.num_shared)  # [B S]
-        return torch.cat([is_own.new_ones(len(is_own), self.num_shared), is_own[:, self.num_shared :]], dim=1)
+    _prefixes: list[Prefix] | None = None
 
     @property
     def _starts(self) -> Tensor:
         """The first real column of each row. [B 1]"""
         return self.layout.mask.long().argmax(dim=1, keepdim=True)
 
-    def _shared(self) -> Prefix:
-        """One pass over what every row begins with."""
-        if self._prefix is None:
-            start = int(self._starts[0])
-            own = slice(start, start + self.num_shared)
-            first = self.layout.rows(torch.zeros(1, dtype=torch.long, device=self.ids.device))
-            nothing = first.text_slots[:, :0]
-            layout = replace(first, index=first.index[:, own], mask=first.mask[:, own], text_slots=nothing,
-                             text_mask=nothing.bool())  # fmt: skip
-            alone = replace(self, layout=layout, embeds=self.embeds[:1, own], num_shared=0)
-            with alone._injected():
-                output = self.backbone.base(**alone._inputs(), use_cache=True)
-            cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
-            self._prefix = Prefix(output.last_hidden_state, cache)
-        return self._prefix
+    @property
+    def _lengths(self) -> Tensor:
+        """How many positions of each row are shared. [B 1]"""
+        found = torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
+        for part in self.shared:
+            found[part.rows] = part.length
+        return found
+
+    @property
+    def _first_column(self) -> int:
+        """Where the columns begin that some row does not share."""
+        return self.layout.mask.shape[1] - int((self.layout.mask.sum(dim=1, keepdim=True) - self._lengths).max())
+
+    @property
+    def _source_mask(self) -> Tensor:
+        """Which columns of the keys are real: shared positions, at the end of their block, then the others. [B S]"""
+        if not self.shared:
+            return self.layout.mask
+        columns = torch.arange(self.layout.mask.shape[1], device=self.ids.device)
+        # A row's own copy of the shared positions stands behind its padding, partly among the columns that remain.
+        is_own = self.layout.mask & (columns >= self._starts + self._lengths)  # [B S]
+        widest = max(part.length for part in self.shared)
+        is_shared = columns[:widest] >= widest - self._lengths  # [B N]
+        return torch.cat([is_shared, is_own[:, self._first_column :]], dim=1)
+
+    def _shared_prefixes(self) -> list[Prefix]:
+        """One pass over what each group of rows begins with; kept for the next batch where nothing learns from it."""
+        if self._prefixes is None:
+            keeps = not torch.is_grad_enabled()
+            self._prefixes = []
+            for part in self.shared:
+                found = self.backbone.prefixes.get(part) if keeps and part.length else None
+                if found is None:
+                    found = self._prefix(part) if part.length else Prefix(self.embeds[:1, :0], [])
+                    if keeps and part.length:
+                        self.backbone.prefixes.put(part, found)
+                self._prefixes.append(found)
+        return self._prefixes
+
+    def _prefix(self, part: Shared) -> Prefix:
+        row = part.rows[:1]
+        start = int(self._starts[row])
+        own = slice(start, start + part.length)
+        first = self.layout.rows(row)
+        nothing = first.text_slots[:, :0]
+        layout = replace(first, index=first.index[:, own], mask=first.mask[:, own], text_slots=nothing,
+                         text_mask=nothing.bool())  # fmt: skip
+        alone = replace(self, layout=layout, embeds=self.embeds[row, own], prompt=part.prompt, shared=())
+        with alone._injected():
+            output = self.backbone.base(**alone._inputs(), use_cache=True)
+        return Prefix(output.last_hidden_state, _keys_values(output))
 
     def _run_model(self, model: Any, **more: Any) -> Any:
         """A pass over the rows; what they share comes as keys and values."""
-        if not self.num_shared:
+        if not self.shared:
             with self._injected():
                 return model(**self._inputs(), **more)
         from transformers import DynamicCache
 
-        num_rows = len(self.ids)
-        shared = [(k.expand(num_rows, -1, -1, -1), v.expand(num_rows, -1, -1, -1)) for k, v in self._shared().cache]
+        first = self._first_column
         inputs = self._inputs()
         for name in inputs.keys() - {"attention_mask"}:
-            inputs[name] = inputs[name][:, self.num_shared :]
+            inputs[name] = inputs[name][:, first:]
         inputs["attention_mask"] = self._source_mask.long()
         with self._writing():
-            return model(**inputs, past_key_values=DynamicCache(shared), **more | {"use_cache": True})
+            return model(**inputs, past_key_values=DynamicCache(self._shared_cache()), **more | {"use_cache": True})
+
+    def _shared_cache(self) -> KeysValues:
+        """The shared keys and values of every row: one copy for all if there is one prompt, else each row's own."""
+        prefixes, num_rows = self._shared_prefixes(), len(self.ids)
+        if len(prefixes) == 1:
+            return [(k.expand(num_rows, -1, -1, -1), v.expand(num_rows, -1, -1, -1)) for k, v in prefixes[0].cache]
+        widest = max(part.length for part in self.shared)
+        example = next(prefix.cache for prefix in prefixes if prefix.cache)
+        found = []
+        for layer, both in enumerate(example):
+            block = [values.new_zeros(num_rows, values.shape[1], widest, values.shape[3]) for values in both]
+            for part, prefix in zip(self.shared, prefixes, strict=True):
+                for values, own in zip(block, prefix.cache[layer] if part.length else (), strict=part.length > 0):
+                    values[part.rows, :, widest - part.length :] = own
+            found.append((block[0], block[1]))
+        return found
 
     def _run(self) -> Tensor:
         found: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state
-        if not self.num_shared:
+        if not self.shared:
             return found
-        both = torch.cat([self._shared().hidden.expand(len(found), -1, -1), found], dim=1)  # [B S D]
-        columns = torch.arange(both.shape[1], device=both.device)
+        widest = max(part.length for part in self.shared)
+        block = found.new_zeros(len(found), widest, found.shape[2])  # [B N D]
+        for part, prefix in zip(self.shared, self._shared_prefixes(), strict=True):
+            if part.length:
+                block[part.rows, widest - part.length :] = prefix.hidden
+        columns = torch.arange(self.layout.mask.shape[1], device=found.device)
         own = columns - self._starts  # [B S] place in the row
-        where = torch.where(own < self.num_shared, own.clamp(min=0), columns)
-        return both.gather(1, where.unsqueeze(2).expand_as(both))
+        where = torch.where(own < self._lengths, widest - self._lengths + own, widest + columns - self._first_column)
+        where = where.clamp(min=0).unsqueeze(2).expand(-1, -1, found.shape[2])
+        return torch.cat([block, found], dim=1).gather(1, where)
 
     def first_logits(self) -> Tensor:
         """At the last token of the source, which is the prompt's if it stands behind the text."""
@@ -133,11 +248,11 @@ class DecoderReading(Reading):
         ids, mask = stacked(candidates, self.ids.device)  # [C U]
         num_rows, num_candidates = len(self.ids), len(ids)
         self.read_for_answers()
-        assert self._cache is not None and self._last_logits is not None
+        assert self._cache is not None and self._cached is not None and self._last_logits is not None
         logits = self._last_logits.repeat_interleave(num_candidates, dim=0).unsqueeze(1)  # [B*C 1 V]
         every, every_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
         if ids.shape[1] > 1:
-            source_mask = self._source_mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
+            source_mask = self._cached.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
             with self._writing():
                 output = self.backbone.model(
                     input_ids=every[:, :-1],
@@ -165,8 +280,19 @@ class DecoderReading(Reading):
     def rows(self, index: Tensor) -> Reading:
         """Keys, values and logits of some rows."""
         narrowed = super().rows(index)
-        if narrowed is not self and self._cache is not None and self._last_logits is not None:
-            assert isinstance(narrowed, DecoderReading)
+        if narrowed is self:
+            return self
+        assert isinstance(narrowed, DecoderReading)
+        kept = []
+        for number, part in enumerate(self.shared):
+            rows = torch.isin(index, part.rows).nonzero().flatten()
+            if len(rows):
+                kept.append((part._replace(rows=rows), self._prefixes[number] if self._prefixes else None))
+        narrowed.shared = [part for part, _ in kept]
+        prefixes = [prefix for _, prefix in kept if prefix is not None]
+        narrowed._prefixes = prefixes if len(prefixes) == len(kept) and kept else None
+        if self._cache is not None and self._cached is not None and self._last_logits is not None:
+            narrowed._cached = self._cached[index]
             narrowed._cache = [(k[index], v[index]) for k, v in self._cache]
             narrowed._last_logits = self._last_logits[index]
         return narrowed
@@ -177,13 +303,17 @@ class DecoderReading(Reading):
             return
         output = self._run_model(self.backbone.model, use_cache=True, logits_to_keep=1)
         self._last_logits = output.logits[:, -1].float()
-        self._cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+        self._cache, self._cached = _keys_values(output), self._source_mask
 
     def _logits_at(self, slots: Tensor) -> Tensor:
         """Logits at some positions [B U] -> [B U V]; the head runs only on columns some row asks for."""
-        slots = (slots - self.num_shared).clamp(min=0)  # slots of padding stand nowhere
+        slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # slots of padding stand nowhere
         is_alike = bool((slots == slots[:1]).all())  # left padding and targets of one length: no picking by row
         columns, where = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
         output = self._run_model(self.backbone.model, use_cache=False, logits_to_keep=columns)
         logits: Tensor = output.logits.float()  # [B columns V]
         return logits if where is None else logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))
+
+
+def _keys_values(output: Any) -> KeysValues:
+    return [(layer.keys, layer.values) for layer in output.past_key_values.layers]

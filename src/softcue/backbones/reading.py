@@ -105,7 +105,7 @@ class Reading(ABC):
     def _prompt_rows(self, index: Tensor) -> Prompt | None:
         """Tokens are laid out already; only the deeper part must still find its rows."""
         prompt = self.prompt
-        if prompt is None or prompt.deeper is None or prompt.is_shared:
+        if prompt is None or prompt.deeper is None or prompt.shared_by is not None:
             return prompt
         deeper, size = prompt.deeper, len(self.ids)
 

@@ -97,7 +97,8 @@ class DeepPrompt(PromptEncoder):
             return self.levels.taken(self.dropout(by_level[layer].expand(len(hidden), -1, -1)))
 
         is_noisy = self.training and self.dropout.share > 0  # every row has noise of its own
-        return replace(whole_prompt(tokens), deeper=deeper if by_level else None, is_shared=not is_noisy)
+        shared_by = None if is_noisy else self
+        return replace(whole_prompt(tokens), deeper=deeper if by_level else None, shared_by=shared_by)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """All of them are prompt vectors."""

@@ -38,7 +38,7 @@ def joined(prompts: Sequence[Prompt], rows: Sequence[Tensor]) -> Prompt:
         return _joined_layer([(part, index) for part, index in taken if part is not None], num_rows, length)
 
     aux_loss = torch.stack([prompt.aux_loss for prompt in prompts]).sum()
-    return Prompt(tokens, mask, aux_loss, deeper if parts else None)
+    return Prompt(tokens, mask, aux_loss, deeper if parts else None, parts=tuple(zip(rows, prompts, strict=True)))
 
 
 def _joined_layer(parts: Sequence[tuple[LayerPrompt, Tensor]], num_rows: int, length: int) -> LayerPrompt | None:

@@ -31,7 +31,7 @@ class StaticPrompt(PromptEncoder):
     def forward(self, instance: Instance) -> Prompt:
         """P for every row."""
         num_rows = instance.embeds.shape[0]
-        return replace(whole_prompt(self.prompt.expand(num_rows, -1, -1)), is_shared=True)  # [B P D]
+        return replace(whole_prompt(self.prompt.expand(num_rows, -1, -1)), shared_by=self)  # [B P D]
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """P itself."""
