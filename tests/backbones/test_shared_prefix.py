@@ -14,6 +14,7 @@ from softcue.backbones import Backbone, causal
 from softcue.backbones import backbone as backbone_module
 from softcue.backbones.architectures import ARCHITECTURES
 from softcue.backbones.causal import DecoderReading
+from softcue.backbones.reading import Decoding
 from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.tokens import PaddingSide, collate
@@ -180,6 +181,18 @@ def test_answers_are_the_same_alone_and_in_mixed_batches(
     expected = predict(backbone, requests).answers
     assert [answer.label for answer in shared] == [answer.label for answer in expected]
     assert [answer.label for answer in alone] == [answer.label for answer in expected]
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("case", ["prompt-tuning", "prefix-tuning"])
+def test_generated_tokens_are_the_same(family: str, num_beams: int, case: str, plain: pytest.MonkeyPatch) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, case)
+    with torch.no_grad():
+        shared = reading_of(model, backbone).generate(Decoding(num_beams, max_new_tokens=6))
+        lay_out_in_every_row(plain)
+        assert reading_of(model, backbone).generate(Decoding(num_beams, max_new_tokens=6)) == shared
 
 
 @pytest.mark.parametrize("settings", [{"micro_batch_size": 2}, {"optimizer": "adafactor"}])

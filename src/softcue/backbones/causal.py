@@ -271,10 +271,23 @@ class DecoderReading(Reading):
 
     def generate(self, decoding: Decoding) -> list[list[int]]:
         """The prompt goes in on the first step only; later steps use its keys and values."""
-        with self._injected():
+        if not self.shared:
+            with self._injected():
+                written = self.backbone.generate(
+                    decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long()
+                )
+            return written.tolist()
+        from transformers import DynamicCache
+
+        # transformers skips as many inputs as there are keys, and repeats everything but those for its beams
+        beams, mask, rest = decoding.num_beams, self._source_mask, self.embeds[:, self._first_column :]
+        skipped = rest.new_zeros(len(rest), mask.shape[1] - rest.shape[1], rest.shape[2])
+        cache = [(k.repeat_interleave(beams, 0), v.repeat_interleave(beams, 0)) for k, v in self._shared_cache()]
+        with self._writing():
             written = self.backbone.generate(
-                decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long()
-            )
+                decoding, inputs_embeds=torch.cat([skipped, rest], dim=1), attention_mask=mask.long(),
+                past_key_values=DynamicCache(cache),
+            )  # fmt: skip
         return written.tolist()
 
     def rows(self, index: Tensor) -> Reading:

@@ -90,12 +90,13 @@ class TaskModel(nn.Module):
 
     def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
         """The answers to an unfolded example as one."""
+        if self.rewriting is None:
+            return self.readout.fold(example, answers)
         left = iter(answers)
-        folded = [
+        return self.rewriting.fold([
             self.readout.fold(asked, [next(left) for _ in self.readout.unfold(asked, self.wording)])
             for asked in self._asked(example)
-        ]
-        return folded[0] if self.rewriting is None else self.rewriting.fold(folded)
+        ])  # fmt: skip
 
     def rows(self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False) -> list[Tokens]:
         """Unfolded examples as tokens, with M(x) where the method reads it."""
