@@ -47,3 +47,11 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tiny_tokenizer(model_type).save_pretrained(folder)
         folders[model_type] = folder
     return folders
+
+
+@pytest.fixture
+def prompts_in_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lay prompts out in every row also where a decoder would run a static one once for all (test_shared_prefix.py)."""
+    from softcue.backbones import backbone
+
+    monkeypatch.setattr(backbone, "shared_parts", lambda batch, prompt, side: [])

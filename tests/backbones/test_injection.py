@@ -14,7 +14,6 @@ from torch.nn import functional
 from toy import EXAMPLES, make_model
 
 from softcue.backbones import Backbone, Reading
-from softcue.backbones import backbone as backbone_module
 from softcue.backbones.architectures import ARCHITECTURES
 from softcue.backbones.layout import Layout, lay_out
 from softcue.draws import places_in_batch
@@ -25,10 +24,7 @@ from softcue.types import Batch, Instance, LayerPrompt, Prompt, Tokens
 PAD = 99.0
 
 
-@pytest.fixture(autouse=True)
-def prompts_in_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at here is the layout; decoders would run a prompt once for all rows (test_shared_prefix.py)."""
-    monkeypatch.setattr(backbone_module, "shared_parts", lambda batch, prompt, side: [])
+pytestmark = pytest.mark.usefixtures("prompts_in_every_row")  # what is looked at here is the layout
 
 
 def random_batch(side: PaddingSide) -> tuple[Batch, Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from toy import CASES, ELSEWHERE, EVERYWHERE, EXAMPLES, PAIRS, TASK, make_model
 
 from softcue.backbones import Backbone, Decoding
-from softcue.backbones import backbone as backbone_module
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.evaluation import predict
 from softcue.methods import METHODS, TaskModel, predict_mixed
@@ -146,8 +145,8 @@ DEEP = [
 
 @pytest.mark.parametrize(("family", "case"), DEEP)
 @torch.no_grad()
-def test_deep_prompts_reach_every_layer(family: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbone_module, "shared_parts", lambda batch, prompt, side: [])  # every row is looked at
+@pytest.mark.usefixtures("prompts_in_every_row")
+def test_deep_prompts_reach_every_layer(family: str, case: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone, EXAMPLES)

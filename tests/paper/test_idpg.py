@@ -241,6 +241,7 @@ def without_w(model: TaskModel, how: str) -> None:
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize(("case", "how"), [("s-idpg-phm", "no B"), ("s-idpg-phm", "no A"), ("s-idpg-dnn", "no W2")])
 @torch.no_grad()
+@pytest.mark.usefixtures("prompts_in_every_row")
 def test_a_single_layer_generator_without_w_is_prompt_tuning_bit_for_bit(family: str, case: str, how: str) -> None:
     backbone = tiny(family)
     plain = make_model(backbone, "prompt-tuning", init="uniform")
@@ -258,6 +259,7 @@ def test_a_single_layer_generator_without_w_is_prompt_tuning_bit_for_bit(family:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("case", "how"), [("m-idpg-phm", "no B"), ("m-idpg-dnn", "no W2")])
 @torch.no_grad()
+@pytest.mark.usefixtures("prompts_in_every_row")
 def test_a_multi_layer_generator_without_w_is_p_tuning_v2_bit_for_bit(
     family: str, rule: str, case: str, how: str
 ) -> None:

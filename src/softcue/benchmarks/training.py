@@ -15,18 +15,14 @@ import torch
 from torch.nn import functional
 
 from softcue.backbones import Backbone
+from softcue.benchmarks.contestants import CLASSES, random_backbone, random_cue, random_examples, random_model
 from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, peak_bytes, ratio_of, start_seconds
 from softcue.configuration import preset
 from softcue.errors import MissingExtraError
-from softcue.methods import METHODS, make_task_model
-from softcue.readouts import ReadoutConfig
-from softcue.tasks import Label, Task
 from softcue.training import Studied, Trainer, TrainingConfig
-from softcue.types import Example
 
 PROMPT, TEXT, ROWS = 20, 32, 16  # P, T, B
 PAPER_PROMPT = 100  # of Lester et al. and of VIP
-CLASSES = ("one", "two")
 
 
 @dataclass(frozen=True)
@@ -130,15 +126,9 @@ def vip_figures(repeats: int) -> dict[str, dict[str, Any]]:
 def make_contest(kind: str, method: str = "prompt-tuning", settings: dict[str, Any] | None = None) -> Contest:
     """Random weights of a real shape, random tokens, our trainer on them."""
     settings = settings or {"prompt_length": PROMPT, "init": "uniform"}
-    torch.manual_seed(0)
-    backbone = Backbone(_random_model(kind), _Tokenizer(), f"random {kind}")
-    task = Task(name="bench", labels={name: Label(words=name) for name in CLASSES})
-    method_class = METHODS[method]
-    config = method_class.Config.model_validate({"name": method, **settings})
-    generator = torch.Generator().manual_seed(0)
-    model = make_task_model(task, (method_class, config), ReadoutConfig(), backbone, generator)
-    numbers = torch.randint(10, 1000, (ROWS, TEXT)).tolist()
-    examples = [Example((" ".join(map(str, row)),), CLASSES[number % 2]) for number, row in enumerate(numbers)]
+    backbone = random_backbone(kind)
+    model = random_cue(backbone, method, settings)
+    examples = random_examples(ROWS, TEXT)
     training = TrainingConfig.model_validate({**preset("prompt-tuning", kind)["training"], "batch_size": ROWS})
     trainer = Trainer(backbone, [Studied(model, examples, examples)], training)
     ids = torch.tensor([row.ids for row in trainer.rows])
@@ -186,7 +176,7 @@ def peft_step(kind: str, contest: Contest) -> Step:
     task_type = {"encoder": "SEQ_CLS", "encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}[kind]
     torch.manual_seed(0)
     model = peft.get_peft_model(
-        _random_model(kind, classes=len(CLASSES)),
+        random_model(kind, classes=len(CLASSES)),
         peft.PromptTuningConfig(task_type=task_type, num_virtual_tokens=contest.trainer.model.method.prompt_length),
     )
     model.train()
@@ -206,34 +196,3 @@ def peft_step(kind: str, contest: Contest) -> Step:
         optimizer.step()
 
     return step
-
-
-def _random_model(kind: str, classes: int = 0) -> Any:
-    import transformers as hf
-
-    if kind == "encoder":
-        config = hf.BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12,
-                               intermediate_size=1536, num_labels=classes or 2)  # fmt: skip
-        return hf.BertForSequenceClassification(config) if classes else hf.BertModel(config)
-    if kind == "encoder-decoder":
-        return hf.T5ForConditionalGeneration(hf.T5Config(
-            vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_heads=6,
-            feed_forward_proj="gated-gelu", decoder_start_token_id=0))  # fmt: skip
-    return hf.GPT2LMHeadModel(
-        hf.GPT2Config(vocab_size=32000, n_embd=512, n_layer=8, n_head=8, eos_token_id=1, bos_token_id=1)
-    )
-
-
-class _Tokenizer:
-    """Enough of a tokenizer for texts that are written-out token numbers."""
-
-    pad_token_id, eos_token_id, pad_token, eos_token, all_special_ids = 0, 1, "0", "1", (0, 1)
-    unk_token, special_tokens_map = None, {"pad_token": "0", "eos_token": "1"}
-    model_max_length = 512
-
-    def get_vocab(self) -> dict[str, int]:
-        """Nothing that could tell two of them apart."""
-        return {}
-
-    def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) if word.isdigit() else 2 + len(word) for word in text.split()]}
