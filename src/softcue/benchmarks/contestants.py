@@ -16,6 +16,7 @@ from softcue.tasks import Label, Task
 from softcue.types import Example
 
 CLASSES = ("one", "two")
+WORDS = ("11", "12")  # token numbers, as all text here
 
 
 def random_backbone(kind: str) -> Backbone:
@@ -28,7 +29,7 @@ def random_cue(
     backbone: Backbone, method: str, settings: dict[str, Any], readout: ReadoutConfig | None = None, seed: int = 0
 ) -> TaskModel:
     """A new cue for two classes."""
-    task = Task(name="bench", labels={name: Label(words=name) for name in CLASSES})
+    task = Task(name="bench", labels={name: Label(words=words) for name, words in zip(CLASSES, WORDS, strict=True)})
     config = METHODS[method].Config.model_validate({"name": method, **settings})
     generator = torch.Generator().manual_seed(seed)
     return make_task_model(task, (METHODS[method], config), readout or ReadoutConfig(), backbone, generator)

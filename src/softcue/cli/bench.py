@@ -26,14 +26,6 @@ def train(repeats: Repeats = 15, as_json: Json = False) -> None:
     _print(training_figures(repeats), as_json)
 
 
-@app.command("predict")
-def predict(repeats: Repeats = 7, as_json: Json = False) -> None:
-    """Answers per second against PEFT, of many cues, and of an ensemble."""
-    from softcue.benchmarks.predicting import predicting_figures
-
-    _print(predicting_figures(repeats), as_json)
-
-
 def _print(figures: dict[str, dict[str, Any]], as_json: bool) -> None:
     from softcue.cli.output import print_json, print_table
 
