@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import yaml
 from command import check_refused, run
+from tiny import tiny
+from toy import make_model
 
 from softcue.cli import predict as predict_command
+from softcue.tasks import Task
+from softcue.types import Example, Prediction, Span
 
 SMALL = ["training.steps=3", "training.batch_size=4", "method.prompt_length=4", "task.validation_share=0.3"]
 
@@ -226,3 +230,22 @@ def test_long_files_are_answered_in_pieces(cues: Path, tmp_path: Path, monkeypat
         assert run("predict", cues / "tags", "--input", tmp_path / "rows.csv.gz", "--output", tmp_path / name).code == 0
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 12
     assert (tmp_path / "out.jsonl").read_text() == whole.out
+
+
+def test_illegal_answers_are_marked_and_fit_into_the_same_table() -> None:
+    legal, illegal = Prediction(None, value=3.2).as_dict(), Prediction("junk", is_illegal=True).as_dict()
+    assert illegal == {"label": "junk", "illegal": True}
+    [text] = predict_command._csv([[{"a": "x", **legal}, {"a": "y", **illegal}]])
+    assert list(csv.DictReader(text.splitlines())) == [
+        {"a": "x", "value": "3.2", "label": "", "illegal": ""},
+        {"a": "y", "value": "", "label": "junk", "illegal": "True"},
+    ]
+
+
+def test_a_written_answer_is_placed_at_whole_words() -> None:
+    task = Task(name="qa", kind="span", text=("question", "context"))
+    model = make_model(tiny("t5"), task=task)
+    context = "The party  had art in it."
+    for answer, place in {"art": (15, 18), "party had": (4, 14), "par": (4, 7)}.items():
+        assert model.fold(Example(("?", context)), [Prediction(answer)]).spans == (Span(*place),)
+    assert model.fold(Example(("?", context)), [Prediction("museum")]).spans == ()
