@@ -185,8 +185,8 @@ def main() -> None:
     parser.add_argument("--t5", required=True, help="folder of a T5")
     parser.add_argument("--output", type=Path, default=Path("runs/transfer"))
     parser.add_argument("--only", default="", help="run only jobs whose name begins so")
-    bench = Bench(parser.parse_args())
-    only = parser.parse_args().only
+    arguments = parser.parse_args()
+    bench = Bench(arguments)
     domains = {
         (kind, source, method): [bench.domain(kind, source, method, seed) for seed in range(SEEDS[kind])]
         for kind in ("minilm", "t5") for source in DOMAINS for method in METHODS
@@ -200,7 +200,7 @@ def main() -> None:
     first = [jobs[0] for jobs in domains.values()]
     more = [job for jobs in domains.values() for job in jobs[1:]]
     for job in [*first, *learned.values(), ensemble, *together.values(), *alone.values(), *more]:
-        if job.folder.name.startswith(only):
+        if job.folder.name.startswith(arguments.only):
             job.run()
     print_domains(domains)
     print_learned(learned)

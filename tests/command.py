@@ -14,6 +14,11 @@ import pytest
 
 from softcue.cli.app import main
 
+# what `evaluate --json` tells of one cue
+EVALUATED = {
+    "cue", "data", "rows", "scores", "truncated", "illegal", "illegal_share", "main", "predicted_labels",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Ended:

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from command import Ended, check_refused, run
+from command import EVALUATED, Ended, check_refused, run
 
 import softcue
 from softcue.cli.app import main
@@ -456,17 +456,7 @@ def test_overwriting_and_resuming_a_finished_cue(tmp_path: Path, model_folders: 
 @pytest.mark.parametrize("name", LABELS)
 def test_bundled_task_is_evaluated_on_its_own_test_rows(cues: Cues, name: str) -> None:
     found = run("evaluate", cues[name], "--json").json
-    assert set(found) == {
-        "cue",
-        "data",
-        "rows",
-        "scores",
-        "truncated",
-        "illegal",
-        "illegal_share",
-        "main",
-        "predicted_labels",
-    }
+    assert set(found) == EVALUATED
     assert found["rows"] >= 120
     assert found["illegal"] == 0
     assert sum(found["predicted_labels"].values()) == found["rows"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Ended, check_refused, run
+from command import EVALUATED, Ended, check_refused, run
 
 import softcue
 from softcue.data import rows_of_run
@@ -170,17 +170,7 @@ def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
         together = run("evaluate", *paths, "--vote", "--data", cues["rows.csv"], "--json").json["cues"]
         for path in paths:
             alone = run("evaluate", path, "--data", cues["rows.csv"], "--json").json
-            assert set(alone) == {
-                "cue",
-                "data",
-                "rows",
-                "scores",
-                "truncated",
-                "illegal",
-                "illegal_share",
-                "main",
-                "predicted_labels",
-            }
+            assert set(alone) == EVALUATED
             assert together[str(path)]["scores"] == pytest.approx(alone["scores"], abs=1e-3)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -128,12 +129,12 @@ class DecoderReading(Reading):
     _last_logits: Tensor | None = None  # [B V]
     _prefixes: list[Prefix] | None = None
 
-    @property
+    @cached_property
     def _starts(self) -> Tensor:
         """The first real column of each row. [B 1]"""
         return self.layout.mask.long().argmax(dim=1, keepdim=True)
 
-    @property
+    @cached_property
     def _lengths(self) -> Tensor:
         """How many positions of each row are shared. [B 1]"""
         found = torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
@@ -141,12 +142,12 @@ class DecoderReading(Reading):
             found[part.rows] = part.length
         return found
 
-    @property
+    @cached_property
     def _first_column(self) -> int:
         """Where the columns begin that some row does not share."""
         return self.layout.mask.shape[1] - int((self.layout.mask.sum(dim=1, keepdim=True) - self._lengths).max())
 
-    @property
+    @cached_property
     def _source_mask(self) -> Tensor:
         """Which columns of the keys are real: shared positions, at the end of their block, then the others. [B S]"""
         if not self.shared:
