@@ -158,7 +158,8 @@ class Bench:
         [path] = sources(find_task(task), self.data)["train"]
         return softcue.train(
             folder, backbone=self.backbone(kind), method=method, task=task, train=path, seed=seed, resume=True,
-            progress=False, overrides=[*STEPS[kind], *MORE_STEPS.get((kind, task), []), *ROWS, *LONG.get(task, []), *_prompt(method),
+            progress=False,
+            overrides=[*STEPS[kind], *MORE_STEPS.get((kind, task), []), *ROWS, *LONG.get(task, []), *_prompt(method),
                        *words],
         )  # fmt: skip
 
