@@ -207,7 +207,7 @@ def _new_models(run: RunConfig, tasks: Sequence[Task], backbone: Backbone) -> li
     generator = torch.Generator().manual_seed(stream_seed(seed, "method"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model"))
-        method = METHODS[run.method.name].build(run.method, backbone, joint_task(tasks), generator)
+        method = METHODS[run.method.name].build(run.method, run.method.seen(backbone), joint_task(tasks), generator)
         return [with_readout(task, method, run.readout, backbone, run.backbone.max_length) for task in tasks]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +81,11 @@ class Batch:
         """Number of rows."""
         return self.ids.shape[0]
 
+    def rows(self, index: Tensor) -> Batch:
+        """Some of the rows."""
+        own = {name: value[index] for name, value in vars(self).items() if value is not None and name != "plain"}
+        return replace(self, plain=None if self.plain is None else self.plain.rows(index), **own)
+
     def to(self, device: torch.device) -> Batch:
         """The batch on another device."""
         moved = {name: value.to(device) for name, value in vars(self).items() if value is not None}
@@ -94,6 +99,18 @@ class Instance:
     embeds: Tensor  # [B T D] frozen word embeddings of the source text
     mask: Tensor  # [B T]   source tokens only
     representation: Tensor | None = None  # [B R]   M(x), only for encoders that ask for it
+
+
+class Words(Protocol):
+    """Vectors of words by their numbers."""
+
+    def __len__(self) -> int:
+        """V."""
+        ...
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        """[n] -> [n D]"""
+        ...
 
 
 @dataclass(frozen=True)

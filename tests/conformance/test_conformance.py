@@ -150,8 +150,9 @@ def test_deep_prompts_reach_every_layer(family: str, case: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone, EXAMPLES)
-    embeds = backbone.embed(batch.ids)
-    prompt = model.prompt(backbone, batch, embeds)
+    seen = model.method.on(backbone)
+    embeds = seen.entering(batch)
+    prompt = model.prompt(seen, batch, embeds)
     assert prompt is not None and prompt.deeper is not None
     whole = prompt.deeper
 
@@ -164,16 +165,16 @@ def test_deep_prompts_reach_every_layer(family: str, case: str) -> None:
             given.append(None if layer == without else whole(layer, hidden, mask))
             return given[-1]
 
-        return backbone.read(batch, replace(prompt, deeper=recorded), embeds).text(), given
+        return seen.read(batch, replace(prompt, deeper=recorded), embeds).text(), given
 
     everything, given = states(without=None)
     takes_keys = any(part is not None and part.keys is not None for part in given)
     first = 0 if takes_keys else 1  # at level 0, prompts of hidden states are the embeddings themselves
-    assert [part is not None for part in given] == [layer >= first for layer in range(backbone.num_layers)]
+    assert [part is not None for part in given] == [layer >= first for layer in range(seen.num_layers)]
     for part in given[first:]:
         assert part is not None
         assert (part.states is None) == takes_keys == (part.keys is not None) == (part.values is not None)
-    for layer in range(first, backbone.num_layers):
+    for layer in range(first, seen.num_layers):
         assert float((states(without=layer)[0] - everything)[batch.mask].abs().max()) > 1e-3
 
 
@@ -186,7 +187,8 @@ def test_generated_prompts_differ_between_inputs_on_every_level(family: str, cas
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone, EXAMPLES)
-    reading, _ = model.read(backbone, batch)
+    seen = model.method.on(backbone)
+    reading, _ = model.read(seen, batch)
     assert reading.prompt is not None
     whole = reading.prompt.deeper
     found: list[Tensor] = [] if case.endswith("kv") else [reading.prompt.tokens]
@@ -199,7 +201,7 @@ def test_generated_prompts_differ_between_inputs_on_every_level(family: str, cas
 
     if whole is not None:
         replace(reading, prompt=replace(reading.prompt, deeper=recorded)).text()
-    num_levels = 1 if case.startswith("s-") else backbone.num_layers
+    num_levels = 1 if case.startswith("s-") else seen.num_layers
     assert len(found) == num_levels * (2 if case.endswith("kv") else 1)
     for values in found:
         for row in range(1, len(EXAMPLES)):
@@ -235,7 +237,7 @@ def test_changing_the_target_never_changes_the_prompt(family: str, case: str) ->
     model(backbone, batch_of(model, backbone, examples, answers=True))
     first = list(found)
     found.clear()
-    backbone.prefixes.forget()  # what is kept from the first pass would not ask the prompt again
+    model.method.on(backbone).prefixes.forget()  # what is kept from the first pass would not ask the prompt again
     model(backbone, batch_of(model, backbone, others, answers=True))
     assert len(first) == len(found) > 0
     for one, two in zip(first, found, strict=True):

@@ -1,6 +1,7 @@
 """Frozen language models. The only package that imports transformers' models."""
 
-from softcue.backbones.backbone import Backbone, Fingerprint
+from softcue.backbones.backbone import Backbone
+from softcue.backbones.fingerprint import Fingerprint
 from softcue.backbones.loading import BackboneConfig, load_backbone
 from softcue.backbones.reading import Decoding, Reading
 from softcue.backbones.representation import Pooling, Summary, compared, pooled

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from softcue.backbones.architectures import WordHead, architecture_of
 from softcue.backbones.causal import DecoderReading, PrefixStore, shared_parts
+from softcue.backbones.fingerprint import Fingerprint, fingerprint_of
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.reading import (
@@ -31,7 +30,7 @@ from softcue.backbones.representation import Pooling
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
 from softcue.tokens import Kind, PaddingSide
-from softcue.types import Batch, Prompt
+from softcue.types import Batch, Prompt, Words
 
 _READINGS: dict[Kind, type[Reading]] = {
     "encoder": EncoderReading,
@@ -67,6 +66,8 @@ class Backbone:
         self.injected_sublayers: Sequence[nn.Module] = ()  # set on a view of this backbone, by `with_sublayers`
         self._keys_values = architecture.keys_values
         self.prefixes = PrefixStore()
+        self._late: dict[int, Backbone] = {}
+        self._reading: type[Reading] = _READINGS[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
         self.first_position: int | None
         if architecture.first_position == "after padding":
@@ -187,8 +188,29 @@ class Backbone:
         """Frozen word embeddings in float32. [B T] -> [B T D]"""
         return self.model.get_input_embeddings()(ids).float()  # type: ignore[no-any-return]
 
+    def entering(self, batch: Batch) -> Tensor:
+        """The text as the first layer that sees prompts gets it, in float32: word embeddings. [B T D]"""
+        return self.embed(batch.ids)
+
+    def following(self, batch: Batch) -> Tensor:
+        """The target likewise, where it stands behind the text. [B U D]"""
+        return self.embed(batch.target_ids)
+
+    @property
+    def entering_words(self) -> Words:
+        """What words are where prompts stand, by their numbers."""
+        return self.word_table.detach()
+
+    def late(self, first_layer: int) -> Backbone:
+        """This backbone with prompts that enter at a deeper layer; the layers below read the text alone, once."""
+        from softcue.backbones.late import LateBackbone
+
+        if first_layer not in self._late:
+            self._late[first_layer] = LateBackbone(self, first_layer)
+        return self._late[first_layer]
+
     def read(self, batch: Batch, prompt: Prompt | None, embeds: Tensor, with_target: bool = False) -> Reading:
-        """Lay out a batch with its prompts; `embeds` are the text's word embeddings [B T D]."""
+        """Lay out a batch with its prompts; `embeds` are the text's, by `entering`. [B T D]"""
         if prompt is None:
             tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
             mask = torch.zeros(batch.size, 0, dtype=torch.bool, device=embeds.device)
@@ -196,10 +218,10 @@ class Backbone:
             tokens, mask = prompt.tokens, prompt.mask
         with_target = with_target and self.kind == "decoder"  # other kinds hand the target to their decoder
         layout = lay_out(batch, mask, self.layout_side, with_target)
-        target_ids = batch.target_ids if with_target else batch.target_ids[:, :0]
-        placed = layout.place(tokens, embeds, self.embed(target_ids)).to(self.dtype)  # [B S D]
+        target = self.following(batch) if with_target else embeds[:, :0]  # [B U D]
+        placed = layout.place(tokens, embeds, target).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
-        reading = _READINGS[self.kind](self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
+        reading = self._reading(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
         # A layer that is run again in the backward pass would add its keys to the cache a second time.
         if isinstance(reading, DecoderReading) and not self.checkpoints_layers:
             reading.shared = shared_parts(batch, prompt, self.layout_side)
@@ -282,64 +304,3 @@ def _plain_generation(own: Any, tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=own.bos_token_id,
         decoder_start_token_id=own.decoder_start_token_id, forced_bos_token_id=own.forced_bos_token_id,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """Digests of the parts of a backbone that a cue depends on."""
-
-    config: str
-    weights: str
-    tokenizer: str
-
-    def differences(self, other: Fingerprint) -> list[str]:
-        """Names of the parts that differ."""
-        return [part for part in ("config", "weights", "tokenizer") if getattr(self, part) != getattr(other, part)]
-
-
-# Settings that change neither what a model computes nor what it is.
-_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
-_SAMPLES = 256  # numbers of each weight whose place counts too
-
-
-def fingerprint_of(model: Any, tokenizer: Any) -> Fingerprint:
-    """Config, weights and tokenizer, as short digests.
-
-    Word embeddings count to the last bit; of every other tensor (output words included) an exact sum over all
-    numbers and a sample of them, which is quick also for large models. Weights are taken in bfloat16, so the
-    same model loaded in another number format is still itself.
-    """
-    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
-    weights = hashlib.sha256()
-    table = model.get_input_embeddings().weight
-    weights.update(_bfloat16_bits(table).numpy().tobytes())
-    for name, parameter in sorted(model.named_parameters()):
-        if "pooler" in name.split("."):  # never used here, and random where a folder has none
-            continue
-        bits = _bfloat16_bits(parameter.reshape(-1))
-        sample = bits[:: max(1, bits.numel() // _SAMPLES)]
-        weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=torch.int64))}".encode())
-        weights.update(sample.contiguous().numpy().tobytes())
-    return Fingerprint(
-        config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
-        weights=weights.hexdigest()[:16],
-        tokenizer=_digest(_tokenizer_text(tokenizer).encode()),
-    )
-
-
-def _tokenizer_text(tokenizer: Any) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        state["truncation"] = state["padding"] = None  # set by calls, not part of the tokenizer
-        return json.dumps(state, sort_keys=True)
-    return json.dumps(tokenizer.get_vocab(), sort_keys=True)
-
-
-def _bfloat16_bits(values: Tensor) -> Tensor:
-    """As 16-bit whole numbers, whose sum does not depend on the order of adding."""
-    return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

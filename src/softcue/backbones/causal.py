@@ -254,9 +254,10 @@ class DecoderReading(Reading):
         every, every_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
         if ids.shape[1] > 1:
             source_mask = self._cached.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
+            following = self._following(every, every_mask)[:, :-1].to(self.backbone.dtype)  # [B*C U-1 D]
             with self._writing():
                 output = self.backbone.model(
-                    input_ids=every[:, :-1],
+                    inputs_embeds=following,
                     attention_mask=torch.cat([source_mask, every_mask[:, :-1].long()], dim=1),
                     position_ids=source_mask.sum(dim=1, keepdim=True)
                     + torch.arange(every.shape[1] - 1, device=every.device)
@@ -270,16 +271,19 @@ class DecoderReading(Reading):
             logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
         return likelihood(logits, every, every_mask).view(num_rows, num_candidates)
 
+    def _following(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
+        """What tokens after the text are for the first layer, several answers of a row one after the other. [N U D]"""
+        return self.backbone.embed(target_ids)
+
     def generate(self, decoding: Decoding) -> list[list[int]]:
         """The prompt goes in on the first step only; later steps use its keys and values."""
         if not self.shared:
             with self._injected():
                 written = self.backbone.generate(
-                    decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long()
-                )
+                    decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long(),
+                    past_key_values=self._written_to([], decoding.num_beams),
+                )  # fmt: skip
             return written.tolist()
-        from transformers import DynamicCache
-
         # transformers skips as many inputs as there are keys, and repeats everything but those for its beams
         beams, mask, rest = decoding.num_beams, self._source_mask, self.embeds[:, self._first_column :]
         skipped = rest.new_zeros(len(rest), mask.shape[1] - rest.shape[1], rest.shape[2])
@@ -287,9 +291,15 @@ class DecoderReading(Reading):
         with self._writing():
             written = self.backbone.generate(
                 decoding, inputs_embeds=torch.cat([skipped, rest], dim=1), attention_mask=mask.long(),
-                past_key_values=DynamicCache(cache),
+                past_key_values=self._written_to(cache, beams),
             )  # fmt: skip
         return written.tolist()
+
+    def _written_to(self, known: KeysValues, num_beams: int) -> Any:
+        """The cache that generation begins with; `known` has a row for each beam."""
+        from transformers import DynamicCache
+
+        return DynamicCache(known)
 
     def rows(self, index: Tensor) -> Reading:
         """Keys, values and logits of some rows."""

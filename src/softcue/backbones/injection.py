@@ -30,8 +30,17 @@ class _Pass:
     layout: Layout | None
     prompt: Prompt | None
     sublayers: Sequence[nn.Module]
+    stops_at: int | None = None  # the layer whose input is all that is wanted
     taken: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, known once its input is
     num_rows: list[int] = field(default_factory=list)  # of the layer that runs
+
+
+class ReachedLayer(Exception):  # noqa: N818 - nothing went wrong
+    """Ends a pass whose further layers nobody asks for."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden  # [B S D] what enters the layer
 
 
 _active: ContextVar[_Pass | None] = ContextVar("softcue_pass", default=None)
@@ -39,12 +48,16 @@ _active: ContextVar[_Pass | None] = ContextVar("softcue_pass", default=None)
 
 @contextmanager
 def injected(
-    layers: nn.ModuleList, sublayers: Sequence[nn.Module], layout: Layout | None = None, prompt: Prompt | None = None
-) -> Iterator[None]:
-    """While active, layers take the prompt's deeper parts, and `sublayers` change the sub-layers' outputs."""
-    is_plain = not sublayers and (prompt is None or prompt.deeper is None)
+    layers: nn.ModuleList, sublayers: Sequence[nn.Module], layout: Layout | None = None, prompt: Prompt | None = None,
+    stops_at: int | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """While active, layers take the prompt's deeper parts, and `sublayers` change the sub-layers' outputs.
+
+    A pass that `stops_at` a layer raises ReachedLayer there.
+    """
+    is_plain = not sublayers and (prompt is None or prompt.deeper is None) and stops_at is None
     # None hides the outer pass from a plain one within it
-    token = _active.set(None if is_plain else _Pass(id(layers), layout, prompt, sublayers))
+    token = _active.set(None if is_plain else _Pass(id(layers), layout, prompt, sublayers, stops_at))
     try:
         yield
     finally:
@@ -80,6 +93,8 @@ def _on_layer(number: int, owner: int) -> Any:
 
     def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         active = _running(owner)
+        if active is not None and active.stops_at == number:
+            raise ReachedLayer(args[0] if args else kwargs["hidden_states"])
         if active is not None:
             active.num_rows[:] = [len(args[0] if args else kwargs["hidden_states"])]
         if active is None or active.layout is None or active.prompt is None or active.prompt.deeper is None:

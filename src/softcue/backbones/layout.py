@@ -25,6 +25,7 @@ class Layout:
     text_slots: Tensor  # [B T] where each text token went; 0 for padding
     target_slots: Tensor  # [B U] where each target token went; 0 for padding
     text_mask: Tensor  # [B T]
+    target_mask: Tensor  # [B U]
     prompt_length: int  # P; positions with index < P hold prompt tokens
     pool_size: int  # P + T + U; the index of padding
 
@@ -63,6 +64,7 @@ class Layout:
         return replace(
             self, index=self.index[index], mask=self.mask[index], text_slots=self.text_slots[index],
             target_slots=self.target_slots[index], text_mask=self.text_mask[index],
+            target_mask=self.target_mask[index],
         )  # fmt: skip
 
     def at_slots(self, prompt: Tensor) -> Tensor:
@@ -72,7 +74,15 @@ class Layout:
 
     def text_of(self, hidden: Tensor) -> Tensor:
         """Hidden states at the text's own positions [B S D] -> [B T D]: outputs keep the input's length."""
-        return hidden.gather(1, self.text_slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
+        return _at(hidden, self.text_slots)
+
+    def target_of(self, hidden: Tensor) -> Tensor:
+        """Hidden states at the target's positions [B S D] -> [B U D]."""
+        return _at(hidden, self.target_slots)
+
+
+def _at(hidden: Tensor, slots: Tensor) -> Tensor:
+    return hidden.gather(1, slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
 
 
 def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: bool = False) -> Layout:
@@ -111,6 +121,7 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
         text_slots=text_slots.where(batch.mask, 0),
         target_slots=target_slots.where(target_mask, 0),
         text_mask=batch.mask,
+        target_mask=target_mask,
         prompt_length=prompt_mask.shape[1],
         pool_size=pool_size,
     )

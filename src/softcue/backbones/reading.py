@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from softcue.backbones.injection import injected
+from softcue.backbones.injection import ReachedLayer, injected
 from softcue.backbones.layout import Layout
 from softcue.backbones.representation import Summary, compared, pooled
 from softcue.errors import BackboneError
@@ -46,11 +46,12 @@ class Reading(ABC):
     parts: Tensor | None = None  # [B T] which of two texts a token belongs to
     offsets: Tensor | None = None  # [B T 2] characters of the last text, -1 if none
     known_features: Tensor | None = None  # [B R] where nothing trained stands between text and head: no pass needed
+    stops_at: int | None = None  # the layer whose input is all that is wanted
     _hidden: Tensor | None = None  # [B S D]
 
     def _injected(self) -> AbstractContextManager[None]:
         """Around a pass that reads the source: prompts in every layer, and the method's own sub-layers."""
-        return injected(self.backbone.layers, self.backbone.injected_sublayers, self.layout, self.prompt)
+        return injected(self.backbone.layers, self.backbone.injected_sublayers, self.layout, self.prompt, self.stops_at)
 
     def _writing(self) -> AbstractContextManager[None]:
         """Around a pass that only writes: the prompt has been read."""
@@ -80,6 +81,18 @@ class Reading(ABC):
             with self._injected():
                 self._hidden = self._run()
         return self._hidden
+
+    def entering(self, layer: int, with_target: bool = False) -> tuple[Tensor, Tensor]:
+        """What enters a layer at the text's positions, then the target's, and which are real. [B T+U D], [B T+U]"""
+        try:
+            replace(self, stops_at=layer, _hidden=None).hidden()
+        except ReachedLayer as reached:
+            states, mask = [self.layout.text_of(reached.hidden)], [self.text_mask]
+            if with_target:
+                states.append(self.layout.target_of(reached.hidden))
+                mask.append(self.layout.target_mask)
+            return torch.cat(states, dim=1), torch.cat(mask, dim=1)
+        raise AssertionError(f"{self.backbone.name} never ran layer {layer}")
 
     def read_for_answers(self) -> None:
         """Do now, for all rows at once, the pass that `rank` needs."""

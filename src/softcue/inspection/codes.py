@@ -62,11 +62,12 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
                        f"{cue.record.method['name']} on {cue.task.kind} has no codes per label")  # fmt: skip
     sums: Tensor | None = None  # [C n K]
     model, backbone = cue.model, cue.backbone
+    seen = model.method.on(backbone)
     rows = model.rows(backbone, examples)
     counts = torch.zeros(len(labels))
     for numbers in by_length([len(row.ids) for row in rows], batch_size):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
-        shares = encoder.assignment(Instance(backbone.embed(batch.ids), batch.mask, batch.representation)).cpu()
+        shares = encoder.assignment(Instance(seen.entering(batch), batch.mask, batch.representation)).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums
         own = torch.tensor([labels.index(str(examples[number].target)) for number in numbers])
         sums.index_add_(0, own, shares)

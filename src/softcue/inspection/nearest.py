@@ -46,7 +46,8 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     Example:
         nearest_words(softcue.load("cues/tickets")).vectors[0].neighbours[0].word
     """
-    table = cue.backbone.word_table.float()
+    words = cue.model.method.on(cue.backbone).entering_words
+    table = words[torch.arange(len(words))].float()  # [V D]
     tokenizer = cue.backbone.tokenizer
     encoder = cue.model.method.prompt_encoder()
     prompts = None if encoder is None else encoder.embedded()  # [P D]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -19,6 +20,7 @@ from softcue.prompts import IDPG, GeneratorShape, Levels
 from softcue.representations import Representation
 from softcue.representations.glove import PACKAGED, load_glove
 from softcue.tasks import Task
+from softcue.types import Instance, Prompt
 
 
 class IDPGConfig(DeepConfig, InitialConfig):
@@ -47,8 +49,10 @@ class IDPGConfig(DeepConfig, InitialConfig):
     input: Literal["previous", "first"] = Field(
         "previous", description="what deeper generators read: the layer before, in the same pass, or M(x) again"
     )
-    representation: Literal["backbone", "words", "glove"] = Field(
-        "backbone", description="M(x): the frozen backbone's states, its word embeddings, or GloVe vectors"
+    representation: Literal["auto", "backbone", "words", "glove", "entering"] = Field(
+        "auto",
+        description="M(x): the frozen backbone's last states, its word embeddings, GloVe vectors, or the states that "
+        "enter insert_layer, which are there anyway; auto: backbone, with insert_layer the latter",
     )
     pooling: Literal["auto", "cls", "mean", "last"] = Field(
         "auto",
@@ -83,6 +87,9 @@ class InstanceDependent(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """A generator started as in the paper."""
         assert isinstance(config, IDPGConfig)
+        if config.representation == "auto":
+            source = "entering" if config.insert_layer else "backbone"
+            config = config.model_copy(update={"representation": source})
         if config.representation == "glove" and generator is not None:
             # by its full path, so that the cue finds it from any working directory
             place = config.glove if config.glove == PACKAGED else str(Path(config.glove).expanduser().resolve())
@@ -91,17 +98,20 @@ class InstanceDependent(Prompted):
             # a single word's embedding, [CLS] or the last, says nothing of the text
             pooling = "mean" if config.representation == "words" else backbone.natural_pooling
             config = config.model_copy(update={"pooling": pooling})
-        assert config.pooling != "auto"
+        assert config.pooling != "auto" and config.representation != "auto"
         levels = levels_of(config, backbone, deepest=1 if config.depth == "single" else None)
-        representation = Representation(
-            config.representation, config.pooling, config.representation_dropout, config.glove, config.glove_width,
-            config.glove_digest,
-        )  # fmt: skip
-        _check(config, levels, representation.width(backbone), backbone)
+        representation = None
+        if config.representation != "entering":
+            representation = Representation(
+                config.representation, config.pooling, config.representation_dropout, config.glove, config.glove_width,
+                config.glove_digest,
+            )  # fmt: skip
+        width = backbone.width if representation is None else representation.width(backbone)
+        _check(config, levels, width, backbone)
         encoder = IDPG(
             levels, config.prompt_length,
             GeneratorShape(
-                inputs=representation.width(backbone), bottleneck=config.bottleneck, outputs=0,
+                inputs=width, bottleneck=config.bottleneck, outputs=0,
                 phm_n=config.phm_n if config.generator == "phm" else 0, shares_a=config.shares_a,
                 activation=config.activation, dropout=config.dropout,
                 first_std=config.factor_std if config.generator == "phm" else 0.02,
@@ -114,6 +124,14 @@ class InstanceDependent(Prompted):
         method = cls(encoder, config)
         method.representation = representation
         return method
+
+    def prompt(self, instance: Instance) -> Prompt:
+        """Generated from M(x), which may be what is there already."""
+        if self.representation is None:
+            assert isinstance(self.config, IDPGConfig) and self.config.pooling != "auto"
+            summary = pooled(instance.embeds, instance.mask, self.config.pooling)
+            instance = replace(instance, representation=summary)
+        return super().prompt(instance)
 
 
 def _check(config: IDPGConfig, levels: Levels, width: int, backbone: Backbone) -> None:
@@ -129,6 +147,9 @@ def _check(config: IDPGConfig, levels: Levels, width: int, backbone: Backbone) -
     if config.representation_dropout and config.representation != "backbone":
         raise ConfigurationError("method.representation_dropout", True, "representation=backbone",
                                  "word vectors have no dropout")  # fmt: skip
+    if config.representation == "entering" and not config.insert_layer:
+        raise ConfigurationError("method.representation", "entering", "prompts that enter at a deeper layer",
+                                 "set method.insert_layer, or representation=words")  # fmt: skip
     if config.residual and widths != {width}:
         raise ConfigurationError("method.residual", True, f"prompt vectors as wide as M(x), {width}",
                                  f"they have {sorted(widths)}; leave residual out")  # fmt: skip

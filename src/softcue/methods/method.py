@@ -28,6 +28,10 @@ class MethodConfig(BaseModel):
 
     name: str = Field(description="what the user types")
 
+    def seen(self, backbone: Backbone) -> Backbone:
+        """The backbone as the method's passes see it."""
+        return backbone
+
     def meaning(self) -> dict[str, Any]:
         """The settings without those that only say how numbers start or how they are trained."""
         left_out = {name for one in type(self).__mro__ for name in vars(one).get("only_training", ())}
@@ -77,7 +81,7 @@ class Method(nn.Module, ABC):
 
     def on(self, backbone: Backbone) -> Backbone:
         """The backbone as this method's passes see it; rows of methods that see the same one share a batch."""
-        return backbone
+        return self.config.seen(backbone)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Prompt vectors, which take `training.prompt_rate`; the other parameters take `network_rate`."""

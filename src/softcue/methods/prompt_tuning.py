@@ -65,7 +65,7 @@ def initial_prompt(config: InitialConfig, backbone: Backbone, task: Task, genera
 
 
 def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
-    length, table = config.prompt_length, backbone.word_table.detach().cpu()
+    length, table = config.prompt_length, backbone.entering_words
 
     def sampled(name: str) -> Tensor:
         if name == "uniform":

@@ -30,6 +30,14 @@ class PromptedConfig(MethodConfig):
         "start, first-end, second-start, end, appended",
     )
 
+    insert_layer: int = Field(
+        0, ge=0, description="the layer prompts enter at; those below read the text alone, once (0: word embeddings)"
+    )
+
+    def seen(self, backbone: Backbone) -> Backbone:
+        """The backbone from the layer on that prompts enter."""
+        return backbone.late(self.insert_layer) if self.insert_layer else backbone
+
     @field_validator("insert_at", mode="before")
     @classmethod
     def _numbered(cls, place: object) -> object:

@@ -138,7 +138,8 @@ class TaskModel(nn.Module):
         if not self.method.num_reading or len(rows) < 2:
             return None
         batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
-        prompt = self.prompt(backbone, batch, backbone.embed(batch.ids))
+        seen = self.method.on(backbone)
+        prompt = self.prompt(seen, batch, seen.entering(batch))
         assert prompt is not None
         tokens = prompt.tokens[:, -self.method.num_reading :].float()  # [B n D]
         spread = (tokens - tokens.mean(0)).square().mean()
@@ -146,7 +147,7 @@ class TaskModel(nn.Module):
 
     def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[Reading, Prompt | None]:
         """The batch laid out with its prompts, and those prompts."""
-        embeds = backbone.embed(batch.ids)  # [B T D]
+        embeds = backbone.entering(batch)  # [B T D]
         prompt = self.prompt(backbone, batch, embeds)
         reading = backbone.read(batch, prompt, embeds, with_target)
         if self.knows_features:
@@ -178,7 +179,7 @@ def make_task_model(
 ) -> TaskModel:  # fmt: skip
     """A task's model from configurations; without a generator its numbers wait to be loaded."""
     method_class, config = method
-    built = method_class.build(config, backbone, task, generator)
+    built = method_class.build(config, config.seen(backbone), task, generator)
     return with_readout(task, built, readout, backbone, max_length)
 
 
@@ -232,7 +233,7 @@ def _one_pass(
         reading, _ = members[0][0].read(backbone, batch)
         return members[0][0].readout.predict(reading)
     spans = torch.arange(len(tokens), device=device).split([len(numbers) for _, numbers in members])
-    embeds = backbone.embed(batch.ids)  # [B T D]
+    embeds = backbone.entering(batch)  # [B T D]
     prompts = []
     known = []
     for (model, _), span in zip(members, spans, strict=True):

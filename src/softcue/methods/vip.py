@@ -16,6 +16,7 @@ from softcue.methods.prompted import Prompted, PromptedConfig
 from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
 from softcue.representations import Representation
 from softcue.tasks import Task
+from softcue.types import Words
 
 CODES_PER_TOKEN = 10
 
@@ -108,7 +109,7 @@ class _Contextualised(Prompted):
         _check(config)
         if config.scale == 0 and generator is not None:
             # in four digits: sums differ in their last ones with the number of threads
-            scale = float(f"{float(backbone.word_table.detach().double().square().mean().sqrt()):.4g}")
+            scale = float(f"{float(_all_words(backbone).double().square().mean().sqrt()):.4g}")
             config = config.model_copy(update={"scale": scale})
         # the words themselves are recorded: a prompt that several tasks share has them all
         config = config.model_copy(update={"hard_prompt": hard_text(config.hard_prompt, task)})
@@ -168,7 +169,7 @@ def _quantizer(config: VIPConfig, backbone: Backbone, starts: bool) -> Quantizer
     num_codes = config.codes or CODES_PER_TOKEN * num_vip(config)
     codebook = torch.zeros(num_codes, backbone.width)
     if starts and config.codes_from == "words":
-        codebook = _word_codes(backbone.word_table, num_vip(config), num_codes, config.codes_norm)
+        codebook = _word_codes(backbone.entering_words, num_vip(config), num_codes, config.codes_norm)
     epsilon = config.ema_epsilon or (0.01 if config.ema_rule == "literal" else 1e-5)
     shape = QuantizerShape(
         codes=num_codes, draws=config.draws, temperature=config.temperature, is_relative=config.relative_temperature,
@@ -179,16 +180,21 @@ def _quantizer(config: VIPConfig, backbone: Backbone, starts: bool) -> Quantizer
     return Quantizer(shape, codebook)
 
 
-def _word_codes(table: Tensor, first: int, num_codes: int, norm: float) -> Tensor:
+def _word_codes(table: Words, first: int, num_codes: int, norm: float) -> Tensor:
     """The authors' start: rows n to n+K-1 of the word table, each scaled to one length. [K D]"""
     if first + num_codes > len(table):
         raise ConfigurationError("method.codes", num_codes, f"at most {len(table) - first} codes that start as words",
                                  "lower it, or set method.codes_from=context")  # fmt: skip
-    words = table[first : first + num_codes].detach().cpu().float()
+    words = table[torch.arange(first, first + num_codes)].cpu().float()
     if norm == 0:
         return words.clone()
     scaled: Tensor = words / words.norm(dim=1, keepdim=True).clamp(min=1e-12) * norm
     return scaled
+
+
+def _all_words(backbone: Backbone) -> Tensor:
+    words = backbone.entering_words
+    return words[torch.arange(len(words))]  # [V D]
 
 
 def hard_text(wanted: str, task: Task) -> str:
@@ -203,7 +209,7 @@ def hard_text(wanted: str, task: Task) -> str:
 def hard_words(text: str, backbone: Backbone) -> Tensor:
     """T: the word vectors of a frozen text in front of the prompt. [t D]"""
     ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
-    return backbone.word_table.detach()[torch.tensor(ids, dtype=torch.long)].float()
+    return backbone.entering_words[torch.tensor(ids, dtype=torch.long)].float()
 
 
 class VectorQuantised(_Contextualised):

@@ -1,6 +1,6 @@
 """Where prompt vectors start (Lester et al. 2021, section 3.2 and figure 3b): five initialisers.
 
-Pure functions on the embedding table; the pieces of words come in as token numbers, so no tokenizer here.
+Pure functions on word vectors; the pieces of words come in as token numbers, so no tokenizer here.
 Where the released code differs from the paper (it draws from [0, 0.5)), the paper is followed.
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from softcue.errors import ConfigurationError
+from softcue.types import Words
 
 COMMON_VOCABULARY = 5000  # SentencePiece numbers pieces by frequency; the paper samples among the commonest
 
@@ -27,21 +28,21 @@ def uniform(length: int, width: int, generator: torch.Generator) -> Tensor:
     return torch.rand(length, width, generator=generator) - 0.5  # [P D]
 
 
-def sampled_vocabulary(table: Tensor, length: int, generator: torch.Generator, skip: Collection[int] = ()) -> Tensor:
+def sampled_vocabulary(words: Words, length: int, generator: torch.Generator, skip: Collection[int] = ()) -> Tensor:
     """Rows of common words, drawn without replacement unless the prompt is longer than the population.
 
     `skip` names special tokens (padding, mask, ...), whose vectors are no words.
     """
     skipped = set(skip)
-    population = torch.tensor([row for row in range(min(COMMON_VOCABULARY, len(table))) if row not in skipped])
+    population = torch.tensor([row for row in range(min(COMMON_VOCABULARY, len(words))) if row not in skipped])
     if length <= len(population):
         chosen = torch.randperm(len(population), generator=generator)[:length]
     else:
         chosen = torch.randint(len(population), (length,), generator=generator)
-    return table[population[chosen]].float()  # [P D]
+    return words[population[chosen]].float()  # [P D]
 
 
-def class_labels(table: Tensor, label_pieces: Sequence[Sequence[int]], fallback: Tensor) -> Tensor:
+def class_labels(words: Words, label_pieces: Sequence[Sequence[int]], fallback: Tensor) -> Tensor:
     """One row per label, in the given order, the mean of its pieces; the fallback fills the rest."""
     initial = fallback.clone()  # [P D]
     if len(label_pieces) > len(initial):
@@ -51,13 +52,13 @@ def class_labels(table: Tensor, label_pieces: Sequence[Sequence[int]], fallback:
             stacklevel=2,
         )
     for row, pieces in enumerate(label_pieces[: len(initial)]):
-        initial[row] = table[torch.tensor(pieces)].float().mean(dim=0)
+        initial[row] = words[torch.tensor(pieces)].float().mean(dim=0)
     return initial
 
 
-def free_text(table: Tensor, pieces: Sequence[int], fallback: Tensor) -> Tensor:
+def free_text(words: Words, pieces: Sequence[int], fallback: Tensor) -> Tensor:
     """Row i takes piece i of the text; the fallback fills the rest."""
-    return class_labels(table, [[piece] for piece in pieces[: len(fallback)]], fallback)
+    return class_labels(words, [[piece] for piece in pieces[: len(fallback)]], fallback)
 
 
 def exactly(values: Tensor, length: int, width: int, origin: str) -> Tensor:

@@ -1,0 +1,72 @@
+"""What a backbone is, in three short digests: a cue is refused on any other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of the parts of a backbone that a cue depends on."""
+
+    config: str
+    weights: str
+    tokenizer: str
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """Names of the parts that differ."""
+        return [part for part in ("config", "weights", "tokenizer") if getattr(self, part) != getattr(other, part)]
+
+
+# Settings that change neither what a model computes nor what it is.
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+_SAMPLES = 256  # numbers of each weight whose place counts too
+
+
+def fingerprint_of(model: Any, tokenizer: Any) -> Fingerprint:
+    """Config, weights and tokenizer, as short digests.
+
+    Word embeddings count to the last bit; of every other tensor (output words included) an exact sum over all
+    numbers and a sample of them, which is quick also for large models. Weights are taken in bfloat16, so the
+    same model loaded in another number format is still itself.
+    """
+    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
+    weights = hashlib.sha256()
+    table = model.get_input_embeddings().weight
+    weights.update(_bfloat16_bits(table).numpy().tobytes())
+    for name, parameter in sorted(model.named_parameters()):
+        if "pooler" in name.split("."):  # never used here, and random where a folder has none
+            continue
+        bits = _bfloat16_bits(parameter.reshape(-1))
+        sample = bits[:: max(1, bits.numel() // _SAMPLES)]
+        weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=torch.int64))}".encode())
+        weights.update(sample.contiguous().numpy().tobytes())
+    return Fingerprint(
+        config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
+        weights=weights.hexdigest()[:16],
+        tokenizer=_digest(_tokenizer_text(tokenizer).encode()),
+    )
+
+
+def _tokenizer_text(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state["truncation"] = state["padding"] = None  # set by calls, not part of the tokenizer
+        return json.dumps(state, sort_keys=True)
+    return json.dumps(tokenizer.get_vocab(), sort_keys=True)
+
+
+def _bfloat16_bits(values: Tensor) -> Tensor:
+    """As 16-bit whole numbers, whose sum does not depend on the order of adding."""
+    return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
