@@ -25,6 +25,7 @@ PaddingSide = Literal["left", "right"]
 ANSWER_CUE = "\nAnswer:"
 NOWHERE = (-1, -1)  # a token that stands for no character of the last text
 NO_LABEL = -100  # a token that has no answer
+TOKENS_AT_ONCE = 16384  # in one pass without gradients: bounds memory for long texts, without costing speed
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ def stacked_representations(rows: Sequence[Tokens]) -> Tensor | None:
     return torch.stack(found)
 
 
-def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+def by_length(lengths: Sequence[int], batch_size: int, max_tokens: int = TOKENS_AT_ONCE) -> list[list[int]]:
     """Row numbers in batches of like length, longest first: the least padding, and memory peaks at once.
 
     Example:
@@ -302,7 +303,26 @@ def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
         [[1, 2], [0]]
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    return within_budget(order, lengths, batch_size, max_tokens)
+
+
+def within_budget(order: Sequence[int], lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
+    """Consecutive rows in pieces of at most so many rows, and so many tokens with padding; 0 is no limit.
+
+    Example:
+        >>> within_budget([0, 1, 2], [5, 5, 6], max_rows=0, max_tokens=12)
+        [[0, 1], [2]]
+    """
+    pieces: list[list[int]] = []
+    longest = 0
+    for row in order:
+        longest = max(longest, lengths[row])
+        size = len(pieces[-1]) + 1 if pieces else 1
+        if not pieces or (max_rows and size > max_rows) or (max_tokens and size * longest > max_tokens):
+            pieces.append([])
+            longest = lengths[row]
+        pieces[-1].append(row)
+    return pieces
 
 
 def _padded(rows: Sequence[tuple[int, ...]], pad: int, side: PaddingSide) -> tuple[Tensor, Tensor]:

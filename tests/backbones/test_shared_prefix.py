@@ -294,3 +294,20 @@ def test_nothing_is_kept_in_training() -> None:
     backbone = tiny("gpt2").twin()
     training_step(make_model(backbone), backbone)
     assert not backbone.prefixes._kept
+
+
+def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny("gpt2")
+    static, reading = make_model(backbone), make_model(backbone, "m-idpg-phm")
+    requests = [((static, reading)[number % 2], example) for number, example in enumerate([*EXAMPLES, *EXAMPLES])]
+    alone = [predict(backbone, [request]).answers[0] for request in requests]
+    widths = []
+    original = backbone.base.forward
+    monkeypatch.setattr(backbone.base, "forward", lambda *args, **kwargs: (
+        widths.append(kwargs["inputs_embeds"].shape[1]), original(*args, **kwargs))[1])  # fmt: skip
+    together = predict(backbone, requests).answers
+    shorter, longer = sorted(set(widths))[-2:]  # narrower passes are those over the candidates
+    assert longer - shorter == static.method.prompt_length
+    for found, wanted in zip(together, alone, strict=True):
+        assert found.label == wanted.label
+        assert found.scores == pytest.approx(wanted.scores, abs=1e-4)

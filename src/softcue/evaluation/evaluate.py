@@ -80,9 +80,13 @@ def _rows(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> 
     """Tokens of each request, made together for all requests of a model."""
     rows: dict[int, tuple[TaskModel, Tokens]] = {}
     for model, numbers in by_model([model for model, _ in requests]):
-        made = model.eval().rows(backbone, [requests[number][1] for number in numbers])
+        made = _evaluating(model).rows(backbone, [requests[number][1] for number in numbers])
         rows |= {number: (model, tokens) for number, tokens in zip(numbers, made, strict=True)}
     return [rows[number] for number in range(len(requests))]
+
+
+def _evaluating(model: TaskModel) -> TaskModel:
+    return model.eval() if model.training else model  # setting every module costs more than asking one
 
 
 def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:

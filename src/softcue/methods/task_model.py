@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, Reading
+from softcue.backbones import Backbone, Reading, Summary
 from softcue.errors import ConfigurationError
 from softcue.methods.method import Method, MethodConfig, Rewriting
 from softcue.prompts.mixed import joined
@@ -234,24 +234,57 @@ def _one_pass(
         return members[0][0].readout.predict(reading)
     spans = torch.arange(len(tokens), device=device).split([len(numbers) for _, numbers in members])
     embeds = backbone.entering(batch)  # [B T D]
-    prompts = []
-    known = []
+    parts = []
     for (model, _), span in zip(members, spans, strict=True):
         own = stacked_representations([tokens[number] for number in span.tolist()])
         own = None if own is None else own.to(device)
-        known.append(own)
         prompt = model.method.prompt(Instance(embeds[span], batch.mask[span], own))
-        prompts.append(prompt or _no_prompt(embeds[span]))
-    reading = backbone.read(batch, joined(prompts, spans), embeds)
-    shared = set() if members[0][0].knows_features else {model.readout.shared_pass for model, _ in members}
+        parts.append(_Part(model, span, prompt or _no_prompt(embeds[span]), own))
+    # On decoders, rows whose prompt is run once are short: they would be padded to those that have it in every row.
+    groups = [[part for part in parts if part.is_shared == kind] for kind in (True, False)]
+    answers: dict[int, Prediction] = {}
+    for group in groups if backbone.kind == "decoder" else [parts]:
+        if group:
+            rows = torch.cat([part.span for part in group])
+            found = _answers(backbone, batch if len(group) == len(parts) else batch.rows(rows), embeds[rows], group)
+            answers |= zip(rows.tolist(), found, strict=True)
+    return [answers[row] for row in range(len(tokens))]
+
+
+class _Part(NamedTuple):
+    """The rows of one model in a batch of several."""
+
+    model: TaskModel
+    span: Tensor  # [b] its rows
+    prompt: Prompt
+    representation: Tensor | None  # [b R]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all its rows have one prompt, or none."""
+        return self.prompt.shared_by is not None or self.prompt.tokens.shape[1] == 0
+
+
+def _answers(backbone: Backbone, batch: Batch, embeds: Tensor, parts: Sequence[_Part]) -> list[Prediction]:
+    """Answers of all models in one pass; rows stand part by part."""
+    spans = torch.arange(batch.size, device=batch.ids.device).split([len(part.span) for part in parts])
+    reading = backbone.read(batch, joined([part.prompt for part in parts], spans), embeds)
+    knows = parts[0].model.knows_features
+    shared = set() if knows else {part.model.readout.shared_pass for part in parts}
     if "hidden" in shared:
         reading.hidden()
     if "answers" in shared:
         reading.read_for_answers()
+    features: dict[Summary, Tensor] = {}  # pooled once for all models that pool alike
     answers: list[Prediction] = []
-    for (model, _), span, own in zip(members, spans, known, strict=True):
-        part = reading.rows(span)
-        answers += model.readout.predict(replace(part, known_features=own) if model.knows_features else part)
+    for part, span in zip(parts, spans, strict=True):
+        own, summary = part.representation, part.model.readout.summary
+        if not knows and summary is not None:
+            if summary not in features:
+                features[summary] = reading.features(summary)
+            own = features[summary][span]
+        narrowed = reading.rows(span)
+        answers += part.model.readout.predict(narrowed if summary is None else replace(narrowed, known_features=own))
     return answers
 
 

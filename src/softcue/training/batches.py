@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from softcue.tokens import within_budget
+
 BUCKET = 50  # batches sorted by length together: little padding, while the order stays random
 
 
@@ -38,13 +40,13 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def own_share(num_rows: int, rank: int, world_size: int, micro_batch_size: int) -> list[list[int]]:
-    """This process' places in a global batch, in pieces it runs one after the other.
+def own_share(
+    lengths: Sequence[int], rank: int, world_size: int, max_rows: int = 0, max_tokens: int = 0
+) -> list[list[int]]:
+    """This process' places in a global batch, in pieces it runs one after the other; 0 sets no limit to them.
 
     Example:
-        >>> own_share(5, rank=0, world_size=2, micro_batch_size=2)
+        >>> own_share([9, 9, 9, 9, 9], rank=0, world_size=2, max_rows=2)
         [[0, 2], [4]]
     """
-    own = list(range(rank, num_rows, world_size))
-    size = micro_batch_size or max(1, len(own))
-    return [own[start : start + size] for start in range(0, len(own), size)]
+    return within_budget(range(rank, len(lengths), world_size), lengths, max_rows, max_tokens)

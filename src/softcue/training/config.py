@@ -17,6 +17,9 @@ class TrainingConfig(BaseModel):
     steps: int = Field(0, ge=0, description="stop after this many steps instead; 0 leaves it to epochs")
     batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
     micro_batch_size: int = Field(0, ge=0, description="rows at once in one process; 0 takes them all")
+    micro_batch_tokens: int = Field(
+        16384, ge=0, description="tokens at once in one process, prompt and padding included; 0 sets no limit"
+    )
     optimizer: Literal["adafactor", "adamw"] = Field("adamw", description="adafactor is Lester et al.'s rule")
     prompt_rate: float = Field(
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"

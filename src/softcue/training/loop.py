@@ -154,7 +154,9 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.backbone.device)
         encoder = self.model.method.prompt_encoder()
         tally = {} if encoder is None else encoder.blank_tally()
-        pieces = own_share(len(rows), rank, world, config.micro_batch_size)
+        prompt_length = self.model.method.prompt_length
+        lengths = [self._length(row) + prompt_length for row in rows]
+        pieces = own_share(lengths, rank, world, config.micro_batch_size, config.micro_batch_tokens)
         for model, places in (own for piece in pieces for own in self._by_owner(rows, piece)):
             batch = collate([self.rows[rows[place]] for place in places], self.backbone.tokenizer.pad_token_id)
             torch.manual_seed(stream_seed(config.seed, "step", step))
@@ -246,6 +248,9 @@ class Trainer:
         """Every number that a step may change: the cue's, and buffers that only training needs."""
         return {**self.model.state_dict(), **dict(self.model.named_buffers())}
 
+    def _length(self, row: int) -> int:
+        return len(self.rows[row].ids) + len(self.rows[row].target_ids)
+
     def _rows_of(self, step: int) -> list[int]:
         epoch, position = divmod(step, self.steps_per_epoch)
         if self._batches[0] != epoch:
@@ -253,7 +258,7 @@ class Trainer:
             numbers = list(range(len(self.rows)))
             if len(self.sizes) > 1:
                 numbers = epoch_rows(self.sizes, self.mixture, seed, epoch)
-            lengths = [len(self.rows[number].ids) + len(self.rows[number].target_ids) for number in numbers]
+            lengths = [self._length(number) for number in numbers]
             batches = epoch_batches(lengths, self.config.batch_size, seed, epoch)
             self._batches = (epoch, [[numbers[place] for place in batch] for batch in batches])
         return self._batches[1][position]
