@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "softcue"
 FLOW = [
     "errors", "types", "files", "draws", "phm", "tasks", "tokens", "prompts", "backbones", "representations",
     "token_cache", "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue",
-    "recording", "api", "inspection", "benchmarks", "cli",
+    "recording", "api", "inspection", "serving", "benchmarks", "cli",
 ]  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 

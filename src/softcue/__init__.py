@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from softcue.api import train, train_together
     from softcue.backbones import load_backbone
     from softcue.cue import Cue, load
+    from softcue.serving.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Cue", "__version__", "errors", "load", "load_backbone", "train", "train_together"]
+__all__ = ["Cue", "Engine", "__version__", "errors", "load", "load_backbone", "train", "train_together"]
 
 _HOMES = {
     "train": "softcue.api",
@@ -27,6 +28,7 @@ _HOMES = {
     "load": "softcue.cue",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",
+    "Engine": "softcue.serving.engine",
 }
 
 

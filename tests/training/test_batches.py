@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from softcue.training.batches import BUCKET, epoch_batches, own_share, stream_seed
@@ -51,7 +53,7 @@ def test_pieces_stay_within_the_token_budget_unless_one_row_is_longer() -> None:
         assert len(piece) <= 10
         assert len(piece) == 1 or len(piece) * max(LENGTHS[place] for place in piece) <= 64
     # no piece could have taken the next row, too
-    for piece, following in zip(pieces, pieces[1:], strict=False):
+    for piece, following in itertools.pairwise(pieces):
         longer = [*piece, following[0]]
         assert len(longer) > 10 or len(longer) * max(LENGTHS[place] for place in longer) > 64
 

@@ -8,7 +8,21 @@ import warnings
 
 import typer
 
-from softcue.cli import backbones, bench, demo, doctor, evaluate, inspect, lists, params, predict, tasks, train
+from softcue.cli import (
+    backbones,
+    bench,
+    client,
+    demo,
+    doctor,
+    evaluate,
+    inspect,
+    lists,
+    params,
+    predict,
+    serve,
+    tasks,
+    train,
+)
 from softcue.errors import SoftcueError
 
 app = typer.Typer(
@@ -22,6 +36,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("methods")(lists.methods)
 app.command("params")(params.params)
@@ -29,6 +44,7 @@ app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(backbones.app, name="backbones")
+app.add_typer(client.app, name="client")
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,0 +1,51 @@
+"""`softcue serve`: many cues from one frozen backbone over HTTP."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    cues: Annotated[Path, typer.Argument(help="The folder with a folder per cue.")],
+    backbone: Annotated[str, typer.Option(help="The backbone of the cues: a folder, a hub id or an alias.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys that clients must send, one per line; else SOFTCUE_API_KEY.")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help="Keys that may load and unload cues; else SOFTCUE_ADMIN_KEY.")
+    ] = None,
+    without_key: Annotated[
+        bool, typer.Option("--without-key", help="Listen to other machines although no key is set.")
+    ] = False,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds until a request must be answered.")] = 30.0,
+    max_in_flight: Annotated[int, typer.Option(min=1, help="Examples that may wait or run.")] = 512,
+    token_budget: Annotated[int, typer.Option(min=1, help="Tokens of a batch, prompts and padding counted.")] = 16384,
+    max_characters: Annotated[int, typer.Option(min=1, help="Of the texts of one input.")] = 20_000,
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
+) -> None:
+    """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
+    from softcue.errors import ConfigurationError, MissingExtraError
+
+    # Vectors of what clients send are not for the disk; they are made anew.
+    os.environ.setdefault("SOFTCUE_CACHE_MB", "0")
+    if not cues.is_dir():
+        raise ConfigurationError("cues folder", cues, "a folder with a folder per cue", "check the path")
+    from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
+
+    settings = ServerSettings(
+        host=host, port=port, deadline=deadline, max_in_flight=max_in_flight, token_budget=token_budget,
+        max_characters=max_characters, log_texts=log_texts,
+        api_keys=read_keys(API_KEY, api_key_file), admin_keys=read_keys(ADMIN_KEY, admin_key_file),
+    )  # fmt: skip
+    check_address(settings, without_key)
+    try:
+        from softcue.serving.server import serve as run
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "fastapi", "serve") from error
+    run(settings, backbone, cues)

@@ -1,0 +1,168 @@
+"""Bodies of requests and responses: what may be asked, how it is read, and how answers and refusals are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from softcue.serving.jobs import Answer, Ensemble, Item, Options, Result
+from softcue.serving.refusals import RETRY_AFTER, Refusal
+from softcue.serving.settings import ServerSettings
+
+Short = Annotated[str, Field(min_length=1, max_length=64)]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Input(_Body):
+    """One text (or pair of texts) for one task."""
+
+    task: str | list[str] = Field(description="a cue's name; of an ensemble the cues' names, or their task's")
+    text: str | list[str] = Field(description="what to read; a list where the task reads several texts")
+
+
+class PredictBody(_Body):
+    """What POST /v1/predict takes."""
+
+    inputs: list[Any] = Field(description="of `Input` each; a bad one is refused alone", json_schema_extra={
+        "items": {"$ref": "#/components/schemas/Input"}, "minItems": 1})  # fmt: skip
+    return_scores: bool = Field(False, description="with a probability per label, where there are any")
+    truncate: bool = Field(False, description="cut texts that are too long instead of refusing them")
+    ensemble: Ensemble | None = Field(None, description="one answer per input from all cues of its task")
+
+    def options(self) -> Options:
+        """As the engine takes them."""
+        return Options(self.ensemble, self.truncate)
+
+
+class GenerateBody(PredictBody):
+    """What POST /v1/generate takes."""
+
+    stop: list[Short] = Field(default_factory=list, max_length=4, description="written text ends before these")
+    max_new_tokens: int | None = Field(None, ge=1, description="instead of the cue's own limit")
+    stream: bool = Field(False, description="server-sent events, one per answer as it comes")
+
+    def options(self) -> Options:
+        """As the engine takes them."""
+        return Options(self.ensemble, self.truncate, True, self.max_new_tokens, tuple(self.stop))
+
+
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """A JSON body, refused before it is read where its headers are enough to do so."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal("media_type", "Content-Type", "application/json", "send JSON")
+    limit = settings.max_body_bytes
+    too_large = Refusal("too_large", "body", f"at most {limit:,} bytes", "send fewer or shorter texts")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect as error:
+        raise Refusal("malformed", "body", "a whole body", "send all of it") from error
+    if not body.strip():
+        raise Refusal("empty", "body", "a JSON object", 'send {"inputs": [...]}')
+    return bytes(body)
+
+
+def parsed(kind: type[Model], body: bytes) -> Model:
+    """A body as the model it should be.
+
+    Example:
+        >>> parsed(PredictBody, b'{"inputs": [{"task": "tickets", "text": "Hello"}]}').truncate
+        False
+    """
+    try:
+        value = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal("malformed", "body", "JSON in UTF-8", "check how it is written") from error
+    return validated(kind, value, "body")
+
+
+def validated(kind: type[Model], value: object, where: str) -> Model:
+    """A value as a model, or a refusal that names the field and not what was in it."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        fields = ", ".join(kind.model_fields)
+        if first["type"] == "extra_forbidden":  # its name is the client's
+            raise Refusal("invalid", where, f"no fields but {fields}", "leave the others out") from None
+        field = next((str(part) for part in first["loc"] if part in kind.model_fields), where)
+        raise Refusal("invalid", field, first["msg"].lower(), f"see /openapi.json; fields: {fields}") from None
+
+
+def checked_inputs(body: PredictBody, settings: ServerSettings) -> list[Item | Refusal]:
+    """The inputs of a request, bad ones as refusals."""
+    if not body.inputs:
+        raise Refusal("empty", "inputs", "at least one", 'send {"inputs": [{"task": ..., "text": ...}]}')
+    if len(body.inputs) > settings.max_inputs:
+        raise Refusal("too_many", "inputs", f"at most {settings.max_inputs}", "send several requests")
+    found: list[Item | Refusal] = []
+    for value in body.inputs:
+        try:
+            item = validated(Input, value, "input")
+        except Refusal as refusal:
+            found.append(refusal)
+        else:
+            found.append((item.task, item.text))
+    return found
+
+
+def shown(result: Result, return_scores: bool) -> dict[str, object]:
+    """A result as JSON."""
+    if not isinstance(result, Answer):
+        return {"error": result.as_dict()}
+    found = result.as_dict()
+    if not return_scores:
+        found.pop("scores", None)
+    return found
+
+
+def answered(results: Sequence[Result], return_scores: bool) -> Response:
+    """The response to a request; where no item has an answer, its status is the gravest of theirs."""
+    refusals = [result for result in results if isinstance(result, Refusal)]
+    if len(refusals) < len(results):
+        return as_json({"results": [shown(result, return_scores) for result in results]})
+    gravest = max(refusals, key=lambda refusal: refusal.status)
+    return refused(gravest, [refusal.code for refusal in refusals])
+
+
+def refused(refusal: Refusal, items: Sequence[str] = ()) -> Response:
+    """The response of a refusal; always small. Several items have a code each."""
+    body: dict[str, object] = {"error": refusal.as_dict()}
+    if len(items) > 1:
+        body["items"] = list(items)
+    headers = {"Retry-After": str(RETRY_AFTER[refusal.code])} if refusal.code in RETRY_AFTER else {}
+    if refusal.code == "unauthorised":
+        headers["WWW-Authenticate"] = "Bearer"
+    return as_json(body, refusal.status, headers)
+
+
+def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response; NaN is a bug here, and half a character becomes a question mark."""
+    return Response(encoded(value), status, headers, media_type="application/json")
+
+
+def encoded(value: object) -> bytes:
+    """JSON in UTF-8.
+
+    Example:
+        >>> encoded({"label": "à"}).decode()
+        '{"label":"à"}'
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")

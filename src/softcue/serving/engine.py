@@ -1,0 +1,321 @@
+"""One frozen backbone, any number of cues, one inference thread: what the server, and Python without one, answers with.
+
+Answers are those of `Cue.predict`: the same rows, the same mixed pass, the same folding; only the batches differ.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from softcue.backbones import Backbone, BackboneConfig, load_backbone
+from softcue.errors import SoftcueError
+from softcue.evaluation import check_one_task
+from softcue.methods import TaskModel, by_model, predict_mixed
+from softcue.serving.batcher import Batcher, Limits
+from softcue.serving.jobs import Ensemble, Item, Job, Options, Pending, Result, Row, Text
+from softcue.serving.refusals import Refusal, invalid, unknown_task
+from softcue.serving.registry import Registry, Served, recorded_dtype
+from softcue.serving.results import failed, folded, joined
+
+logger = logging.getLogger("softcue.serving")
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What one pass over a batch was like, for metrics."""
+
+    num_rows: int
+    num_tasks: int
+    num_tokens: int  # prompts included
+    num_padding: int
+    seconds: float
+    queue_seconds: tuple[float, ...]  # of jobs that began with it
+
+
+class Engine:
+    """Answers items of any cues of a folder together.
+
+    Example:
+        with softcue.Engine("minilm", "cues") as engine:
+            first, second = engine.predict([("tickets", "My invoice is wrong."), ("tone", "At last!")])
+            first.prediction.label
+    """
+
+    def __init__(
+        self, backbone: Backbone | str, cues: str | Path, limits: Limits | None = None,
+        max_characters: int = 20_000, max_new_tokens: int = 256, on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(backbone, str):
+            dtype = recorded_dtype(Path(cues))
+            backbone = load_backbone(BackboneConfig.model_validate({"name": backbone, "dtype": dtype}))
+        self.backbone = backbone
+        self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
+        self.registry = Registry(Path(cues), backbone)
+        self.registry.load_all()
+        self._batcher = Batcher(limits or Limits())
+        self._on_batch = on_batch
+        self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Examples that wait or run."""
+        return self._batcher.num_in_flight
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that wait for a batch."""
+        return self._batcher.num_waiting
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes nothing new."""
+        return self._batcher.is_draining
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs; it should until `close`."""
+        return self._thread.is_alive()
+
+    def predict(
+        self, items: Sequence[Item], *, ensemble: Ensemble | None = None, truncate: bool = True
+    ) -> list[Result]:
+        """A result per item, in order: an answer, or the refusal of that item alone.
+
+        Example:
+            engine.predict([("tickets", "My invoice is wrong."), ("same-request", ["a", "b"])])
+            engine.predict([(["seed0", "seed1", "seed2"], "My invoice is wrong.")], ensemble="vote")
+        """
+        options = Options(ensemble, truncate)
+        found = [self._pending(item, options, math.inf) for item in items]
+        for some in self._chunks(found):
+            try:
+                self._batcher.put([job for pending in some for job in pending.jobs], seconds=math.inf)
+            except Refusal as refusal:  # it was closed meanwhile; what it took before is answered
+                for pending in some:
+                    if pending.jobs:
+                        pending.result.set_result(refusal.again())
+        return [pending.result.result() for pending in found]
+
+    def submit(self, items: Sequence[Item], options: Options, seconds: float = math.inf) -> list[Pending]:
+        """Items on their way, for whoever cannot wait here; refused as a whole where there is no room for them.
+
+        Those that have not begun after so many seconds are refused.
+
+        Example:
+            [pending] = engine.submit([("tickets", "My invoice is wrong.")], Options())
+            pending.result.result(timeout=5)
+        """
+        deadline = time.monotonic() + seconds
+        found = [self._pending(item, options, deadline) for item in items]
+        self._batcher.put([job for pending in found for job in pending.jobs])
+        return found
+
+    def drain(self) -> None:
+        """Take nothing new; what was taken is still answered."""
+        self._batcher.drain()
+
+    def close(self) -> None:
+        """Answer what was taken, then stop."""
+        self.drain()
+        self._thread.join()
+
+    # --- from items to jobs ---
+
+    def _pending(self, item: Item, options: Options, deadline: float) -> Pending:
+        names, text = item
+        try:
+            cues = self._cues(names, options)
+            jobs = [self._job(served, text, options, deadline) for served in cues]
+        except SoftcueError as error:
+            refused = Pending([])
+            refused.result.set_result(error if isinstance(error, Refusal) else invalid(error))
+            return refused
+        pending = Pending(jobs)
+
+        def is_done(_: Future[Result]) -> None:
+            if pending.is_last():
+                # Jobs know of this function: without letting go of them, a replaced cue would wait for the collector.
+                done, pending.jobs = pending.jobs, ()
+                pending.result.set_result(joined(done, options.ensemble))
+
+        for job in jobs:
+            job.result.add_done_callback(is_done)
+        return pending
+
+    def _cues(self, names: str | Sequence[str], options: Options) -> list[Served]:
+        """The one cue of that name; of an ensemble those named, or all of the task named."""
+        if options.ensemble is None:
+            if not isinstance(names, str):
+                raise Refusal("invalid", "task", "one name", 'several need "ensemble": "vote" or "mean"')
+            return [self.registry[names]]
+        if isinstance(names, str):
+            cues = self.registry.of_task(names)
+        else:
+            cues = [self.registry[name] for name in dict.fromkeys(names)]
+        if not cues:
+            raise unknown_task()
+        if len(cues) > (limit := self._batcher.limits.max_in_flight):
+            raise Refusal("too_many", "ensemble", f"at most {limit} cues", "name fewer")
+        check_one_task({served.name: served.cue.task for served in cues})
+        return cues
+
+    def _job(self, served: Served, text: Text, options: Options, deadline: float) -> Job:
+        cue = served.cue
+        is_free = cue.task.kind == "generation"
+        if not is_free and (options.must_write or options.stop or options.max_new_tokens):
+            raise Refusal("invalid", "task", "a cue that writes free text", "use POST /v1/predict")
+        texts = [text] if isinstance(text, str) else text
+        if not isinstance(texts, Sequence) or not all(isinstance(part, str) for part in texts):
+            raise Refusal("invalid", "text", "a text, or a list of texts", "see what the task reads")
+        if sum(map(len, texts)) > self.max_characters:
+            raise Refusal("too_long", "text", f"at most {self.max_characters:,} characters", "shorten or split it")
+        model = cue.model
+        if options.max_new_tokens is not None:
+            if not 1 <= options.max_new_tokens <= self.max_new_tokens:
+                raise Refusal("invalid", "max_new_tokens", f"1 to {self.max_new_tokens}", "lower it")
+            model = served.writing(options.max_new_tokens)
+        [example] = cue.examples([text])
+        return Job(served, model, example, options, deadline)
+
+    def _chunks(self, found: Sequence[Pending]) -> Iterator[list[Pending]]:
+        """Items in groups that leave room for others' items."""
+        limit = self._batcher.limits.max_in_flight
+        chunk: list[Pending] = []
+        for pending in found:
+            if sum(len(other.jobs) for other in (*chunk, pending)) > max(1, limit // 2) and chunk:
+                yield chunk
+                chunk = []
+            chunk.append(pending)
+        if chunk:
+            yield chunk
+
+    # --- the inference thread ---
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Prepare what came, run one batch; false when all is done. Its frame ends with it: nothing is held on to."""
+        jobs = self._batcher.arrived()
+        if jobs is None:
+            return False
+        self._batcher.add(self._prepared([job for job in jobs if not self._is_gone(job)]))
+        batch, gone = self._batcher.take()
+        for job in gone:
+            self._is_gone(job)
+        if batch:
+            self._answer(batch)
+        return True
+
+    def _is_gone(self, job: Job) -> bool:
+        """Whether nobody waits for the job, or it waited too long; then it has its refusal."""
+        is_late = job.deadline <= time.monotonic()
+        if is_late or job.is_dropped:
+            self._finish(job, Refusal("deadline", "server", "an answer in time", "try again with fewer inputs"))
+        return is_late or job.is_dropped
+
+    def _prepared(self, jobs: Sequence[Job]) -> list[Row]:
+        """Rows of all jobs, made together for each model; a job that cannot be read is refused alone."""
+        rows: list[Row] = []
+        for model, numbers in by_model([job.model for job in jobs]):
+            own = [jobs[number] for number in numbers]
+            try:
+                rows += self._rows(model, own)
+            except Exception:
+                for job in own:
+                    try:
+                        rows += self._rows(model, [job])
+                    except SoftcueError as error:
+                        self._finish(job, invalid(error))
+                    except Exception:
+                        logger.exception("an example could not be read")
+                        self._finish(job, failed())
+        return sorted(rows, key=lambda row: row.job.arrived)
+
+    def _rows(self, model: TaskModel, jobs: Sequence[Job]) -> list[Row]:
+        pieces = [model.unfold(job.example) for job in jobs]
+        tokens = iter(model.rows(self.backbone, [piece for own in pieces for piece in own]))
+        found: list[Row] = []
+        for job, own in zip(jobs, pieces, strict=True):
+            rows = [Row.of(job, number, next(tokens)) for number in range(len(own))]
+            job.is_truncated = any(row.tokens.is_truncated for row in rows)
+            job.answers = [None] * len(rows)
+            if job.is_truncated and not job.options.truncate:
+                expected = f"at most {model.wording.limit} tokens"
+                self._finish(job, Refusal("too_long", "text", expected, 'shorten it, or send "truncate": true'))
+            else:
+                found += rows
+        return found
+
+    def _answer(self, batch: Sequence[Row]) -> None:
+        """Run a batch; after an error its halves; after another one those rows get no answer, and we live on."""
+        now = time.monotonic()
+        for row in batch:
+            row.job.started = row.job.started or now
+        if self._has_run(batch):
+            return
+        middle = len(batch) // 2
+        for half in filter(None, (batch[:middle], batch[middle:])):
+            gc.collect()  # what the failed pass held
+            if self.backbone.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if not self._has_run(half):
+                for row in half:
+                    self._finish(row.job, failed())
+
+    def _has_run(self, rows: Sequence[Row]) -> bool:
+        try:
+            self._pass(rows)
+        except Exception:
+            logger.exception("a pass over %d rows failed", len(rows))
+            return False
+        return True
+
+    def _pass(self, rows: Sequence[Row]) -> None:
+        began = time.monotonic()
+        found = predict_mixed(self.backbone, [(row.job.model, row.tokens) for row in rows])
+        seconds = time.monotonic() - began
+        for row, answer in zip(rows, found, strict=True):
+            row.job.answers[row.number] = answer
+        for job in dict.fromkeys(row.job for row in rows):
+            job.compute_seconds += seconds
+            answers = [answer for answer in job.answers if answer is not None]
+            if len(answers) == len(job.answers):
+                self._finish(job, folded(job, answers))
+        self._report(rows, seconds)
+
+    def _report(self, rows: Sequence[Row], seconds: float) -> None:
+        if self._on_batch is None:
+            return
+        lengths = [row.length for row in rows]
+        self._on_batch(BatchReport(
+            len(rows), len({row.job.served for row in rows}), sum(lengths), len(rows) * max(lengths) - sum(lengths),
+            seconds, tuple(row.job.started - row.job.arrived for row in rows if row.number == 0),
+        ))  # fmt: skip
+
+    def _finish(self, job: Job, result: Result) -> None:
+        if not job.result.done():
+            self._batcher.release()
+            job.result.set_result(result)

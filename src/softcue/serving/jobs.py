@@ -1,0 +1,125 @@
+"""What travels through the engine: items asked for, jobs (one example for one cue), rows, answers."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+from softcue.methods import TaskModel
+from softcue.readouts.generation import Generation
+from softcue.serving.refusals import Refusal
+from softcue.serving.registry import Served
+from softcue.types import Example, Prediction, Tokens
+
+Ensemble = Literal["vote", "mean"]
+Text = str | Sequence[str]
+Item = tuple[str | Sequence[str], Text]  # a cue's name (for an ensemble: names, or a task's), and what it is to read
+
+
+@dataclass(frozen=True)
+class Options:
+    """How items are to be answered."""
+
+    ensemble: Ensemble | None = None  # one answer from all cues of an item
+    truncate: bool = True  # cut texts that are too long instead of refusing them
+    must_write: bool = False  # only cues that write free text
+    max_new_tokens: int | None = None  # instead of the cue's own limit, for cues that write free text
+    stop: tuple[str, ...] = ()  # written text ends before the first of these
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to an item, who gave it and how long that took."""
+
+    prediction: Prediction
+    versions: Mapping[str, str]  # cue -> version; several for an ensemble
+    votes: Mapping[str, int]  # of an ensemble
+    is_truncated: bool
+    queue_seconds: float
+    compute_seconds: float
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        names = list(self.versions)
+        who: dict[str, object] = {"versions": dict(self.versions)}
+        if len(names) == 1:
+            who = {"task": names[0], "version": self.versions[names[0]]}
+        return {
+            **who,
+            **self.prediction.as_dict(),
+            **({"votes": dict(self.votes)} if self.votes else {}),
+            "truncated": self.is_truncated,
+            "timings": {
+                "queue_ms": round(1000 * self.queue_seconds, 3),
+                "compute_ms": round(1000 * self.compute_seconds, 3),
+            },
+        }
+
+
+Result = Answer | Refusal
+
+
+@dataclass(eq=False)
+class Job:
+    """One example for one version of a cue, from its arrival to its result."""
+
+    served: Served
+    model: TaskModel
+    example: Example
+    options: Options
+    deadline: float = math.inf  # on the monotonic clock
+    arrived: float = field(default_factory=time.monotonic)
+    result: Future[Result] = field(default_factory=Future)
+    answers: list[Prediction | None] = field(default_factory=list)  # of its rows
+    started: float = 0.0  # when the first of its rows was run
+    compute_seconds: float = 0.0  # of the passes its rows were in
+    is_truncated: bool = False
+    is_dropped: bool = False  # nobody waits for it any more
+
+    @property
+    def writes(self) -> bool:
+        """Whether its answer is generated token by token, which would keep others in its batch waiting."""
+        return isinstance(self.model.readout, Generation) and not self.model.readout.ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a job, as the backbone reads it: most jobs have one, long texts several."""
+
+    job: Job
+    number: int
+    tokens: Tokens
+    length: int  # with the prompt, and what may be written on a decoder
+
+    @classmethod
+    def of(cls, job: Job, number: int, tokens: Tokens) -> Row:
+        """With its length counted."""
+        written = job.model.readout.max_target_length if job.writes else 0
+        return cls(job, number, tokens, len(tokens.ids) + job.model.method.prompt_length + written)
+
+
+class Pending:
+    """An item on its way: the jobs of its cues, and one future for the result."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.result: Future[Result] = Future()
+        self.result.set_running_or_notify_cancel()  # whoever stops waiting calls `drop`; a result can always be set
+        self._left = len(jobs)
+        self._lock = threading.Lock()
+
+    def is_last(self) -> bool:
+        """Count one job as done; whether it was the last."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+    def drop(self) -> None:
+        """Nobody waits any more: rows that have not begun are never run."""
+        for job in self.jobs:
+            job.is_dropped = True

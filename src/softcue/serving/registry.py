@@ -1,0 +1,187 @@
+"""Cues of one folder by name, loaded, replaced and unloaded while others are answered.
+
+A cue that cannot be loaded is reported and never disturbs the rest. Whoever holds a `Served` cue keeps it: rows that
+are under way when it is replaced finish on the version they began with.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from softcue.backbones import Backbone, Fingerprint
+from softcue.cue import Cue, load
+from softcue.errors import ConfigurationError, SoftcueError
+from softcue.methods import TaskModel
+from softcue.methods.task_model import with_readout
+from softcue.record import CueRecord, read_record
+from softcue.serving.refusals import Refusal, unknown_task
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FILES = ("cue.json", "cue.safetensors")
+VERSION_LENGTH = 12  # hexadecimal digits of the record's digest
+KEPT_LENGTHS = 8  # answer lengths of a cue whose model is kept
+logger = logging.getLogger("softcue.serving")
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """One version of a cue."""
+
+    name: str
+    version: str
+    cue: Cue
+    _writing: dict[int, TaskModel] = field(default_factory=dict, repr=False)
+
+    def writing(self, max_new_tokens: int) -> TaskModel:
+        """The cue's model, but with answers of at most so many tokens; rows that ask for the same share a pass."""
+        if (known := self._writing.get(max_new_tokens)) is not None:
+            return known
+        model = self.cue.model
+        readout = model.readout.config.model_copy(update={"max_new_tokens": max_new_tokens})
+        found = with_readout(model.task, model.method, readout, self.cue.backbone, model.max_length).eval()
+        if len(self._writing) < KEPT_LENGTHS:
+            self._writing[max_new_tokens] = found
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        """What a client should know of it, for JSON."""
+        record = self.cue.record
+        return {
+            "name": self.name,
+            "version": self.version,
+            "task": record.task.name,
+            "description": record.task.description,
+            "kind": record.task.kind,
+            "text": list(record.task.text),
+            "labels": list(record.task.label_names),
+            "method": record.method["name"],
+            "prompt_length": self.cue.model.method.prompt_length,
+            "max_length": self.cue.model.wording.limit,
+            "scores": record.scores,
+        }
+
+
+class Registry:
+    """The loaded cues of a folder.
+
+    Example:
+        registry = Registry(Path("cues"), backbone)
+        registry.load_all()
+        registry["tickets"].version
+    """
+
+    def __init__(self, folder: Path, backbone: Backbone) -> None:
+        if not folder.is_dir():
+            raise ConfigurationError("cues folder", folder, "a folder with a folder per cue", "check the path")
+        self._folder, self._backbone = folder.resolve(), backbone
+        self._served: Mapping[str, Served] = {}  # replaced as a whole: readers need no lock
+        self._broken: Mapping[str, Refusal] = {}
+        self._changing = threading.Lock()
+
+    def __getitem__(self, name: str) -> Served:
+        """The cue of that name as it is now."""
+        if (found := self._served.get(name)) is not None:
+            return found
+        why = self._broken.get(name)
+        raise unknown_task() if why is None else why.again()
+
+    def __len__(self) -> int:
+        """How many are loaded."""
+        return len(self._served)
+
+    def loaded(self) -> list[Served]:
+        """All loaded cues, by name."""
+        return [served for _, served in sorted(self._served.items())]
+
+    def broken(self) -> dict[str, Refusal]:
+        """Cues that could not be loaded, and why."""
+        return dict(sorted(self._broken.items()))
+
+    def of_task(self, task: str) -> list[Served]:
+        """All loaded cues that were trained on a task of that name."""
+        return [served for served in self.loaded() if served.cue.task.name == task]
+
+    def load_all(self) -> None:
+        """Load every cue of the folder; what cannot be loaded is in `broken`."""
+        for path in sorted(self._folder.iterdir()):
+            if (path / "cue.json").is_file():
+                try:
+                    self.load(path.name)
+                except Refusal as refusal:
+                    logger.warning("cue not loaded", extra={"facts": {"cue": path.name, **refusal.as_dict()}})
+
+    def load(self, name: str) -> Served:
+        """Load a cue, or replace it by what its folder holds now; after a failure the old version stays."""
+        with self._changing:
+            try:
+                found = self._read(name)
+            except Refusal as refusal:
+                if name not in self._served and refusal.code != "unknown_task":
+                    self._broken = {**self._broken, name: refusal}
+                raise
+            self._served = {**self._served, name: found}
+            self._broken = {other: why for other, why in self._broken.items() if other != name}
+            return found
+
+    def unload(self, name: str) -> Served:
+        """Forget a cue; its folder stays."""
+        with self._changing:
+            if name not in self._served:
+                raise unknown_task()
+            found = self._served[name]
+            self._served = {other: served for other, served in self._served.items() if other != name}
+            return found
+
+    def _read(self, name: str) -> Served:
+        folder = self._folder_of(name)
+        try:
+            record = read_record(folder)
+            self._check_backbone(record)
+            cue = load(folder, self._backbone)
+        except Refusal:
+            raise
+        except SoftcueError as error:
+            raise Refusal("broken_cue", f"cue folder ({error.setting})", error.expected, error.next_step) from error
+        except Exception as error:  # whatever is wrong with one folder, the others are served
+            raise Refusal("broken_cue", f"cue folder ({type(error).__name__})", "a cue that can be loaded",
+                          "see the server's log") from error  # fmt: skip
+        return Served(name, cue.record.record_sha256[:VERSION_LENGTH], cue)
+
+    def _folder_of(self, name: str) -> Path:
+        """The folder of a name; neither it nor its files may lead out of the cues folder."""
+        if not NAME.fullmatch(name):
+            raise Refusal("invalid", "name", "letters, digits, '.', '_' and '-', at most 64, a letter or digit first",
+                          "rename the folder")  # fmt: skip
+        folder = self._folder / name
+        if not folder.is_dir():
+            raise unknown_task()
+        for path in (folder, *(folder / file for file in FILES)):
+            if not path.resolve().is_relative_to(self._folder):
+                raise Refusal("broken_cue", "cue folder", "files inside the cues folder", "copy them, no links")
+        return folder
+
+    def _check_backbone(self, record: CueRecord) -> None:
+        own = Fingerprint(**record.backbone.fingerprint)
+        if differences := own.differences(self._backbone.fingerprint):
+            raise Refusal("wrong_backbone", "cue", f"one of {self._backbone.name}, the backbone served",
+                          f"{' and '.join(differences)} differ; serve it where its own backbone is")  # fmt: skip
+
+
+def recorded_dtype(folder: Path) -> str:
+    """The number format in which a folder's cues answer as they do offline: theirs, if all have one, else float32.
+
+    Example:
+        recorded_dtype(Path("cues"))     # "auto" where every cue was trained in bfloat16
+    """
+    found = set()
+    for path in sorted(folder.glob("*/cue.json")):
+        try:
+            found.add(read_record(path.parent).backbone.dtype)
+        except SoftcueError:
+            continue  # told of when it is loaded
+    return "auto" if found == {"bfloat16"} else "float32"

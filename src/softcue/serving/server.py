@@ -1,0 +1,57 @@
+"""Run the app with uvicorn until a signal; then take nothing new, answer what was taken, and end."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from softcue.serving.app import create_app
+from softcue.serving.engine import Engine
+from softcue.serving.logs import log_to_stderr
+from softcue.serving.service import Service
+from softcue.serving.settings import ServerSettings
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's own server, but probes and new requests learn of a signal at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        service.on_failure = self._stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or Ctrl-C."""
+        self._service.drain()
+        super().handle_exit(sig, frame)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
+    """Serve the cues of a folder until SIGTERM or Ctrl-C.
+
+    Example:
+        serve(ServerSettings(port=8080), "minilm", Path("cues"))
+    """
+    log_to_stderr(settings.log_texts)
+    service = Service(settings, lambda on_batch: Engine(
+        backbone, cues, settings.limits, settings.max_characters, settings.max_new_tokens, on_batch))  # fmt: skip
+    config = uvicorn.Config(
+        create_app(service), host=settings.host, port=settings.port, log_config=None, access_log=False,
+        server_header=False, timeout_graceful_shutdown=math.ceil(settings.deadline) + 1,
+    )  # fmt: skip
+    # uvicorn raises the signal again when it has drained: that is then the end, and no failure
+    signal.signal(signal.SIGTERM, _end)
+    _Server(config, service).run()
+    if service.failure is not None:
+        raise service.failure
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,95 @@
+"""What a server is told at its start: address, keys and limits, all checked before anything is loaded."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from softcue.errors import ConfigurationError
+from softcue.serving.batcher import Limits
+
+API_KEY = "SOFTCUE_API_KEY"  # environment variables
+ADMIN_KEY = "SOFTCUE_ADMIN_KEY"
+
+
+class ServerSettings(BaseModel):
+    """Address, keys and limits of a server.
+
+    Example:
+        >>> ServerSettings().max_inputs
+        32
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen at")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen at; 0 takes a free one")
+    api_keys: tuple[SecretStr, ...] = Field((), description="any of them opens every route but the admin's")
+    admin_keys: tuple[SecretStr, ...] = Field((), description="any of them opens every route")
+    max_body_bytes: int = Field(2_000_000, ge=1, description="of a request")
+    max_inputs: int = Field(32, ge=1, description="of a request")
+    max_in_flight: int = Field(512, ge=1, description="examples that wait or run, over all requests")
+    deadline: float = Field(30.0, gt=0, description="seconds from a request's first byte to its answer")
+    token_budget: int = Field(Limits.token_budget, ge=1, description="tokens of a batch, prompts and padding counted")
+    max_rows: int = Field(Limits.max_rows, ge=1, description="rows of a batch")
+    max_age: float = Field(Limits.max_age, ge=0, description="seconds after which rows go before better fitting ones")
+    max_characters: int = Field(20_000, ge=1, description="of the texts of one input")
+    max_new_tokens: int = Field(256, ge=1, description="most that a request may ask a cue to write")
+    log_texts: bool = Field(False, description="write texts and error messages into the log")
+
+    @property
+    def limits(self) -> Limits:
+        """Those of the batcher."""
+        return Limits(self.max_in_flight, self.token_budget, self.max_rows, self.max_age)
+
+
+def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:
+    """Keys from a file, one per line, or else the one in an environment variable; none where neither is set.
+
+    Example:
+        >>> read_keys("SOFTCUE_NO_SUCH_KEY", None)
+        ()
+    """
+    if file is None:
+        lines, origin = [os.environ.get(variable, "")], variable
+        if variable not in os.environ:
+            return ()
+    else:
+        origin = str(file)
+        try:
+            lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError("key file", file, "a readable file with one key per line",
+                                     f"check it: {type(error).__name__}") from error  # fmt: skip
+    keys = [line.strip() for line in lines]
+    if not keys or any(not key.isascii() or not key.isprintable() or " " in key or not key for key in keys):
+        raise ConfigurationError("key", f"(not shown) in {origin}", "printable ASCII without spaces, not empty",
+                                 "write one key per line")  # fmt: skip
+    return tuple(map(SecretStr, keys))
+
+
+def check_address(settings: ServerSettings, is_forced: bool) -> None:
+    """Refuse to listen to other machines without a key, unless forced.
+
+    Example:
+        >>> check_address(ServerSettings(host="::1"), is_forced=False)
+        >>> check_address(ServerSettings(host="0.0.0.0"), is_forced=False)
+        Traceback (most recent call last):
+        softcue.errors.ConfigurationError: --host: got '0.0.0.0'; expected an address of this machine only, ...
+    """
+    if settings.api_keys or is_forced or _is_loopback(settings.host):
+        return
+    raise ConfigurationError(
+        "--host", settings.host, "an address of this machine only, such as 127.0.0.1, where no key is set",
+        f"set {API_KEY} or --api-key-file, or pass --without-key to let everyone in",
+    )  # fmt: skip
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

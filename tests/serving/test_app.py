@@ -1,0 +1,450 @@
+"""Every route, status and limit over HTTP, in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_cues import LONG, TITLES, TOPICS, items, save_cue
+from starlette.testclient import TestClient
+from tiny import tiny
+
+import softcue
+from softcue.cue import Cue
+from softcue.serving.app import create_app
+from softcue.serving.engine import Engine
+from softcue.serving.logs import JsonLines
+from softcue.serving.service import Service
+from softcue.serving.settings import ServerSettings
+
+ADMIN = {"Authorization": "Bearer admin-key"}
+SECRET = "a secret of the client"
+Serve = Callable[..., TestClient]
+
+
+@pytest.fixture(scope="module")
+def client(serving: Serve) -> TestClient:
+    """One server for all tests that leave it as it is."""
+    return serving()
+
+
+def inputs(*pairs: tuple[Any, Any]) -> list[dict[str, Any]]:
+    return [{"task": task, "text": text} for task, text in pairs]
+
+
+def predict(client: TestClient, *pairs: tuple[Any, Any], **more: Any) -> Any:
+    return client.post("/v1/predict", json={"inputs": inputs(*pairs), **more})
+
+
+def refused(response: Any, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert len(response.content) < 1000
+    assert SECRET not in response.text
+    found: dict[str, Any] = response.json()
+    assert found["error"]["code"] == code
+    assert found["error"]["status"] == status
+    assert found["error"]["message"] or code == "no_route"
+    return found
+
+
+# --- answers ---
+
+
+def test_answers_are_the_offline_ones_in_order(client: TestClient, cues: dict[str, Cue]) -> None:
+    asked = items(cues, 27)
+    response = predict(client, *asked, return_scores=True, truncate=True)
+    assert response.status_code == 200
+    for (name, text), found in zip(asked, response.json()["results"], strict=True):
+        wanted = cues[name].predict([text])[0].as_dict()
+        assert (found["task"], found["version"]) == (name, cues[name].record.record_sha256[:12])
+        assert {"queue_ms", "compute_ms"} == set(found["timings"])
+        assert found["truncated"] is False
+        for key in ("label", "spans"):
+            assert found.get(key) == wanted.get(key)
+        for key in ("value", "scores"):
+            assert found.get(key) == pytest.approx(wanted.get(key), abs=1e-5)
+
+
+def test_scores_come_only_where_asked_for(client: TestClient) -> None:
+    [found] = predict(client, ("topics", "ok")).json()["results"]
+    assert "scores" not in found and "label" in found
+
+
+def test_bad_items_have_their_own_error(client: TestClient) -> None:
+    body = {"inputs": [
+        *inputs(("topics", "ok"), ("nothing", "x"), ("topics", LONG), ("pairs", "one"), ("topics", 5)),
+        {"task": "topics", SECRET: 1}, SECRET, {"task": "topics"}, *inputs(("stars", "ok")),
+    ]}  # fmt: skip
+    response = client.post("/v1/predict", json=body)
+    assert response.status_code == 200
+    assert SECRET not in response.text
+    found = response.json()["results"]
+    statuses = [result.get("error", {}).get("status", 200) for result in found]
+    assert statuses == [200, 404, 422, 422, 422, 422, 422, 422, 200]
+
+
+def test_long_texts_are_cut_where_asked(client: TestClient) -> None:
+    refused(predict(client, ("topics", LONG)), 422, "too_long")
+    assert predict(client, ("topics", LONG), truncate=True).json()["results"][0]["truncated"] is True
+
+
+def test_ensembles_say_who_answered(client: TestClient) -> None:
+    [found] = predict(client, ("tone", "At last"), ensemble="mean", return_scores=True).json()["results"]
+    assert set(found["versions"]) == {"tone-adapter", "tone-late", "tone-vip"}
+    assert sum(found["votes"].values()) == 3
+    assert sum(found["scores"].values()) == pytest.approx(1)
+    refused(predict(client, (["topics", "pairs"], "x"), ensemble="vote"), 422, "invalid")
+    refused(predict(client, (["topics"], "x")), 422, "invalid")
+
+
+# --- refusals of a whole request ---
+
+
+def post(client: TestClient, body: bytes, kind: str = "application/json", **headers: str) -> Any:
+    return client.post("/v1/predict", content=body, headers={"Content-Type": kind, **headers})
+
+
+@pytest.mark.parametrize("body", [b"{", b"inputs", b'{"inputs": [NaN]}', b"\xff\xfe", b'{"inputs": "\\ud800"}',
+                                  b"[" * 100_000])  # fmt: skip
+def test_malformed_bodies_are_400(client: TestClient, body: bytes) -> None:
+    refused(post(client, body), 400, "malformed")
+
+
+@pytest.mark.parametrize("body", [b"", b"  \n", b'{"inputs": []}'])
+def test_empty_bodies_are_400(client: TestClient, body: bytes) -> None:
+    refused(post(client, body), 400, "empty")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [], SECRET, 5, {}, {"inputs": SECRET}, {"inputs": [1], SECRET: 1}, {"inputs": [1], "truncate": SECRET},
+        {"inputs": [1], "ensemble": SECRET}, {"inputs": [SECRET] * 32},
+        {"inputs": inputs(*[("topics", [SECRET] * 3)] * 32)},
+    ],
+)  # fmt: skip
+def test_bodies_without_sense_are_422_small_and_quote_nothing(client: TestClient, body: Any) -> None:
+    refused(post(client, json.dumps(body).encode()), 422, "invalid")
+
+
+def test_unknown_task_is_404(client: TestClient) -> None:
+    refused(predict(client, (SECRET, "x")), 404, "unknown_task")
+    assert refused(predict(client, ("no", "x"), ("no", "y")), 404, "unknown_task")["items"] == ["unknown_task"] * 2
+    assert predict(client, ("no", "x"), ("topics", "")).status_code == 422  # the gravest
+
+
+def test_more_than_32_inputs_are_413(client: TestClient) -> None:
+    assert predict(client, *[("stars", "ok")] * 32).status_code == 200
+    refused(predict(client, *[("stars", "ok")] * 33), 413, "too_many")
+
+
+def test_bodies_over_two_megabytes_are_413(client: TestClient) -> None:
+    whole = json.dumps({"inputs": inputs(("topics", "ok"))}).encode()
+    assert post(client, whole.ljust(2_000_000)).status_code == 200
+    refused(post(client, whole.ljust(2_000_001)), 413, "too_large")
+    pieces = iter([whole, *[b" " * 500_000] * 4])  # no Content-Length
+    refused(client.post("/v1/predict", content=pieces, headers={"Content-Type": "application/json"}), 413, "too_large")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonp"])
+def test_other_media_types_are_415(client: TestClient, kind: str) -> None:
+    refused(post(client, b'{"inputs": []}', kind), 415, "media_type")
+
+
+def test_media_type_may_name_a_charset(client: TestClient) -> None:
+    body = json.dumps({"inputs": inputs(("topics", "ok"))}).encode()
+    assert post(client, body, "Application/JSON; charset=utf-8").status_code == 200
+
+
+def test_full_server_is_429_before_the_body_is_parsed(serve: Serve, held: Any, until: Callable[..., None]) -> None:
+    client = serve(max_in_flight=4)
+    service = client.app.state.service  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(predict, client, *[("topics", "ok")] * 3)
+        until(lambda: service.engine.num_in_flight == 3)
+        response = predict(client, ("topics", "a"), ("topics", "b"))  # read, but there is no room for both
+        assert response.headers["Retry-After"] == "1"
+        refused(response, 429, "busy")
+        fourth = threading.Thread(target=predict, args=(client, ("topics", "c")))
+        fourth.start()
+        until(lambda: service.engine.num_in_flight == 4)
+        refused(post(client, b"{ no json"), 429, "busy")
+        held.go.set()
+        assert running.result(10).status_code == 200
+        fourth.join(10)
+    until(lambda: service.engine.num_in_flight == 0)
+    assert predict(client, ("topics", "a")).status_code == 200
+
+
+def test_late_answers_are_504(serve: Serve, held: Any, until: Callable[..., None]) -> None:
+    client = serve(deadline=0.2)
+    refused(predict(client, ("topics", "ok"), ("nothing", "x")), 504, "deadline")
+    held.go.set()
+    service = client.app.state.service  # type: ignore[attr-defined]
+    until(lambda: service.engine.num_in_flight == 0)
+    assert predict(client, ("topics", "ok")).status_code == 200
+
+
+def test_failed_pass_is_503_and_the_server_lives(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("softcue.serving.engine.predict_mixed", lambda *_: 1 / 0)
+        response = predict(client, ("topics", SECRET))
+    refused(response, 503, "failed")
+    assert response.headers["Retry-After"] == "1"
+    assert predict(client, ("topics", "ok")).status_code == 200
+
+
+def test_bug_is_a_small_500(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.serving.app.answered", lambda *_: 1 / 0)
+    refused(predict(client, ("topics", SECRET)), 500, "bug")
+
+
+def test_unknown_routes_and_methods(client: TestClient) -> None:
+    refused(client.get("/nothing"), 404, "no_route")
+    assert client.get("/v1/predict").headers["Allow"] == "POST"
+    refused(client.get("/v1/predict"), 405, "no_route")
+
+
+# --- loading, draining ---
+
+
+def test_server_answers_probes_while_it_loads(folder: Path, until: Callable[..., None]) -> None:
+    go = threading.Event()
+
+    def make(on_batch: Any) -> Engine:
+        assert go.wait(10)
+        return Engine(tiny("bert"), folder, on_batch=on_batch)
+
+    service = Service(ServerSettings(), make)
+    with TestClient(create_app(service)) as client:
+        assert client.get("/livez").json() == {"state": "loading"}
+        assert client.get("/readyz").status_code == 503
+        refused(predict(client, ("topics", "ok")), 503, "loading")
+        refused(client.get("/v1/tasks"), 503, "loading")
+        assert client.get("/metrics").status_code == 200
+        go.set()
+        until(lambda: service.state == "ready")
+        assert client.get("/readyz").status_code == 200
+        assert predict(client, ("topics", "ok")).status_code == 200
+        service.drain()
+        assert (client.get("/livez").status_code, client.get("/readyz").status_code) == (200, 503)
+        response = predict(client, ("topics", "ok"))
+        assert response.headers["Retry-After"] == "2"
+        refused(response, 503, "draining")
+
+
+def test_engine_that_cannot_be_loaded_is_told_of(until: Callable[..., None]) -> None:
+    stopped = threading.Event()
+    service = Service(ServerSettings(), lambda _: Engine(tiny("bert"), "no-such-folder"))
+    service.on_failure = stopped.set
+    with TestClient(create_app(service)) as client:
+        assert stopped.wait(10)
+        assert (client.get("/livez").status_code, client.get("/readyz").status_code) == (503, 503)
+    assert "no-such-folder" in str(service.failure)
+
+
+# --- keys ---
+
+
+ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/openapi.json", "/", "/nothing"]
+
+
+def test_keys_are_asked_for_everywhere_but_by_probes(serve: Serve) -> None:
+    client = serve(api_keys=("key-one", "key-two"), admin_keys=("admin-key",))
+    for route in ROUTES:
+        response = client.get(route)
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        refused(response, 401, "unauthorised")
+        for key in ("key-one", "key-two", "admin-key"):
+            assert client.get(route, headers={"Authorization": f"Bearer {key}"}).status_code in (200, 404)
+    for wrong in ("Bearer key", "Bearer key-one2", "Bearer ", "key-one", "Basic key-one", "Bearer kéy"):
+        refused(client.get("/v1/tasks", headers={"Authorization": wrong.encode()}), 401, "unauthorised")
+    refused(predict(client, ("topics", "ok")), 401, "unauthorised")
+    refused(post(client, b"{ no json"), 401, "unauthorised")  # before anything is read
+    assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
+
+
+def test_changes_need_the_admin_key(serve: Serve) -> None:
+    for settings in ({}, {"api_keys": ("key-one",)}, {"api_keys": ("key-one",), "admin_keys": ("admin-key",)}):
+        client = serve(**settings)
+        for headers in ({}, {"Authorization": "Bearer key-one"}):
+            refused(client.put("/v1/tasks/topics", headers=headers), 401, "unauthorised")
+            refused(client.delete("/v1/tasks/topics", headers=headers), 401, "unauthorised")
+
+
+# --- tasks ---
+
+
+@pytest.fixture
+def own_folder(folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(folder / "topics", tmp_path / "topics")
+    return tmp_path
+
+
+def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder: Path) -> None:
+    save_cue(own_folder / "titles", TITLES, model_type="t5")
+    client = serve(own_folder, admin_keys=("admin-key",))
+    listed = client.get("/v1/tasks").json()
+    assert [task["name"] for task in listed["tasks"]] == ["topics"]
+    assert [(cue["name"], cue["error"]["status"]) for cue in listed["broken"]] == [("titles", 409)]
+    old = client.get("/v1/tasks/topics").json()
+    assert old["labels"] == ["a", "b", "c"]
+    new = save_cue(own_folder / "topics", TOPICS, seed=3)
+    response = client.put("/v1/tasks/topics", headers=ADMIN)
+    assert response.status_code == 200
+    assert response.json()["version"] == new.record.record_sha256[:12] != old["version"]
+    assert predict(client, ("topics", "ok")).json()["results"][0]["version"] == response.json()["version"]
+    assert client.delete("/v1/tasks/topics", headers=ADMIN).status_code == 200
+    refused(predict(client, ("topics", "ok")), 404, "unknown_task")
+    refused(client.get("/v1/tasks/topics"), 404, "unknown_task")
+    refused(client.delete("/v1/tasks/topics", headers=ADMIN), 404, "unknown_task")
+    assert client.put("/v1/tasks/topics", headers=ADMIN).status_code == 201
+
+
+def test_cues_that_cannot_be_loaded_say_why(serve: Serve, own_folder: Path) -> None:
+    client = serve(own_folder, admin_keys=("admin-key",))
+    save_cue(own_folder / "titles", TITLES, model_type="t5")
+    shutil.copytree(own_folder / "topics", own_folder / "cut")
+    (own_folder / "cut" / "cue.json").write_text("{")
+    refused(client.put("/v1/tasks/titles", headers=ADMIN), 409, "wrong_backbone")
+    refused(predict(client, ("titles", "ok")), 409, "wrong_backbone")
+    refused(client.put("/v1/tasks/cut", headers=ADMIN), 422, "broken_cue")
+    refused(client.put("/v1/tasks/none", headers=ADMIN), 404, "unknown_task")
+    refused(client.put("/v1/tasks/..%2Ftopics", headers=ADMIN), 404, "no_route")
+    refused(client.put("/v1/tasks/%2e%2e", headers=ADMIN), 422, "invalid")
+    refused(client.put("/v1/tasks/a%00b", headers=ADMIN), 422, "invalid")
+    assert predict(client, ("topics", "ok")).status_code == 200
+
+
+# --- generation ---
+
+
+@pytest.fixture(scope="module")
+def writer(serving: Serve, writing_cues: dict[str, dict[str, Cue]]) -> TestClient:
+    path = writing_cues["t5"]["titles"].path
+    assert path is not None
+    return serving(path.parent, "t5")
+
+
+def generate(client: TestClient, *pairs: tuple[Any, Any], **more: Any) -> Any:
+    return client.post("/v1/generate", json={"inputs": inputs(*pairs), **more})
+
+
+def test_generated_text_stops_where_asked(writer: TestClient, writing_cues: dict[str, dict[str, Cue]]) -> None:
+    wanted = writing_cues["t5"]["titles"].predict(["My invoice is wrong."])[0].label or ""
+    asked = ("titles", "My invoice is wrong.")
+    assert generate(writer, asked).json()["results"][0]["label"] == wanted
+    assert generate(writer, asked, stop=[wanted[1:3]]).json()["results"][0]["label"] == wanted.split(wanted[1:3])[0]
+    short = generate(writer, asked, max_new_tokens=2).json()["results"][0]["label"]
+    assert len(short) < len(wanted)
+    for wrong in ({"max_new_tokens": 0}, {"max_new_tokens": 257}, {"stop": [""]}, {"stop": ["a"] * 5}, {"stop": "a"}):
+        refused(generate(writer, asked, **wrong), 422, "invalid")
+    refused(generate(writer, ("topics", "ok")), 422, "invalid")
+    assert predict(writer, asked, ("topics", "ok")).status_code == 200
+
+
+def test_streams_send_each_answer_then_done(writer: TestClient, writing_cues: dict[str, dict[str, Cue]]) -> None:
+    response = generate(writer, ("titles", "ok"), ("nothing", "x"), ("titles-idpg", "Where is it"), stream=True)
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    *events, last = [
+        dict(line.split(": ", 1) for line in event.splitlines()) for event in response.text.split("\n\n")[:-1]
+    ]
+    assert last == {"event": "done", "data": "{}"}
+    assert {event["event"] for event in events} == {"answer"}
+    found = {data["index"]: data for event in events if (data := json.loads(event["data"]))}
+    assert sorted(found) == [0, 1, 2]
+    assert found[0]["label"] == writing_cues["t5"]["titles"].predict(["ok"])[0].label
+    assert found[1]["error"]["status"] == 404
+    assert found[2]["label"] == writing_cues["t5"]["titles-idpg"].predict(["Where is it"])[0].label
+
+
+def test_late_streams_end_with_an_error(serve: Serve, writing_cues: dict[str, dict[str, Cue]], held: Any) -> None:
+    path = writing_cues["t5"]["titles"].path
+    assert path is not None
+    response = generate(serve(path.parent, "t5", deadline=0.2), ("titles", "ok"), stream=True)
+    assert '"code":"deadline"' in response.text
+    assert response.text.endswith("event: done\ndata: {}\n\n")
+
+
+# --- what it tells of itself ---
+
+
+def test_metrics_count_what_happened(serve: Serve) -> None:
+    client = serve()
+    predict(client, ("topics", "ok"), ("stars", "ok"), ("nothing", "x"))
+    post(client, b"{")
+    client.get("/nothing")
+    text = client.get("/metrics").text
+    for line in (
+        'softcue_requests_total{route="/v1/predict",status="200"} 1.0',
+        'softcue_requests_total{route="/v1/predict",status="400"} 1.0',
+        'softcue_requests_total{route="other",status="404"} 1.0',
+        'softcue_failures_total{reason="unknown_task"} 1.0', 'softcue_failures_total{reason="malformed"} 1.0',
+        "softcue_examples_total 2.0", "softcue_batch_rows_count 1.0", "softcue_batch_tasks_sum 2.0",
+        "softcue_queue_seconds_count 2.0", "softcue_cues_loaded 9.0", "softcue_examples_in_flight 0.0",
+        "softcue_queue_rows 0.0",
+        f'softcue_build_info{{backbone="tiny-bert",version="{softcue.__version__}"}} 1.0',
+    ):  # fmt: skip
+        assert line in text, line
+    for name in ("softcue_tokens_total", "softcue_padding_tokens_total", "softcue_batch_seconds_sum",
+                 "softcue_request_seconds_bucket"):  # fmt: skip
+        assert name in text
+
+
+def test_info_names_backbone_and_limits(client: TestClient) -> None:
+    found = client.get("/v1/info").json()
+    assert found["backbone"]["name"] == "tiny-bert"
+    assert found["limits"] == {"max_body_bytes": 2_000_000, "max_inputs": 32, "max_in_flight": 512, "deadline": 30.0,
+                               "max_characters": 20_000, "max_new_tokens": 256}  # fmt: skip
+    assert found["cues"] == 9
+
+
+def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
+    found = client.get("/openapi.json").json()
+    assert {"/v1/predict", "/v1/generate", "/v1/tasks", "/v1/tasks/{name}", "/livez", "/readyz", "/metrics",
+            "/v1/info"} == set(found["paths"])  # fmt: skip
+    assert {"Input", "PredictBody", "GenerateBody"} <= set(found["components"]["schemas"])
+    assert {"400", "401", "404", "409", "413", "415", "422", "429", "503", "504"} <= set(
+        found["paths"]["/v1/predict"]["post"]["responses"]
+    )
+
+
+def test_first_page_is_there(client: TestClient) -> None:
+    response = client.get("/")
+    assert response.status_code == 200
+    assert "softcue" in response.text
+
+
+def test_logs_have_texts_only_where_asked(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    for log_texts in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "softcue.serving"):
+            assert predict(serve(log_texts=log_texts), ("topics", SECRET), ("no", "x")).status_code == 200
+        lines = [JsonLines(log_texts).format(record) for record in caplog.records if record.name == "softcue.serving"]
+        [line] = [found for found in map(json.loads, lines) if found["event"] == "request"]
+        assert {
+            "method": "POST",
+            "route": "/v1/predict",
+            "status": 200,
+            "inputs": 2,
+            "failed": 1,
+        }.items() <= line.items()
+        assert (SECRET in "".join(lines)) is log_texts
+
+
+def test_logged_errors_quote_no_text() -> None:
+    try:
+        raise ValueError(SECRET)
+    except ValueError as error:
+        record = logging.LogRecord("softcue", logging.ERROR, "", 0, "failed", None, (type(error), error, None))
+    assert json.loads(JsonLines(log_texts=False).format(record))["error"] == "ValueError"
+    assert SECRET not in JsonLines(log_texts=False).format(record)
+    assert SECRET in JsonLines(log_texts=True).format(record)

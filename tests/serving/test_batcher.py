@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from serving_cues import TITLES
+from tiny import tiny
+from toy import EXAMPLES, make_model
+
+from softcue.serving.batcher import Batcher, Limits, chosen
+from softcue.serving.jobs import Job, Options, Row
+from softcue.serving.refusals import Refusal
+from softcue.types import Tokens
+
+
+def job(arrived: float = 0.0, **more: Any) -> Job:
+    model = make_model(tiny("bert"))
+    return Job(None, model, EXAMPLES[0], Options(), arrived=arrived, **more)  # type: ignore[arg-type]
+
+
+def rows(*lengths: int, arrived: float = 0.0) -> list[Row]:
+    return [Row(job(arrived + number * 1e-3), 0, Tokens((), None, 0), length) for number, length in enumerate(lengths)]
+
+
+def lengths(batch: list[Row]) -> list[int]:
+    return [row.length for row in batch]
+
+
+def test_length_counts_the_prompt() -> None:
+    assert Row.of(job(), 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4
+
+
+def test_length_counts_what_may_be_written() -> None:
+    model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
+    writing = Job(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
+    assert Row.of(writing, 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4 + 6
+
+
+def test_oldest_row_goes_with_those_nearest_in_length() -> None:
+    limits = Limits(max_rows=3)
+    assert lengths(chosen(rows(40, 70, 42, 30, 39, 500), 0.0, limits)) == [40, 39, 42]
+
+
+def test_token_budget_counts_padding() -> None:
+    assert lengths(chosen(rows(40, 40, 50, 40), 0.0, Limits(token_budget=150))) == [40, 40, 40]
+    assert lengths(chosen(rows(40, 50, 50, 40), 0.0, Limits(token_budget=149))) == [40, 40]
+
+
+def test_a_row_longer_than_the_budget_runs_alone() -> None:
+    assert lengths(chosen(rows(500, 500), 0.0, Limits(token_budget=100))) == [500]
+
+
+def test_unlike_lengths_do_not_share_a_batch() -> None:
+    assert lengths(chosen(rows(100, 8, 40, 250, 60), 0.0, Limits())) == [100, 60]
+    assert lengths(chosen(rows(4, 16, 30), 0.0, Limits())) == [4, 16, 30]  # all short
+
+
+def test_rows_beyond_the_age_bound_go_first() -> None:
+    limits = Limits(max_rows=3, max_age=1.0)
+    waiting = [*rows(40, 79, 60), *rows(40, 40, arrived=5.0)]
+    assert lengths(chosen(waiting, 5.5, limits)) == [40, 79, 60]
+    assert lengths(chosen(waiting, 0.5, limits)) == [40, 40, 40]
+
+
+def test_rows_that_write_have_batches_of_their_own() -> None:
+    model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
+    writing = Row(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((), None, 0), 40)  # type: ignore[arg-type]
+    reading = rows(40, 40)
+    assert chosen([writing, *reading], 0.0, Limits()) == [writing]
+    assert chosen([reading[0], writing, reading[1]], 0.0, Limits()) == reading
+
+
+def test_room_is_bounded_and_given_back() -> None:
+    batcher = Batcher(Limits(max_in_flight=3))
+    batcher.put([job(), job()])
+    with pytest.raises(Refusal, match="busy"):
+        batcher.put([job(), job()])
+    assert batcher.num_in_flight == 2  # all or none
+    batcher.put([job()])
+    batcher.release()
+    batcher.put([job()])
+    with pytest.raises(Refusal, match="too_many"):
+        batcher.put([job()] * 4)
+
+
+def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
+    batcher = Batcher(Limits(max_in_flight=1))
+    batcher.put([job()])
+    threading.Timer(0.05, batcher.release).start()
+    batcher.put([job()], seconds=10)
+    assert batcher.num_in_flight == 1
+    with pytest.raises(Refusal, match="busy"):
+        batcher.put([job()], seconds=0.01)
+
+
+def test_there_is_no_timer() -> None:
+    batcher = Batcher(Limits())
+    batcher.put([job()])
+    began = time.monotonic()
+    assert len(batcher.arrived() or []) == 1
+    batcher.add(rows(10))
+    assert len(batcher.take()[0]) == 1
+    assert time.monotonic() - began < 1
+
+
+def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
+    batcher = Batcher(Limits())
+    now = time.monotonic()
+    late, dropped, good = job(deadline=now - 1), job(), job()
+    dropped.is_dropped = True
+    batcher.add([Row(one, 0, Tokens((), None, 0), 10) for one in (late, dropped, good)])
+    batch, gone = batcher.take()
+    assert [row.job for row in batch] == [good]
+    assert gone == [late, dropped]
+    assert batcher.take() == ([], [])
+
+
+def test_draining_takes_nothing_new_and_ends_when_all_is_taken() -> None:
+    batcher = Batcher(Limits())
+    batcher.put([job()])
+    batcher.drain()
+    with pytest.raises(Refusal, match="draining"):
+        batcher.put([job()])
+    assert len(batcher.arrived() or []) == 1
+    batcher.add(rows(10))
+    assert batcher.arrived() == []
+    batcher.take()
+    assert batcher.arrived() is None

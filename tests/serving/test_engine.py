@@ -1,0 +1,386 @@
+"""Served answers are the offline ones, and what goes wrong with one item stays with it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import shutil
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_cues import CASES, LONG, TOPICS, items, save_cue
+from tiny import tiny
+
+from softcue.cue import Cue
+from softcue.evaluation import mean, vote
+from softcue.serving import engine as engine_module
+from softcue.serving.batcher import Limits
+from softcue.serving.engine import BatchReport, Engine
+from softcue.serving.jobs import Answer, Options, Result
+from softcue.serving.refusals import Refusal
+from softcue.types import Prediction
+
+
+def same(found: Result, wanted: Prediction) -> None:
+    """Equal but for what padding does to the last digits."""
+    assert isinstance(found, Answer), found
+    answer = found.prediction
+    assert (answer.label, answer.spans, answer.is_illegal) == (wanted.label, wanted.spans, wanted.is_illegal)
+    assert answer.value == (None if wanted.value is None else pytest.approx(wanted.value, abs=1e-5))
+    assert answer.scores == (None if wanted.scores is None else pytest.approx(wanted.scores, abs=1e-5))
+
+
+def offline(cues: dict[str, Cue], asked: list[tuple[str, Any]]) -> list[Prediction]:
+    """What each cue itself answers, all of its texts at once."""
+    found: list[Prediction | None] = [None] * len(asked)
+    for name, cue in cues.items():
+        places = [place for place, (own, _) in enumerate(asked) if own == name]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # texts that are cut
+            answers = cue.predict([asked[place][1] for place in places]) if places else []
+        for place, answer in zip(places, answers, strict=True):
+            found[place] = answer
+    return [answer for answer in found if answer is not None]
+
+
+def codes(found: list[Result]) -> list[str]:
+    return [result.code if isinstance(result, Refusal) else "" for result in found]
+
+
+# --- equal answers ---
+
+
+def test_mixed_batches_answer_as_each_cue_does_offline(folder: Path, cues: dict[str, Cue]) -> None:
+    asked = items(cues, 10 * len(cues))
+    asked += [("names", LONG), ("questions", ["Who?", LONG]), ("topics", LONG), ("stars", LONG)]  # windows, cuts
+    reports: list[BatchReport] = []
+    with Engine(tiny("bert"), folder, on_batch=reports.append) as engine:
+        found = engine.predict(asked)
+    for one, wanted, (name, _) in zip(found, offline(cues, asked), asked, strict=True):
+        same(one, wanted)
+        assert isinstance(one, Answer)
+        assert one.versions == {name: cues[name].record.record_sha256[:12]}
+    assert max(report.num_tasks for report in reports) == len(CASES)
+    assert [one.is_truncated for one in found[-4:] if isinstance(one, Answer)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_written_answers_are_those_written_offline(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
+    cues = writing_cues[kind]
+    asked = items(cues, 4 * len(cues))
+    path = cues["titles"].path
+    assert path is not None
+    with Engine(tiny(kind), path.parent) as engine:
+        found = engine.predict(asked)
+    for one, wanted in zip(found, offline(cues, asked), strict=True):
+        same(one, wanted)
+
+
+def test_small_batches_and_budgets_change_no_answer(folder: Path, cues: dict[str, Cue]) -> None:
+    asked = items(cues, 30)
+    reports: list[BatchReport] = []
+    limits = Limits(max_in_flight=7, token_budget=120, max_rows=3)
+    with Engine(tiny("bert"), folder, limits, on_batch=reports.append) as engine:
+        found = engine.predict(asked)
+    for one, wanted in zip(found, offline(cues, asked), strict=True):
+        same(one, wanted)
+    assert max(report.num_rows for report in reports) <= 3
+    assert all(report.num_tokens + report.num_padding <= 120 or report.num_rows == 1 for report in reports)
+
+
+def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: Path, cues: dict[str, Cue]) -> None:
+    with Engine(str(model_folders["bert"]), folder) as engine:
+        same(engine.predict([("topics", "ok")])[0], cues["topics"].predict(["ok"])[0])
+
+
+# --- items that are refused ---
+
+
+def test_bad_items_do_not_fail_their_neighbours(engine: Engine, cues: dict[str, Cue]) -> None:
+    asked: list[tuple[Any, Any]] = [
+        ("topics", "My invoice is wrong."), ("nothing", "x"), ("topics", " "), ("pairs", "one text"),
+        ("topics", "\ud800"), (["topics"], "x"), ("topics", ["a", "b"]), ("topics", "x" * 20_001), ("topics", None),
+        (None, "x"), ("tone-vip", "ok"),
+    ]  # fmt: skip
+    found = engine.predict(asked)
+    assert codes(found) == ["", "unknown_task", *["invalid"] * 5, "too_long", "invalid", "invalid", ""]
+    same(found[0], cues["topics"].predict(["My invoice is wrong."])[0])
+    same(found[-1], cues["tone-vip"].predict(["ok"])[0])
+
+
+def test_long_texts_are_cut_only_where_asked(engine: Engine) -> None:
+    asked = [("topics", LONG), ("names", LONG), ("topics", "ok")]
+    assert codes(engine.predict(asked, truncate=False)) == ["too_long", "", ""]
+    assert codes(engine.predict(asked)) == ["", "", ""]
+
+
+def test_example_that_cannot_be_read_is_refused_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = engine.registry["topics"].cue.model
+    plain = model.rows
+
+    def rows(backbone: Any, examples: Any) -> Any:
+        if any("poison" in example.texts[0] for example in examples):
+            raise KeyError("poison")
+        return plain(backbone, examples)
+
+    monkeypatch.setattr(model, "rows", rows)
+    assert codes(engine.predict([("topics", "a"), ("topics", "poison"), ("topics", "b")])) == ["", "failed", ""]
+
+
+# --- ensembles ---
+
+
+@pytest.mark.parametrize(("ensemble", "join"), [("vote", vote), ("mean", mean)])
+def test_ensembles_are_one_batch_and_equal_offline_ones(
+    ensemble: Any, join: Callable[..., Prediction], folder: Path, cues: dict[str, Cue]
+) -> None:
+    reports: list[BatchReport] = []
+    with Engine(tiny("bert"), folder, on_batch=reports.append) as engine:
+        found = engine.predict([("tone", "At last it came")], ensemble=ensemble)[0]
+    names = ["tone-adapter", "tone-late", "tone-vip"]
+    same(found, join([cues[name].predict(["At last it came"])[0] for name in names]))
+    assert isinstance(found, Answer)
+    assert list(found.versions) == names
+    assert sum(found.votes.values()) == 3
+    assert [report.num_tasks for report in reports] == [3]
+    assert "versions" in found.as_dict()
+
+
+def test_ensembles_of_named_cues(engine: Engine, cues: dict[str, Cue]) -> None:
+    pair = ["topics", "topics-idpg", "topics"]
+    asked = [(pair, "Where is it"), (["topics", "pairs"], "x"), ("nothing", "x"), (["topics", "no"], "x")]
+    found = engine.predict(asked, ensemble="vote")
+    assert codes(found) == ["", "invalid", "unknown_task", "unknown_task"]
+    same(found[0], vote([cues[name].predict(["Where is it"])[0] for name in pair[:2]]))
+
+
+def test_mean_of_answers_without_scores_is_refused(engine: Engine) -> None:
+    assert codes(engine.predict([(["names"], "Ann")], ensemble="mean")) == ["invalid"]
+
+
+def test_ensemble_larger_than_the_queue_is_refused_alone(folder: Path) -> None:
+    with Engine(tiny("bert"), folder, Limits(max_in_flight=2)) as engine:
+        found = [engine.predict([("tone", "x")], ensemble="vote")[0], engine.predict([("stars", "x")])[0]]
+    assert codes(found) == ["too_many", ""]
+
+
+# --- generation ---
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
+    path = writing_cues[kind]["titles"].path
+    assert path is not None
+    with Engine(tiny(kind), path.parent, max_new_tokens=9) as engine:
+
+        def written(**options: Any) -> Result:
+            [pending] = engine.submit([("titles", "My invoice is wrong.")], Options(must_write=True, **options))
+            return pending.result.result(10)
+
+        whole, short = written(), written(max_new_tokens=2)
+        assert isinstance(whole, Answer) and isinstance(short, Answer)
+        text = whole.prediction.label or ""
+        assert text.startswith((short.prediction.label or "").rstrip("�"))
+        assert len(short.prediction.label or "") < len(text)
+        same(written(max_new_tokens=6), whole.prediction)
+        same(written(stop=(text[2:4],)), replace(whole.prediction, label=text[: text.find(text[2:4])].rstrip()))
+        same(written(stop=("nowhere",)), whole.prediction)
+        for wrong in ({"max_new_tokens": 10}, {"max_new_tokens": 0}):
+            assert codes([written(**wrong)]) == ["invalid"]
+        [refused] = engine.submit([("topics", "x")], Options(must_write=True))
+        assert codes([refused.result.result()]) == ["invalid"]
+
+
+# --- errors in a pass ---
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int, list[Any]], bool], error: Exception) -> list[int]:
+    """Passes that fail where told; returns the sizes of all, as they come."""
+    sizes: list[int] = []
+    plain = engine_module.predict_mixed
+
+    def run(backbone: Any, rows: Any) -> Any:
+        sizes.append(len(rows))
+        if is_bad(len(sizes), rows):
+            raise error
+        return plain(backbone, rows)
+
+    monkeypatch.setattr(engine_module, "predict_mixed", run)
+    return sizes
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError()])
+def test_failed_batch_is_split_once_and_answered(
+    error: Exception, folder: Path, cues: dict[str, Cue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [("topics", f"text {number}") for number in range(8)]
+    with Engine(tiny("bert"), folder) as engine:
+        sizes = failing(monkeypatch, lambda _, rows: len(rows) > 4, error)
+        found = engine.predict(asked)
+        assert sizes == [8, 4, 4]
+        for one, wanted in zip(found, offline(cues, asked), strict=True):
+            same(one, wanted)
+
+
+def test_rows_that_fail_twice_get_an_error_and_the_engine_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(tiny("bert"), folder) as engine:
+        sizes = failing(monkeypatch, lambda number, _: number in (1, 3), RuntimeError("boom"))
+        found = engine.predict([("topics", f"text {number}") for number in range(8)])
+        assert sorted(codes(found)) == [""] * 4 + ["failed"] * 4
+        assert sizes == [8, 4, 4]
+        assert codes(engine.predict([("topics", "again")])) == [""]
+        assert (engine.num_in_flight, engine.num_waiting, engine.is_alive) == (0, 0, True)
+
+
+def test_failed_window_fails_its_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(tiny("bert"), folder, Limits(max_rows=1)) as engine:
+        failing(monkeypatch, lambda number, _: number < 3, RuntimeError("boom"))
+        assert codes(engine.predict([("names", LONG), ("topics", "ok")])) == ["failed", ""]
+        assert engine.num_in_flight == 0
+
+
+def test_answers_that_are_no_numbers_are_not_sent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Prediction(None, value=math.nan)
+    monkeypatch.setattr(engine_module, "predict_mixed", lambda _, rows: [nothing] * len(rows))
+    assert codes(engine.predict([("stars", "ok")])) == ["failed"]
+
+
+# --- waiting, leaving, ending ---
+
+
+def test_dropped_items_are_never_run(engine: Engine, held: Any, until: Callable[..., None]) -> None:
+    first = engine.submit([("topics", "first")], Options())
+    assert held.has_begun.wait(10)
+    others = engine.submit([("topics", f"text {number}") for number in range(5)], Options())
+    for pending in others[1:]:
+        pending.drop()
+    held.go.set()
+    assert codes([pending.result.result(10) for pending in (*first, *others)]) == ["", "", *["deadline"] * 4]
+    assert held.sizes == [1, 1]
+    until(lambda: engine.num_in_flight == 0)
+
+
+def test_items_that_wait_too_long_are_refused(engine: Engine, held: Any) -> None:
+    first = engine.submit([("topics", "first")], Options())
+    assert held.has_begun.wait(10)
+    late = engine.submit([("topics", "late"), ("names", LONG)], Options(), seconds=0.01)
+    time.sleep(0.02)
+    held.go.set()
+    assert codes([pending.result.result(10) for pending in (*first, *late)]) == ["", "deadline", "deadline"]
+    assert held.sizes == [1]
+
+
+def test_room_is_bounded_for_those_who_submit(folder: Path, held: Any, until: Callable[..., None]) -> None:
+    with Engine(tiny("bert"), folder, Limits(max_in_flight=3)) as engine:
+        taken = engine.submit([("topics", "a"), ("topics", "b")], Options())
+        with pytest.raises(Refusal, match="busy"):
+            engine.submit([("topics", "c"), ("topics", "d")], Options())
+        held.go.set()
+        assert codes([pending.result.result(10) for pending in taken]) == ["", ""]
+        until(lambda: engine.num_in_flight == 0)
+        assert codes(engine.predict([("topics", f"text {number}") for number in range(20)])) == [""] * 20
+
+
+def test_closing_answers_what_was_taken(folder: Path, held: Any) -> None:
+    engine = Engine(tiny("bert"), folder, Limits(max_rows=2))
+    taken = engine.submit([("topics", f"text {number}") for number in range(7)], Options())
+    engine.drain()
+    assert engine.is_draining
+    with pytest.raises(Refusal, match="draining"):
+        engine.submit([("topics", "late")], Options())
+    assert codes(engine.predict([("topics", "late"), ("nothing", "x")])) == ["draining", "unknown_task"]
+    held.go.set()
+    engine.close()
+    assert not engine.is_alive
+    assert codes([pending.result.result(0) for pending in taken]) == [""] * 7
+
+
+def test_replaced_cue_finishes_its_rows_on_the_old_version(tmp_path: Path, held: Any) -> None:
+    old = save_cue(tmp_path / "topics", TOPICS, seed=1)
+    with Engine(tiny("bert"), tmp_path) as engine:
+        first = engine.submit([("topics", "first")], Options())
+        assert held.has_begun.wait(10)
+        waiting = engine.submit([("topics", "second")], Options())
+        new = save_cue(tmp_path / "topics", TOPICS, seed=2)
+        engine.registry.load("topics")
+        later = engine.submit([("topics", "second")], Options())
+        engine.registry.unload("topics")
+        held.go.set()
+        same(first[0].result.result(10), old.predict(["first"])[0])
+        same(waiting[0].result.result(10), old.predict(["second"])[0])
+        same(later[0].result.result(10), new.predict(["second"])[0])
+
+
+def test_replaced_cues_leave_the_memory_at_once(tmp_path: Path, until: Callable[..., None]) -> None:
+    save_cue(tmp_path / "topics", TOPICS, seed=1)
+    with Engine(tiny("bert"), tmp_path) as engine:
+        old = weakref.ref(engine.registry["topics"].cue)
+        engine.predict([("topics", "ok"), ("topics", "x y z")])
+        gc.disable()
+        try:
+            engine.registry.load("topics")
+            until(lambda: old() is None, 5)
+        finally:
+            gc.enable()
+
+
+def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
+    """No answer is wrong, lost or of another row, whatever is replaced or unloaded meanwhile."""
+    versions: dict[str, Cue] = {}
+    stock = tmp_path / "stock"
+    for seed in range(3):
+        cue = save_cue(stock / f"topics{seed}", TOPICS, seed=seed)
+        versions[cue.record.record_sha256[:12]] = cue
+    root = tmp_path / "cues"
+    for name in ("fixed", "swapped", "leaving"):
+        shutil.copytree(stock / "topics0", root / name)
+    texts = [f"{word} {number}" for number in range(8) for word in ("order", "my invoice is wrong and late", "ok")]
+    wanted = {version: dict(zip(texts, cue.predict(texts), strict=True)) for version, cue in versions.items()}
+    is_over = threading.Event()
+
+    def swap(engine: Engine) -> int:
+        count = 0
+        while not is_over.is_set():
+            fresh = shutil.copytree(stock / f"topics{count % 3}", tmp_path / f"fresh{count}")
+            os.rename(root / "swapped", tmp_path / f"old{count}")
+            os.rename(fresh, root / "swapped")
+            engine.registry.load("swapped")
+            engine.registry.unload("leaving")
+            engine.registry.load("leaving")
+            count += 1
+        return count
+
+    def ask(engine: Engine, seed: int) -> int:
+        draw, refused = random.Random(seed), 0
+        for _ in range(25):
+            asked = [(draw.choice(["fixed", "swapped", "leaving"]), draw.choice(texts)) for _ in range(6)]
+            found = engine.predict(asked)
+            assert len(found) == len(asked)
+            for (name, text), one in zip(asked, found, strict=True):
+                if isinstance(one, Refusal):
+                    assert (name, one.code) == ("leaving", "unknown_task")
+                    refused += 1
+                    continue
+                assert list(one.versions) == [name]
+                same(one, wanted[one.versions[name]][text])
+        return refused
+
+    with Engine(tiny("bert"), root) as engine, ThreadPoolExecutor(5) as pool:
+        swapping = pool.submit(swap, engine)
+        asking = [pool.submit(ask, engine, seed) for seed in range(4)]
+        try:
+            assert sum(future.result(60) for future in asking) < 4 * 25 * 6 / 3
+        finally:
+            is_over.set()
+        assert swapping.result(10) > 2
+        assert engine.num_in_flight == 0

@@ -1,0 +1,320 @@
+"""Real sockets and real signals: clients that leave, SIGTERM, the client and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from command import check_refused, run
+from tiny import tiny
+
+from softcue.cue import Cue
+from softcue.errors import ConfigurationError
+from softcue.serving.app import create_app
+from softcue.serving.client import Client, ServerError
+from softcue.serving.engine import Engine
+from softcue.serving.service import Service
+from softcue.serving.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class Running:
+    service: Service
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key: str = "", **settings: Any) -> Client:
+        return Client(self.url, key, timeout=20, **settings)
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(folder: Path, until: Callable[..., None]) -> Iterator[Start]:
+    """Servers on a port of this machine, in a thread each."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def listen(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> Running:
+        chosen = ServerSettings(**settings)
+        service = Service(
+            chosen, lambda on_batch: Engine(tiny(model_type), cues_folder, chosen.limits, on_batch=on_batch)
+        )
+        server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, thread))
+        until(lambda: server.started and service.state == "ready")
+        return Running(service, server.servers[0].sockets[0].getsockname()[1])
+
+    yield listen
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(20)
+
+
+def sent(port: int, path: str, body: dict[str, Any]) -> socket.socket:
+    """A request whose answer nobody has read yet."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+# --- clients that leave ---
+
+
+def test_rows_of_clients_that_left_are_never_run(start: Start, held: Any, until: Callable[..., None]) -> None:
+    server = start()
+    engine = server.service.engine
+    first = sent(server.port, "/v1/predict", {"inputs": [{"task": "topics", "text": "first"}]})
+    assert held.has_begun.wait(10)
+    leaving = sent(server.port, "/v1/predict", {"inputs": [{"task": "topics", "text": f"x {n}"} for n in range(5)]})
+    until(lambda: engine.num_in_flight == 6)
+    leaving.close()
+    metrics = server.client()
+    until(lambda: 'reason="disconnected"} 1.0' in server.service.metrics.text().decode())
+    held.go.set()
+    assert b"200 OK" in first.recv(1000)
+    first.close()
+    until(lambda: engine.num_in_flight == 0)
+    assert held.sizes == [1]
+    assert metrics.predict([("topics", "still there")])[0].label
+
+
+def test_streams_of_clients_that_left_are_never_run(
+    start: Start, held: Any, until: Callable[..., None], writing_cues: dict[str, dict[str, Cue]]
+) -> None:
+    path = writing_cues["t5"]["titles"].path
+    assert path is not None
+    server = start(path.parent, "t5")
+    engine = server.service.engine
+    first = sent(server.port, "/v1/predict", {"inputs": [{"task": "titles", "text": "first"}]})
+    assert held.has_begun.wait(10)
+    body = {"inputs": [{"task": "titles", "text": f"x {number}"} for number in range(5)], "stream": True}
+    leaving = sent(server.port, "/v1/generate", body)
+    until(lambda: engine.num_in_flight == 6)
+    assert b"200 OK" in leaving.recv(1000)
+    leaving.close()
+    time.sleep(0.3)  # the server notices
+    held.go.set()
+    assert b"200 OK" in first.recv(1000)
+    first.close()
+    until(lambda: engine.num_in_flight == 0)
+    assert held.sizes == [1]
+
+
+def test_too_large_is_told_before_the_body_is_sent(start: Start) -> None:
+    head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", start().port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert b"413" in connection.recv(1000).split(b"\r\n")[0]
+
+
+def test_body_that_does_not_come_is_504(start: Start) -> None:
+    server = start(deadline=0.2)
+    head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert b"504" in connection.recv(1000).split(b"\r\n")[0]
+    assert server.service.num_reading == 0
+
+
+# --- many at once ---
+
+
+def test_concurrent_clients_get_their_own_answers(start: Start, cues: dict[str, Cue]) -> None:
+    server = start(max_in_flight=8)  # so that some must come again
+    names = ["topics", "tone-vip", "stars", "topics-idpg"]
+    texts = [f"text {number} " * (1 + number % 4) for number in range(12)]
+    wanted = {name: cues[name].predict(texts) for name in names}
+
+    def ask(name: str) -> int:
+        client = server.client(attempts=20)
+        for first in range(0, 12, 3):
+            replies = client.predict([(name, text) for text in texts[first : first + 3]], return_scores=True)
+            for reply, answer in zip(replies, wanted[name][first : first + 3], strict=True):
+                assert reply.label == answer.label
+                assert reply.value == pytest.approx(answer.value, abs=1e-5)
+                assert reply.scores == pytest.approx(answer.scores, abs=1e-5)
+        return 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, names * 2)) == 8
+    assert server.service.engine.num_in_flight == 0
+
+
+# --- the client and the command line ---
+
+
+def test_client_reads_every_kind_of_reply(start: Start, cues: dict[str, Cue]) -> None:
+    server = start(admin_keys=("admin-key",))
+    client = server.client("admin-key")
+    good, bad = client.predict([("tone", "At last"), ("nothing", "x")], ensemble="vote", return_scores=True)
+    assert good.votes and good.scores and len(good.versions or {}) == 3 and not good.error
+    assert (bad.error, bad.label) == ("unknown_task", None) and bad.message
+    [pair] = client.predict([("pairs", ("a", "b"))])
+    assert pair.label in ("same", "other") and pair.scores is None
+    assert client.info()["cues"] == len(cues) == len(client.tasks())
+    assert client.unload("pairs")["name"] == "pairs"
+    assert client.load("pairs")["name"] == "pairs"
+    with pytest.raises(ServerError) as caught:
+        client.predict([("nothing", "x")])
+    assert (caught.value.status, caught.value.code) == (404, "unknown_task")
+    with pytest.raises(ServerError, match="401 unauthorised"):
+        server.client("wrong").unload("pairs")
+
+
+def test_client_generates_and_streams(start: Start, writing_cues: dict[str, dict[str, Cue]]) -> None:
+    cue = writing_cues["t5"]["titles"]
+    assert cue.path is not None
+    client = start(cue.path.parent, "t5").client()
+    wanted = cue.predict(["ok", "Where is it"])
+    asked = [("titles", "ok"), ("titles", "Where is it")]
+    assert [reply.label for reply in client.generate(asked, max_new_tokens=6)] == [one.label for one in wanted]
+    assert {place: reply.label for place, reply in client.stream(asked)} == dict(enumerate(one.label for one in wanted))
+
+
+def test_client_tries_again_when_told_to(start: Start, held: Any, until: Callable[..., None]) -> None:
+    server = start(max_in_flight=1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(server.client().predict, [("topics", "ok")])
+        assert held.has_begun.wait(10)
+        with pytest.raises(ServerError, match="429 busy"):
+            server.client(attempts=1).predict([("topics", "ok")])
+        second = pool.submit(server.client().predict, [("topics", "ok")])
+        time.sleep(0.2)
+        held.go.set()
+        assert first.result(10)[0].label == second.result(10)[0].label
+
+
+def test_client_says_what_is_wrong_with_the_address() -> None:
+    for url in ("127.0.0.1:8000", "ftp://x", "http://"):
+        with pytest.raises(ConfigurationError, match="an address such as"):
+            Client(url)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ServerError, match="is the server running"):
+        Client(f"http://127.0.0.1:{port}").tasks()
+
+
+def test_client_commands(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(api_keys=("key-one",))
+    own = ["--url", server.url]
+    check_refused(run("client", "tasks", *own), "401")
+    monkeypatch.setenv("SOFTCUE_API_KEY", "key-one")
+    assert {task["name"] for task in run("client", "tasks", *own, "--json").json["tasks"]} >= {"topics", "pairs"}
+    assert "prompt-tuning" in run("client", "tasks", *own).out
+    found = run("client", "predict", "--task", "pairs", *own, "one\ttwo", "three", "--json").json["results"]
+    assert found[0]["label"] in ("same", "other") and found[1]["error"] == "invalid"
+    assert "two" in run("client", "predict", "--task", "pairs", *own, "one\ttwo").out
+    both = ["--task", "topics", "--task", "topics-idpg"]
+    assert run("client", "predict", *both, "--ensemble", "mean", *own, "x", "--json").json["results"][0]["votes"]
+    check_refused(run("client", "predict", *both, *own, "x"), "--ensemble")
+    check_refused(run("client", "predict", "--task", "no", *own, "x"), "404 unknown_task")
+
+
+def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
+    code = (
+        "import sys, softcue.cli.app, softcue.serving.client; sys.exit(bool({'torch', 'fastapi'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_serve_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "softcue.serving.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    check_refused(run("serve", "--backbone", "minilm", folder), "package 'uvicorn'", ".[serve]")
+
+
+def test_serve_is_refused_before_anything_is_loaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")  # as `serve` itself would, for good
+    check_refused(run("serve", "--backbone", "minilm", tmp_path / "none"), "a folder with a folder per cue")
+    check_refused(run("serve", "--backbone", "minilm", folder, "--host", "0.0.0.0"), "--host", "--without-key")
+    check_refused(run("serve", "--backbone", "minilm", folder, "--api-key-file", tmp_path / "none"), "key file")
+
+
+# --- a process of its own ---
+
+SLOW = """
+import sys, time
+from softcue.serving import engine
+plain = engine.predict_mixed
+def slow(*rows):
+    time.sleep(1.0)
+    return plain(*rows)
+engine.predict_mixed = slow
+from softcue.cli.app import main
+main()
+"""
+
+
+def served(folder: Path, backbone: Path, *words: object, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLOW, "serve", "--backbone", backbone, folder, "--port", "0", *words]
+    return subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1", **environment})  # fmt: skip
+
+
+def test_sigterm_answers_what_was_taken_then_ends(
+    folder: Path, model_folders: dict[str, Path], tmp_path: Path, cues: dict[str, Cue]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("key-one\nkey-two\n")
+    with served(folder, model_folders["bert"], "--api-key-file", keys, SOFTCUE_ADMIN_KEY="admin-key") as process:
+        assert process.stderr is not None
+        lines: list[dict[str, Any]] = []
+        while not {"ready", "running"} <= {word for line in lines for word in line["event"].split()}:
+            lines.append(json.loads(process.stderr.readline()))
+        [url] = [found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line["event"]))]
+        client = Client(url, "key-two", attempts=1)
+        assert client.info()["backbone"]["dtype"] == "float32"
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.predict, [("topics", "a secret text"), ("stars", "ok")])
+            while client.info()["in_flight"] == 0:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            replies = asked.result(20)
+        rest = process.stderr.read()
+        assert process.wait(20) == 0
+    assert replies[0].label == cues["topics"].predict(["a secret text"])[0].label
+    assert replies[1].value == pytest.approx(cues["stars"].predict(["ok"])[0].value, abs=1e-5)
+    assert "a secret text" not in rest
+    events = [json.loads(line) for line in rest.splitlines()]
+    assert [line["status"] for line in events if line.get("route") == "/v1/predict"] == [200]
+    with pytest.raises(ServerError, match="is the server running"):
+        client.tasks()
+
+
+def test_server_that_cannot_load_ends_with_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softcue.serving.server.log_to_stderr", lambda _: None)  # the log of this process is pytest's
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        found = run("serve", "--backbone", tmp_path / "no-model", folder, "--port", 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    check_refused(found, "backbone.name", "no-model")

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from softcue.errors import ConfigurationError
+from softcue.serving.settings import ServerSettings, check_address, read_keys
+
+
+def test_defaults_are_those_promised() -> None:
+    found = ServerSettings()
+    assert (found.host, found.max_body_bytes, found.max_inputs, found.max_in_flight, found.deadline) == (
+        "127.0.0.1", 2_000_000, 32, 512, 30.0,
+    )  # fmt: skip
+    assert not found.log_texts and not found.api_keys
+
+
+def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOFTCUE_API_KEY", raising=False)
+    assert read_keys("SOFTCUE_API_KEY", None) == ()
+    monkeypatch.setenv("SOFTCUE_API_KEY", "from-environment")
+    (tmp_path / "keys").write_text("one\n\n two \n")
+    assert [key.get_secret_value() for key in read_keys("SOFTCUE_API_KEY", None)] == ["from-environment"]
+    assert [key.get_secret_value() for key in read_keys("SOFTCUE_API_KEY", tmp_path / "keys")] == ["one", "two"]
+
+
+def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_API_KEY", "secret")
+    settings = ServerSettings(api_keys=read_keys("SOFTCUE_API_KEY", None))
+    assert "secret" not in repr(settings) + settings.model_dump_json()
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", "two words", "clé", "tab\there"])
+def test_files_without_usable_keys_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ConfigurationError, match="printable ASCII") as caught:
+        read_keys("SOFTCUE_API_KEY", tmp_path / "keys")
+    assert "two words" not in str(caught.value)
+
+
+def test_empty_variable_is_refused_rather_than_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_API_KEY", "")
+    with pytest.raises(ConfigurationError, match="SOFTCUE_API_KEY"):
+        read_keys("SOFTCUE_API_KEY", None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_this_machine_needs_no_key(host: str) -> None:
+    check_address(ServerSettings(host=host), is_forced=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "localhost.example.org", ""])
+def test_other_machines_need_a_key_or_force(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="--without-key"):
+        check_address(ServerSettings(host=host), is_forced=False)
+    with pytest.raises(ConfigurationError, match="--without-key"):
+        check_address(ServerSettings(host=host, admin_keys=("admin",)), is_forced=False)  # type: ignore[arg-type]
+    check_address(ServerSettings(host=host), is_forced=True)
+    check_address(ServerSettings(host=host, api_keys=("key",)), is_forced=False)  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""Tiny cues of every kind for the serving tests, saved untrained: that their numbers are visible is enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tiny import tiny
+from toy import make_model
+
+from softcue.configuration import method_config
+from softcue.cue import Cue
+from softcue.record import BackboneRecord, CueRecord
+from softcue.tasks import Label, Task
+
+TWO = {"a": Label(words="account"), "b": Label(words="billing")}
+THREE = {**TWO, "c": Label(words="my order")}
+TOPICS = Task(name="topics", labels=THREE)
+TONE = Task(name="tone", labels=TWO)
+PAIRS = Task(name="pairs", text=("first", "second"), labels={"same": Label(words="yes"), "other": Label(words="no")})
+STARS = Task(name="stars", kind="regression", scale=(1.0, 5.0, 1.0))
+QUESTIONS = Task(name="questions", kind="span", text=("question", "context"))
+NAMES = Task(name="names", kind="tags", labels={"PER": Label(words="person"), "LOC": Label(words="place")})
+TITLES = Task(name="titles", kind="generation")
+CASES: dict[str, tuple[Task, str]] = {  # cue -> task and method
+    "topics": (TOPICS, "prompt-tuning"),
+    "topics-idpg": (TOPICS, "m-idpg-phm"),
+    "tone-vip": (TONE, "vip"),
+    "tone-late": (TONE, "prompt-tuning late"),
+    "tone-adapter": (TONE, "adapter"),
+    "pairs": (PAIRS, "prompt-tuning"),
+    "stars": (STARS, "prefix-tuning"),
+    "questions": (QUESTIONS, "prompt-tuning"),
+    "names": (NAMES, "prompt-tuning"),
+}
+WRITING: dict[str, tuple[Task, str]] = {
+    "titles": (TITLES, "prompt-tuning"),
+    "titles-idpg": (TITLES, "s-idpg-phm"),
+    "topics": (TOPICS, "prompt-tuning"),
+    "stars": (STARS, "prompt-tuning"),
+    "names": (NAMES, "prompt-tuning"),
+}
+LONG = "the parcel from Ann in Rome is late and nobody answers the phone " * 12
+TEXTS = ["My invoice is wrong.", "Where is it", "ok", "I cannot sign in to my account since this morning", LONG[:130]]
+
+
+def save_cue(
+    folder: Path, task: Task = TOPICS, case: str = "prompt-tuning", model_type: str = "bert", seed: int = 0
+) -> Cue:
+    """A cue folder, as training would leave it."""
+    backbone = tiny(model_type)
+    readout: dict[str, Any] = (
+        {"max_new_tokens": 6} if task.kind in ("generation", "tags") and model_type != "bert" else {}
+    )
+    model = make_model(backbone, case, task, readout, seed)
+    settings = model.method.config.model_dump(mode="json")
+    record = CueRecord(
+        format=1, task=task, method=method_config(settings).model_dump(mode="json"), readout=model.readout.config,
+        tensors_sha256="", backbone=BackboneRecord(
+            name=backbone.name, kind=backbone.kind, dtype="float32", max_length=model.max_length,
+            fingerprint=dict(vars(backbone.fingerprint)),
+        ),
+    )  # fmt: skip
+    cue = Cue(model, backbone, record)
+    cue.save(folder)
+    return cue
+
+
+def items(cues: dict[str, Cue], num: int) -> list[tuple[str, Any]]:
+    """So many inputs of all cues in turn, of many lengths."""
+    names = list(cues)
+    found: list[tuple[str, Any]] = []
+    for number in range(num):
+        name, text = names[number % len(names)], TEXTS[number % len(TEXTS)] + f" {number}"
+        found.append((name, text if len(cues[name].task.text) == 1 else [f"Who {number}?", text]))
+    return found
