@@ -40,8 +40,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
 bench: $(VENV)/.bench
-	$(BIN)/softcue bench train
+	$(BIN)/python benchmarks/write_benchmarks.py train predict few-shot growth \
+		$(if $(wildcard $(DATA)),--data $(DATA))
 
 # make results DATA=folder-with-subj T5=folder-of-a-t5
 DATA ?= ../shared/data

@@ -8,15 +8,17 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from softcue.backbones.aliases import ALIASES, alias_folder
 from softcue.backbones.architectures import architecture_of
 from softcue.backbones.backbone import Backbone
+from softcue.backbones.choosing import choose_attention, choose_dtype
+from softcue.backbones.compiling import compile_layers
 from softcue.errors import BackboneError, MissingExtraError, near_matches
 
 
@@ -27,13 +29,25 @@ class BackboneConfig(BaseModel):
 
     name: str = Field("minilm", description="a model folder, a hub id, or an alias of `softcue backbones`")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="number format of the frozen weights; auto takes bfloat16 where it is native"
+        "auto", description="number format of the frozen weights; auto takes bfloat16 where it is measured to be faster"
+    )
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="how attention is computed; auto takes the fastest, measured once per machine and model"
+    )
+    compile: bool = Field(
+        False, description="run layers through torch.compile: up to a minute at the start, then fewer seconds per step"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     max_length: int | None = Field(None, ge=4, description="cut inputs (prompt included) to this many tokens")
     gradient_checkpointing: bool = Field(
         False, description="run each layer again in the backward pass: less memory, more time, the same numbers"
     )
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Self:
+        if self.compile and self.gradient_checkpointing:
+            raise ValueError("either compile or gradient_checkpointing: a compiled layer keeps what it chooses to keep")
+        return self
 
 
 def load_backbone(config: BackboneConfig | str) -> Backbone:
@@ -69,7 +83,11 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
             folder = Path(found).parents[1] if found else None
     _check_complete(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
-    backbone = Backbone(model.to(device, _dtype(config.dtype, device)), tokenizer, config.name, folder)
+    model.requires_grad_(False).to(device, _dtype(config.dtype, model, device))
+    choose_attention(model, config.attention)
+    if config.compile:
+        compile_layers(model)
+    backbone = Backbone(model, tokenizer, config.name, folder)
     if config.gradient_checkpointing:
         backbone.checkpoint_layers()
     return backbone
@@ -176,21 +194,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _dtype(name: str, model: Any, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+        return choose_dtype(model, device)
     return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 in hardware; emulated, it is slower than float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        flags = Path("/proc/cpuinfo")
-        text = flags.read_text() if flags.is_file() else ""
-        return "avx512_bf16" in text or "amx_bf16" in text
-    return False
 
 
 @contextlib.contextmanager

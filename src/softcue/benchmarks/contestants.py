@@ -5,6 +5,8 @@ The weights do not matter for speed.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,13 @@ from softcue.types import Example
 
 CLASSES = ("one", "two")
 WORDS = ("11", "12")  # token numbers, as all text here
+SHAPES: dict[str, dict[str, Any]] = {
+    "encoder": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+                "intermediate_size": 1536},
+    "encoder-decoder": {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+                        "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
+    "decoder": {"vocab_size": 32000, "n_embd": 512, "n_layer": 8, "n_head": 8, "eos_token_id": 1, "bos_token_id": 1},
+}  # fmt: skip
 
 
 def random_backbone(kind: str) -> Backbone:
@@ -35,27 +44,35 @@ def random_cue(
     return make_task_model(task, (METHODS[method], config), readout or ReadoutConfig(), backbone, generator)
 
 
-def random_examples(num_rows: int, length: int) -> list[Example]:
+def cues_alike(first: TaskModel, num_cues: int) -> list[TaskModel]:
+    """The cue and copies of it with other numbers: much quicker than building each."""
+    found = [first]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num_cues - 1):
+        cue = copy.deepcopy(first)
+        for parameter in cue.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        found.append(cue)
+    return found
+
+
+def random_examples(lengths: Sequence[int]) -> list[Example]:
     """Texts of written-out token numbers, in two classes."""
-    numbers = torch.randint(10, 1000, (num_rows, length), generator=torch.Generator().manual_seed(0)).tolist()
-    return [Example((" ".join(map(str, row)),), CLASSES[number % 2]) for number, row in enumerate(numbers)]
+    numbers = torch.randint(10, 1000, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    rows = [" ".join(map(str, row.tolist())) for row in numbers.split(list(lengths))]
+    return [Example((row,), CLASSES[number % 2]) for number, row in enumerate(rows)]
 
 
-def random_model(kind: str, classes: int = 0) -> Any:
-    """A transformers model; with `classes`, an encoder gets a head for PEFT."""
+def random_model(kind: str, with_head: bool = False) -> Any:
+    """A transformers model; an encoder can have a head, as PEFT wants it."""
     import transformers as hf
 
     if kind == "encoder":
-        config = hf.BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12,
-                               intermediate_size=1536, num_labels=classes or 2)  # fmt: skip
-        return hf.BertForSequenceClassification(config) if classes else hf.BertModel(config)
+        config = hf.BertConfig(**SHAPES[kind], num_labels=len(CLASSES))
+        return hf.BertForSequenceClassification(config) if with_head else hf.BertModel(config)
     if kind == "encoder-decoder":
-        return hf.T5ForConditionalGeneration(hf.T5Config(
-            vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_heads=6,
-            feed_forward_proj="gated-gelu", decoder_start_token_id=0))  # fmt: skip
-    return hf.GPT2LMHeadModel(
-        hf.GPT2Config(vocab_size=32000, n_embd=512, n_layer=8, n_head=8, eos_token_id=1, bos_token_id=1)
-    )
+        return hf.T5ForConditionalGeneration(hf.T5Config(**SHAPES[kind]))
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**SHAPES[kind]))
 
 
 class NumberTokenizer:

@@ -17,7 +17,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
     from softcue import __version__
     from softcue.backbones.aliases import ALIASES, alias_folder, cache_folder, found_folder
-    from softcue.backbones.loading import has_native_bfloat16
+    from softcue.backbones.choosing import BFLOAT16_GAIN, bfloat16_speed
     from softcue.cli.output import print_json, print_table
     from softcue.errors import BackboneError
 
@@ -35,6 +35,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         except BackboneError as error:
             return str(error)
 
+    def bfloat16_state() -> str:
+        speed = bfloat16_speed([(384, 384), (1536, 384), (384, 1536)], device)  # a small model's matrices
+        told = f"multiplies {speed:.2g} times as fast as float32"
+        return f"yes: {told}" if speed >= BFLOAT16_GAIN else f"no: {told}; dtype=auto takes float32"
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     checks = {
         "softcue": __version__,
@@ -43,7 +48,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         "device": str(device),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
-        "native bfloat16": "yes" if has_native_bfloat16(device) else "no: dtype=auto takes float32",
+        "native bfloat16": bfloat16_state(),
         "cache folder": str(cache_folder()),
         **{f"backbone {name}": alias_state(name) for name in ALIASES},
         **{f"extra: {name}": installed(name) for name in ("gguf", "datasets", "peft", "tensorboard", "pandas")},

@@ -1,0 +1,51 @@
+"""Does a frozen backbone in bfloat16 learn as well as in float32? One sample task, both formats, some seeds.
+
+    python benchmarks/bfloat16.py [--task tickets] [--steps 40] [--seeds 3] [--output runs/bfloat16]
+
+Without native bfloat16 a step takes tens of times longer, hence the few steps. A finished run is not repeated.
+Prints Markdown: accuracy on test rows by seed, and the last training loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import softcue
+from softcue.backbones import BackboneConfig, load_backbone
+
+SMALL = {"training.batch_size": 8, "method.prompt_length": 10}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="tickets")
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("runs/bfloat16"))
+    arguments = parser.parse_args()
+    columns = " | ".join(f"seed {seed}" for seed in range(arguments.seeds))
+    print(f"| format | {columns} | mean | spread | last losses |\n" + "|---" * (arguments.seeds + 4) + "|")
+    for dtype in ("float32", "bfloat16"):
+        backbone = load_backbone(BackboneConfig.model_validate({"name": arguments.backbone, "dtype": dtype}))
+        scores, losses = [], []
+        for seed in range(arguments.seeds):
+            folder = arguments.output / f"{arguments.task}-{arguments.steps}-{dtype}-{seed}"
+            overrides = {"training.steps": arguments.steps, "training.evaluate_every": arguments.steps, **SMALL}
+            settings = {"task": arguments.task, "seed": seed, "overrides": overrides, "resume": True, "progress": False}
+            cue = softcue.train(folder, backbone=backbone, **settings)
+            assert cue.record.backbone.dtype == dtype
+            scores.append(cue.scores["test"]["accuracy"])
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+            losses.append([line["loss"] for line in lines if line["kind"] == "step"][-1])
+        spread = max(scores) - min(scores)
+        shown = " | ".join(f"{score:.1f}" for score in scores)
+        told = " ".join(f"{loss:.3f}" for loss in losses)
+        print(f"| {dtype} | {shown} | {statistics.mean(scores):.1f} | {spread:.1f} | {told} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""PEFT's models and a Hugging Face trainer on them, at their documented settings."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from softcue.benchmarks.measuring import Step
+from softcue.errors import MissingExtraError
+from softcue.methods import TaskModel
+
+TASK_TYPES = {"encoder": "SEQ_CLS", "encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
+
+
+def peft_model(kind: str, model: Any, length: int, config: str = "PromptTuningConfig", **settings: Any) -> Any:
+    """A transformers model with one of PEFT's prompts of that length."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtraError("peft", "bench") from error
+    made = getattr(peft, config)(task_type=TASK_TYPES[kind], num_virtual_tokens=length, **settings)
+    return peft.get_peft_model(model, made)
+
+
+def without_dropout(model: Any) -> None:
+    """Train the prompt while the frozen model runs as it does in evaluation, which is how ours always runs."""
+    model.train()
+    model.base_model.eval()
+
+
+def dropout_free(model: Any) -> Any:
+    """A copy of a transformers model that has no dropout even in training."""
+    found = copy.deepcopy(model)
+    for module in found.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(vars(module).get("dropout"), float):  # T5's attention
+            module.dropout = 0.0
+    return found
+
+
+@torch.no_grad()
+def with_prompt_of(model: Any, cue: TaskModel) -> Any:
+    """PEFT's prompt tuning with our numbers."""
+    (prompt,) = cue.method.prompt_parameters()
+    # On encoder-decoders its table has as many rows again for the decoder, which its forward pass leaves out.
+    model.prompt_encoder[model.active_adapter].embedding.weight[: len(prompt)].copy_(prompt)
+    return model
+
+
+def trainer_epoch(model: Any, rows: Sequence[dict[str, Any]], batch_size: int) -> Step:
+    """One epoch of transformers' Trainer over rows in this order; each batch is padded to its longest row."""
+    import transformers as hf
+
+    tokenizer = _padding_tokenizer()
+    is_labelled = isinstance(rows[0]["labels"], int)
+    collator = hf.DataCollatorWithPadding(tokenizer) if is_labelled else hf.DataCollatorForSeq2Seq(tokenizer)
+
+    def step() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = hf.TrainingArguments(
+                output_dir=folder, num_train_epochs=1, per_device_train_batch_size=batch_size, learning_rate=1e-3,
+                train_sampling_strategy="sequential", save_strategy="no", logging_strategy="no", report_to="none",
+                disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+            )  # fmt: skip
+            trainer = hf.Trainer(model, arguments, collator, rows)
+            trainer.remove_callback(hf.PrinterCallback)  # which writes to standard output
+            trainer.train()
+
+    return step
+
+
+def trainer_batches(lengths: Sequence[int], batch_size: int, is_grouped: bool) -> list[list[int]]:
+    """The batches of an epoch as transformers' Trainer draws them: at random, or grouped by length."""
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    generator = torch.Generator().manual_seed(0)
+    if is_grouped:
+        order = list(LengthGroupedSampler(batch_size, lengths=list(lengths), generator=generator))
+    else:
+        order = torch.randperm(len(lengths), generator=generator).tolist()
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _padding_tokenizer() -> Any:
+    """All that a collator needs of a tokenizer: how to pad, with 0 as in BERT and T5."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"0": 0}, unk_token="0"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
