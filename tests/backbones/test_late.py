@@ -207,10 +207,20 @@ def test_words_are_states_of_one_word_texts() -> None:
     view = late(backbone, 1)
     ids = torch.tensor([7, 11, 7])
     found = view.entering_words[ids]
-    wanted = backbone.base.encoder.layer[0](backbone.base.embeddings(input_ids=ids[:, None]))
-    wanted = (wanted if isinstance(wanted, Tensor) else wanted[0])[:, 0]
+    first, last = backbone.tokenizer("a")["input_ids"][0], backbone.tokenizer("a")["input_ids"][-1]
+    assert {first, last} <= set(backbone.tokenizer.all_special_ids)
+    texts = torch.tensor([[first, word, last] for word in ids.tolist()])
+    wanted = backbone.base.encoder.layer[0](backbone.base.embeddings(input_ids=texts))
+    wanted = (wanted if isinstance(wanted, Tensor) else wanted[0])[:, 1]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert len(view.entering_words) == len(backbone.word_table)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_that_start_as_words_differ(family: str) -> None:
+    prompt = late(tiny(family), 2).entering_words[torch.tensor([7, 11, 60, 99])]
+    alike = torch.nn.functional.normalize(prompt, dim=1) @ torch.nn.functional.normalize(prompt, dim=1).T
+    assert float(alike.fill_diagonal_(0).max()) < 0.99
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
@@ -131,7 +132,11 @@ class LateBackbone(Backbone):
 
 
 class WordStates:
-    """States that enter layer k where a text is one word, computed for the words that are asked for."""
+    """States that enter layer k where a text is one word, computed for the words that are asked for.
+
+    The word stands among the special tokens of a text: the first position of a model has nearly the same states
+    whatever word stands there (MiniLM's layer 3: cosine 1.0000 between words; 0.27 within [CLS] and [SEP]).
+    """
 
     def __init__(self, backbone: LateBackbone) -> None:
         self._backbone = backbone
@@ -142,15 +147,29 @@ class WordStates:
     def __getitem__(self, ids: Tensor) -> Tensor:
         """[n] -> [n D]"""
         whole = self._backbone.whole
+        before, after = _around_texts(whole)
         found = []
         with torch.no_grad():
             for some in ids.to(whole.device).split(WORDS_AT_ONCE) if len(ids) else ():
-                every = torch.ones(len(some), 1, dtype=torch.bool, device=whole.device)
-                nothing = torch.zeros(len(some), 0, dtype=torch.long, device=whole.device)
-                batch = Batch(some.unsqueeze(1), every, None, nothing.new_zeros(len(some)), nothing, nothing.bool())
+                text = torch.cat([some.new_tensor(before).expand(len(some), -1), some.unsqueeze(1),
+                                  some.new_tensor(after).expand(len(some), -1)], dim=1)  # fmt: skip
+                nothing = text[:, :0]
+                batch = Batch(text, torch.ones_like(text).bool(), None, text.new_zeros(len(text)), nothing,
+                              nothing.bool())  # fmt: skip
                 reading = whole.read(batch, None, whole.embed(batch.ids))
-                found.append(reading.entering(self._backbone.first_layer)[0][:, 0].float().cpu())
+                found.append(reading.entering(self._backbone.first_layer)[0][:, len(before)].float().cpu())
         return torch.cat(found) if found else torch.zeros(0, self._backbone.width)
+
+
+def _around_texts(backbone: Backbone) -> tuple[list[int], list[int]]:
+    """Special tokens before and after every text; a decoder that has none in front begins where a text has ended."""
+    tokenizer = backbone.tokenizer
+    ids, special = list(tokenizer("a")["input_ids"]), set(tokenizer.all_special_ids)
+    before = list(itertools.takewhile(lambda token: token in special, ids))
+    after = list(itertools.takewhile(lambda token: token in special, reversed(ids[len(before) :])))
+    if backbone.kind == "decoder" and not before:
+        before = [tokenizer.eos_token_id]
+    return before, after[::-1]
 
 
 class WritingCache:
