@@ -253,10 +253,10 @@ def test_engine_that_cannot_be_loaded_is_told_of(until: Callable[..., None]) -> 
 # --- keys ---
 
 
-ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/openapi.json", "/", "/nothing"]
+ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/openapi.json", "/nothing"]
 
 
-def test_keys_are_asked_for_everywhere_but_by_probes(serve: Serve) -> None:
+def test_keys_are_asked_for_everywhere_but_by_probes_and_the_page(serve: Serve) -> None:
     client = serve(api_keys=("key-one", "key-two"), admin_keys=("admin-key",))
     for route in ROUTES:
         response = client.get(route)
@@ -268,7 +268,8 @@ def test_keys_are_asked_for_everywhere_but_by_probes(serve: Serve) -> None:
         refused(client.get("/v1/tasks", headers={"Authorization": wrong.encode()}), 401, "unauthorised")
     refused(predict(client, ("topics", "ok")), 401, "unauthorised")
     refused(post(client, b"{ no json"), 401, "unauthorised")  # before anything is read
-    assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
+    refused(client.post("/v1/explain", json={"task": "topics", "text": "ok"}), 401, "unauthorised")
+    assert [client.get(route).status_code for route in ("/livez", "/readyz", "/")] == [200, 200, 200]
 
 
 def test_changes_need_the_admin_key(serve: Serve) -> None:
@@ -409,9 +410,9 @@ def test_info_names_backbone_and_limits(client: TestClient) -> None:
 
 def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
     found = client.get("/openapi.json").json()
-    assert {"/v1/predict", "/v1/generate", "/v1/tasks", "/v1/tasks/{name}", "/livez", "/readyz", "/metrics",
-            "/v1/info"} == set(found["paths"])  # fmt: skip
-    assert {"Input", "PredictBody", "GenerateBody"} <= set(found["components"]["schemas"])
+    assert {"/v1/predict", "/v1/generate", "/v1/explain", "/v1/tasks", "/v1/tasks/{name}", "/livez", "/readyz",
+            "/metrics", "/v1/info"} == set(found["paths"])  # fmt: skip
+    assert {"Input", "PredictBody", "GenerateBody", "ExplainBody"} <= set(found["components"]["schemas"])
     assert {"400", "401", "404", "409", "413", "415", "422", "429", "503", "504"} <= set(
         found["paths"]["/v1/predict"]["post"]["responses"]
     )

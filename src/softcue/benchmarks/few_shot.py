@@ -129,7 +129,7 @@ def setfit(backbone: Backbone, rows: Rows, wanted: float) -> Run:
     """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression; checked on the way."""
     package, datasets = _imported("setfit"), _imported("datasets")
     from sklearn.linear_model import LogisticRegression
-    from transformers import TrainerCallback
+    from transformers import ProgressCallback, TrainerCallback
 
     model = package.SetFitModel.from_pretrained(str(backbone.folder), device="cpu")
     run = Run(wanted)
@@ -153,7 +153,8 @@ def setfit(backbone: Backbone, rows: Rows, wanted: float) -> Run:
         )  # fmt: skip
         data = datasets.Dataset.from_dict({"text": _texts(rows.train), "label": _labels(rows.train)})
         trainer = package.Trainer(model, arguments, train_dataset=data, callbacks=[Checks()])
-        with contextlib.redirect_stdout(sys.stderr):  # which it logs to
+        trainer.remove_callback(ProgressCallback)
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for what was measured
             trainer.train()
     run.worked()
     run.scored(_score(rows, rows.validation, model.predict(_texts(rows.validation), as_numpy=True)))

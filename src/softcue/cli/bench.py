@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("train")
-def train(repeats: Repeats = 8, data: Data = None, as_json: Json = False) -> None:
+def train(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> None:
     """Training steps and epochs against the bare backbone and against PEFT."""
     from softcue.benchmarks.parts import Plan
     from softcue.benchmarks.training import training_figures
@@ -30,7 +30,7 @@ def train(repeats: Repeats = 8, data: Data = None, as_json: Json = False) -> Non
 
 
 @app.command("predict")
-def predict(repeats: Repeats = 8, data: Data = None, as_json: Json = False) -> None:
+def predict(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> None:
     """Answers against PEFT; rows of many cues against rows of one; five cues at once."""
     from softcue.benchmarks.parts import Plan
     from softcue.benchmarks.predicting import predicting_figures

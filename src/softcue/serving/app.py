@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,12 +21,12 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 import softcue
 from softcue.serving.asking import Asked, receive
-from softcue.serving.bodies import GenerateBody, Input, PredictBody, answered, as_json, refused
+from softcue.serving.bodies import ExplainBody, GenerateBody, Input, PredictBody, answered, as_json, refused
+from softcue.serving.explaining import Explainer
 from softcue.serving.gate import Gate
 from softcue.serving.refusals import STATUSES, Refusal
 from softcue.serving.service import Service
 
-NO_PAGE = "<!doctype html><title>softcue</title><p>softcue is serving. See <a href=/v1/tasks>/v1/tasks</a>.</p>"
 logger = logging.getLogger("softcue.serving")
 
 
@@ -35,18 +38,23 @@ def create_app(service: Service) -> FastAPI:
         uvicorn.run(create_app(service))
     """
 
+    explainer = Explainer(service)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
+        await run_in_threadpool(explainer.close)
         await run_in_threadpool(service.close)
 
     app = FastAPI(title="softcue", version=softcue.__version__, lifespan=lifespan,
                   openapi_url=None, docs_url=None, redoc_url=None)  # fmt: skip
     app.add_middleware(Gate, service=service)
     _add_answers(app, service)
+    _add_explanations(app, service, explainer)
     _add_tasks(app, service)
     _add_probes(app, service)
+    _add_page(app)
     _add_errors(app, service)
     return app
 
@@ -82,6 +90,13 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         facts["inputs"] = len(body.inputs)
         if service.settings.log_texts:
             facts["texts"] = body.inputs
+
+
+def _add_explanations(app: FastAPI, service: Service, explainer: Explainer) -> None:
+    @app.post("/v1/explain", openapi_extra=_takes("ExplainBody"), responses=_statuses())
+    async def explain(request: Request) -> Response:
+        """What a cue's prompt is made of for a text: nearest words of its vectors, likeliest codes of a codebook."""
+        return as_json(await explainer.explain(await receive(service, request, ExplainBody)))
 
 
 def _add_tasks(app: FastAPI, service: Service) -> None:
@@ -149,10 +164,15 @@ def _add_probes(app: FastAPI, service: Service) -> None:
     async def openapi() -> Response:
         return as_json(_described(app))
 
+
+def _add_page(app: FastAPI) -> None:
+    content = (files("softcue.serving") / "page.html").read_text("utf-8")
+    headers = {"Content-Security-Policy": _policy(content), "Referrer-Policy": "no-referrer",
+               "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}  # fmt: skip
+
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        file = files("softcue.serving") / "page.html"
-        return HTMLResponse(file.read_text("utf-8") if file.is_file() else NO_PAGE)
+        return HTMLResponse(content, headers=headers)
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
@@ -172,6 +192,20 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         return as_json({"error": {"status": 500, "code": "bug", "message": "a bug; the server's log has more"}}, 500)
 
 
+def _policy(page: str) -> str:
+    """What a browser may do for the page: run its own script and style, known by their hashes, and ask this server."""
+
+    def hashes(tag: str) -> str:
+        parts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+    return (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
 def _takes(body: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
     return {"requestBody": {"required": True, "content": content}}
@@ -186,7 +220,8 @@ def _statuses() -> dict[int | str, dict[str, Any]]:
 
 def _described(app: FastAPI) -> dict[str, Any]:
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    _, schemas = models_json_schema([(model, "validation") for model in (Input, PredictBody, GenerateBody)],
+    models = (Input, PredictBody, GenerateBody, ExplainBody)
+    _, schemas = models_json_schema([(model, "validation") for model in models],
                                     ref_template="#/components/schemas/{model}")  # fmt: skip
     described.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     return described

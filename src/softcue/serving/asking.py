@@ -51,7 +51,7 @@ class Asked:
     async def results(self, request: Request) -> list[Result]:
         """All results in order, once they are there or it is too late; a client that leaves ends the wait."""
         waiting = {number: asyncio.wrap_future(place.result) for number, place in self._pending().items()}
-        everything = asyncio.gather(*waiting.values())
+        everything = asyncio.gather(*waiting.values(), return_exceptions=True)  # of those cancelled below
         leaving = asyncio.create_task(_has_left(request))
         try:
             both: list[asyncio.Future[Any]] = [everything, leaving]
@@ -65,7 +65,8 @@ class Asked:
             ]
         finally:
             leaving.cancel()
-            everything.cancel()
+            for future in waiting.values():
+                future.cancel()
             self._drop()
         for result in found:
             self._count(result)

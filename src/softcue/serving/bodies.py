@@ -56,6 +56,13 @@ class GenerateBody(PredictBody):
         return Options(self.ensemble, self.truncate, True, self.max_new_tokens, tuple(self.stop))
 
 
+class ExplainBody(_Body):
+    """What POST /v1/explain takes."""
+
+    task: str = Field(description="a cue's name")
+    text: str | list[str] = Field(description="what to read; a list where the task reads several texts")
+
+
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
     """A JSON body, refused before it is read where its headers are enough to do so."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -75,7 +82,7 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     except ClientDisconnect as error:
         raise Refusal("malformed", "body", "a whole body", "send all of it") from error
     if not body.strip():
-        raise Refusal("empty", "body", "a JSON object", 'send {"inputs": [...]}')
+        raise Refusal("empty", "body", "a JSON object", "see /openapi.json")
     return bytes(body)
 
 

@@ -16,7 +16,10 @@ from softcue.serving.bodies import refused
 from softcue.serving.refusals import Refusal
 from softcue.serving.service import Service
 
-OPEN_ROUTES = ("/livez", "/readyz")
+PROBES = ("/livez", "/readyz")
+# A browser cannot send a key when it opens a page. The page is the same file for everyone and holds no data: what it
+# shows comes from routes that do need the key, for which it asks.
+OPEN_ROUTES = (*PROBES, "/")
 ADMIN_METHODS = ("PUT", "DELETE")
 logger = logging.getLogger("softcue.serving")
 
@@ -59,7 +62,7 @@ class Gate:
             self._service.metrics.requests.labels(route, str(status)).inc()
             self._service.metrics.request_seconds.labels(route).observe(seconds)
             known = {"method": scope["method"], "route": route, "status": status, "ms": round(1000 * seconds, 1)}
-            logger.log(logging.DEBUG if route in OPEN_ROUTES else logging.INFO, "request",
+            logger.log(logging.DEBUG if route in PROBES else logging.INFO, "request",
                        extra={"facts": known | facts})  # fmt: skip
 
     def _is_allowed(self, scope: Scope) -> bool:
