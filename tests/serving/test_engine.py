@@ -128,10 +128,10 @@ def test_example_that_cannot_be_read_is_refused_alone(engine: Engine, monkeypatc
     model = engine.registry["topics"].cue.model
     plain = model.rows
 
-    def rows(backbone: Any, examples: Any) -> Any:
+    def rows(backbone: Any, examples: Any, **more: Any) -> Any:
         if any("poison" in example.texts[0] for example in examples):
             raise KeyError("poison")
-        return plain(backbone, examples)
+        return plain(backbone, examples, **more)
 
     monkeypatch.setattr(model, "rows", rows)
     assert codes(engine.predict([("topics", "a"), ("topics", "poison"), ("topics", "b")])) == ["", "failed", ""]

@@ -9,10 +9,10 @@ from statistics import fmean
 
 from softcue.backbones import Backbone
 from softcue.evaluation.scoring import Outcome, check_metric, scores_of
-from softcue.methods import TaskModel, by_model, predict_mixed
+from softcue.methods import TaskModel, predict_mixed, rows_together
 from softcue.tasks import Task
 from softcue.tokens import by_length
-from softcue.types import Example, Prediction, Tokens
+from softcue.types import Example, Prediction
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ def predict(
     """Answers for requests of any tasks, in order; rows of like length share a pass, whatever their task."""
     unfolded = [model.unfold(example) for model, example in requests]
     models = [model for model, _ in requests]
-    rows = _rows(backbone, [(model, part) for model, own in zip(models, unfolded, strict=True) for part in own])
+    for model in {id(model): model for model in models if model.training}.values():
+        model.eval()
+    parts = [(model, part) for model, own in zip(models, unfolded, strict=True) for part in own]
+    rows = [(model, tokens) for (model, _), tokens in zip(parts, rows_together(backbone, parts), strict=True)]
     answers: list[Prediction | None] = [None] * len(rows)
     lengths = [len(tokens.ids) + model.method.prompt_length for model, tokens in rows]
     for numbers in by_length(lengths, batch_size):
@@ -74,19 +77,6 @@ def predict(
         ],
         sum(tokens.is_truncated for _, tokens in rows),
     )
-
-
-def _rows(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[tuple[TaskModel, Tokens]]:
-    """Tokens of each request, made together for all requests of a model."""
-    rows: dict[int, tuple[TaskModel, Tokens]] = {}
-    for model, numbers in by_model([model for model, _ in requests]):
-        made = _evaluating(model).rows(backbone, [requests[number][1] for number in numbers])
-        rows |= {number: (model, tokens) for number, tokens in zip(numbers, made, strict=True)}
-    return [rows[number] for number in range(len(requests))]
-
-
-def _evaluating(model: TaskModel) -> TaskModel:
-    return model.eval() if model.training else model  # setting every module costs more than asking one
 
 
 def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:

@@ -23,6 +23,7 @@ from softcue.methods.task_model import (
     by_model,
     make_task_model,
     predict_mixed,
+    rows_together,
     with_readout,
 )
 from softcue.methods.together import Together, joint_task
@@ -30,7 +31,7 @@ from softcue.methods.vip import Contextualised, InstanceProjected, VectorQuantis
 
 __all__ = [
     "METHODS", "Method", "MethodConfig", "Outcome", "TaskModel", "Together", "by_model", "joint_task",
-    "make_task_model", "predict_mixed", "with_readout",
+    "make_task_model", "predict_mixed", "rows_together", "with_readout",
 ]  # fmt: skip
 
 METHODS: dict[str, type[Method]] = {

@@ -98,20 +98,26 @@ class TaskModel(nn.Module):
             for asked in self._asked(example)
         ])  # fmt: skip
 
-    def rows(self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False) -> list[Tokens]:
-        """Unfolded examples as tokens, with M(x) where the method reads it."""
+    def rows(
+        self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False, vectors: Tensor | None = None
+    ) -> list[Tokens]:
+        """Unfolded examples as tokens, with M(x) where the method reads it, unless its `vectors` [N R] are known."""
         found = token_rows(self.wording, backbone.fingerprint.tokenizer, examples)
         if with_answer:
             found = [self.readout.answered(row, example) for row, example in zip(found, examples, strict=True)]
         if self.representation is not None and examples:
-            # Features of a head are those of the text as this run cuts it; M(x) is the same for all runs.
-            limit = self.max_length if self.knows_features else None
-            vectors = represented(self.representation, backbone, self.readout.task, examples, limit)  # [N R]
+            if vectors is None:
+                vectors = represented(self.representation, backbone, self.readout.task, examples, self.vector_limit)
             found = [replace(row, representation=vector) for row, vector in zip(found, vectors, strict=True)]
         if self.representation is not None and self.representation.dropout:
             plain = plain_rows(backbone, self.readout.task, examples)
             found = [replace(row, plain=own) for row, own in zip(found, plain, strict=True)]
         return found
+
+    @property
+    def vector_limit(self) -> int | None:
+        """Features of a head are those of the text as this run cuts it; M(x) is the same for all runs."""
+        return self.max_length if self.knows_features else None
 
     def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
         """Begin with the head that is best without the method: what the method learns comes on top."""
@@ -213,6 +219,30 @@ def predict_mixed(backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]]) 
         for number, answer in zip(order, _one_pass(seen, tokens, members), strict=True):
             answers[number] = answer
     return [answer for answer in answers if answer is not None]
+
+
+def rows_together(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[Tokens]:
+    """Tokens of unfolded requests of any tasks, in order; M(x) is computed once for all models that read it alike."""
+    groups: list[tuple[Representation, int | None, Task, list[int]]] = []
+    members = by_model([model for model, _ in requests])
+    for model, numbers in members:
+        if model.representation is None:
+            continue
+        reads = (model.representation, model.vector_limit, model.readout.task)
+        known = next((own for *other, own in groups if tuple(other) == reads), None)
+        if known is None:
+            groups.append((*reads, known := []))
+        known += numbers
+    vectors: dict[int, Tensor] = {}
+    for representation, limit, task, numbers in groups:
+        found = represented(representation, backbone, task, [requests[number][1] for number in numbers], limit)
+        vectors |= zip(numbers, found, strict=True)
+    rows: dict[int, Tokens] = {}
+    for model, numbers in members:
+        own = None if model.representation is None else torch.stack([vectors[number] for number in numbers])
+        made = model.rows(backbone, [requests[number][1] for number in numbers], vectors=own)
+        rows |= zip(numbers, made, strict=True)
+    return [rows[number] for number in range(len(requests))]
 
 
 def by_model(models: Sequence[TaskModel]) -> list[tuple[TaskModel, list[int]]]:

@@ -22,7 +22,7 @@ import torch
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
-from softcue.methods import TaskModel, by_model, predict_mixed
+from softcue.methods import predict_mixed, rows_together
 from softcue.serving.batcher import Batcher, Limits
 from softcue.serving.jobs import Ensemble, Item, Job, Options, Pending, Result, Row, Text
 from softcue.serving.refusals import Refusal, invalid, unknown_task
@@ -237,33 +237,32 @@ class Engine:
         return is_late or job.is_dropped
 
     def _prepared(self, jobs: Sequence[Job]) -> list[Row]:
-        """Rows of all jobs, made together for each model; a job that cannot be read is refused alone."""
+        """Rows of all jobs, made together; a job that cannot be read is refused alone."""
         rows: list[Row] = []
-        for model, numbers in by_model([job.model for job in jobs]):
-            own = [jobs[number] for number in numbers]
-            try:
-                rows += self._rows(model, own)
-            except Exception:
-                for job in own:
-                    try:
-                        rows += self._rows(model, [job])
-                    except SoftcueError as error:
-                        self._finish(job, invalid(error))
-                    except Exception:
-                        logger.exception("an example could not be read")
-                        self._finish(job, failed())
+        try:
+            rows += self._rows(jobs)
+        except Exception:
+            for job in jobs:
+                try:
+                    rows += self._rows([job])
+                except SoftcueError as error:
+                    self._finish(job, invalid(error))
+                except Exception:
+                    logger.exception("an example could not be read")
+                    self._finish(job, failed())
         return sorted(rows, key=lambda row: row.job.arrived)
 
-    def _rows(self, model: TaskModel, jobs: Sequence[Job]) -> list[Row]:
-        pieces = [model.unfold(job.example) for job in jobs]
-        tokens = iter(model.rows(self.backbone, [piece for own in pieces for piece in own]))
+    def _rows(self, jobs: Sequence[Job]) -> list[Row]:
+        pieces = [job.model.unfold(job.example) for job in jobs]
+        asked = [(job.model, piece) for job, own in zip(jobs, pieces, strict=True) for piece in own]
+        tokens = iter(rows_together(self.backbone, asked))
         found: list[Row] = []
         for job, own in zip(jobs, pieces, strict=True):
             rows = [Row.of(job, number, next(tokens)) for number in range(len(own))]
             job.is_truncated = any(row.tokens.is_truncated for row in rows)
             job.answers = [None] * len(rows)
             if job.is_truncated and not job.options.truncate:
-                expected = f"at most {model.wording.limit} tokens"
+                expected = f"at most {job.model.wording.limit} tokens"
                 self._finish(job, Refusal("too_long", "text", expected, 'shorten it, or send "truncate": true'))
             else:
                 found += rows
