@@ -6,32 +6,43 @@ the layers, bytes per position with words), each the same for us and for PEFT an
 
 from __future__ import annotations
 
+import io
 import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+from PIL import Image
+
+from softcue.benchmarks.growth import Point
 
 Curves = dict[str, list[dict[str, Any]]]
 LABELS = {"prompt": "prompt vectors, P", "text": "text tokens, T", "rows": "rows, B"}
 COLOURS = {"ours": "#0072B2", "peft": "#D55E00"}  # told apart also by people who see fewer colours (Okabe and Ito)
 NAMES = {"ours": "softcue", "peft": "PEFT"}
-DOTS_PER_INCH = 80  # keeps each file below 80 KB
 
 
 def draw(curves: Curves, folder: Path) -> list[Path]:
     """One picture of training steps, one of answering; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     steps, cues = folder / "growth-steps.png", folder / "growth-cues.png"
-    _steps({axis: curves[axis] for axis in LABELS}).savefig(steps, dpi=DOTS_PER_INCH)
-    _cues(curves["cues"]).savefig(cues, dpi=DOTS_PER_INCH)
+    _save(_steps({axis: curves[axis] for axis in LABELS}), steps)
+    _save(_cues(curves["cues"]), cues)
     return [steps, cues]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """In few colours, which is a third of the bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def _steps(curves: Curves) -> Figure:
     expected = {"seconds": expected_seconds(curves), "bytes": expected_bytes(curves)}
-    figure = Figure(figsize=(10.5, 6), layout="constrained")
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
     for place, (part, unit, label) in enumerate((("seconds", 1, "seconds a step"), ("bytes", 2**20, "peak megabytes"))):
         for column, (axis, points) in enumerate(curves.items()):
             axes = figure.add_subplot(2, 3, place * 3 + column + 1)
@@ -39,20 +50,23 @@ def _steps(curves: Curves) -> Figure:
             for who, colour in COLOURS.items():
                 found = [point[part][who] / unit for point in points]
                 wanted = [expected[part](point, who) / unit for point in points]
-                axes.plot(values, found, marker="o", markersize=4, color=colour, label=NAMES[who])
+                axes.plot(values, found, marker="o", markersize=3.5, color=colour, label=NAMES[who])
                 axes.plot(values, wanted, linestyle=":", color=colour, label=f"{NAMES[who]}, theory")
-            axes.set_xscale("log", base=2)
+            axes.set_xscale("linear" if axis == "prompt" else "log")  # prompts of 1 are nobody's wish
             axes.set_yscale("log")
-            axes.set_xticks(values, [str(value) for value in values], minor=False)
-            axes.minorticks_off()
+            _mark(axes.xaxis, values if axis != "prompt" else _apart(values))
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
             axes.set_xlabel(LABELS[axis])
             axes.grid(alpha=0.3)
             if not column:
                 axes.set_ylabel(label)
             if not column and not place:
                 axes.legend(frameon=False, fontsize=8)
-    figure.suptitle("Prompt tuning on a decoder (width 512, 8 layers); P = 100, T = 32, B = 8 where they do not vary",
-                    fontsize=10)  # fmt: skip
+    still = Point()
+    title = f"P = {still.prompt}, T = {still.text}, B = {still.rows} where they do not vary"
+    figure.suptitle(f"Prompt tuning on a decoder (width 512, 8 layers); {title}", fontsize=10)
     return figure
 
 
@@ -63,12 +77,28 @@ def _cues(points: list[dict[str, Any]]) -> Figure:
     axes.plot(values, seconds, marker="o", color=COLOURS["ours"], label="softcue")
     axes.axhline(seconds[0], linestyle=":", color=COLOURS["ours"], label="theory: as with one cue")
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * max(seconds))
+    _mark(axes.xaxis, values)
     axes.set_xlabel("cues in a batch of 1,000 rows")
     axes.set_ylabel("seconds a batch")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
     return figure
+
+
+def _apart(values: list[int]) -> list[int]:
+    """Those that leave room for their names on a linear axis."""
+    found = values[:1]
+    for value in values[1:]:
+        if value - found[-1] >= max(values) / 10:
+            found.append(value)
+    return found
+
+
+def _mark(axis: Any, values: list[int]) -> None:
+    """Name the measured values themselves on an axis, and no others."""
+    axis.set_ticks(values, [f"{value:,}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def expected_seconds(curves: Curves) -> Any:

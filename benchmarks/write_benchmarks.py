@@ -71,7 +71,8 @@ def machine(load: float) -> str:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             versions.append(f"no {package}")
-    return f"{os.cpu_count()} cores ({_processor()}), load {load:.1f} before, {', '.join(versions)}"
+    threads = f"OMP_NUM_THREADS={found}, " if (found := os.environ.get("OMP_NUM_THREADS")) else ""
+    return f"{os.cpu_count()} cores ({_processor()}), {threads}load {load:.1f} before, {', '.join(versions)}"
 
 
 def _processor() -> str:
