@@ -61,11 +61,11 @@ class Held:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     found, plain = Held(), engine_module.predict_mixed
 
-    def waiting(backbone: Any, rows: Any) -> Any:
+    def waiting(backbone: Any, rows: Any, *more: Any) -> Any:
         found.has_begun.set()
         assert found.go.wait(20)
         found.sizes.append(len(rows))
-        return plain(backbone, rows)
+        return plain(backbone, rows, *more)
 
     monkeypatch.setattr(engine_module, "predict_mixed", waiting)
     yield found

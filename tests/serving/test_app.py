@@ -359,8 +359,8 @@ def test_streams_send_each_answer_then_done(writer: TestClient, writing_cues: di
         dict(line.split(": ", 1) for line in event.splitlines()) for event in response.text.split("\n\n")[:-1]
     ]
     assert last == {"event": "done", "data": "{}"}
-    assert {event["event"] for event in events} == {"answer"}
-    found = {data["index"]: data for event in events if (data := json.loads(event["data"]))}
+    assert {event["event"] for event in events} == {"text", "answer"}
+    found = {data["index"]: data for event in events if "text" not in (data := json.loads(event["data"]))}
     assert sorted(found) == [0, 1, 2]
     assert found[0]["label"] == writing_cues["t5"]["titles"].predict(["ok"])[0].label
     assert found[1]["error"]["status"] == 404

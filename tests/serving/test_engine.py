@@ -209,11 +209,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int, list[Any]], 
     sizes: list[int] = []
     plain = engine_module.predict_mixed
 
-    def run(backbone: Any, rows: Any) -> Any:
+    def run(backbone: Any, rows: Any, *more: Any) -> Any:
         sizes.append(len(rows))
         if is_bad(len(sizes), rows):
             raise error
-        return plain(backbone, rows)
+        return plain(backbone, rows, *more)
 
     monkeypatch.setattr(engine_module, "predict_mixed", run)
     return sizes

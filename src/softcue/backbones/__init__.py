@@ -3,7 +3,7 @@
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.fingerprint import Fingerprint
 from softcue.backbones.loading import BackboneConfig, load_backbone
-from softcue.backbones.reading import Decoding, Reading
+from softcue.backbones.reading import Decoding, Listener, Reading
 from softcue.backbones.representation import Pooling, Summary, compared, pooled
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "BackboneConfig",
     "Decoding",
     "Fingerprint",
+    "Listener",
     "Pooling",
     "Reading",
     "Summary",

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from softcue.backbones.reading import (
     Decoding,
     EncoderDecoderReading,
     EncoderReading,
+    Listener,
     Reading,
 )
 from softcue.backbones.representation import Pooling
@@ -288,12 +289,24 @@ class Backbone:
             checkpoint_layers(self.layers)
         self.checkpoints_layers = True
 
-    def generate(self, decoding: Decoding, **inputs: Any) -> Tensor:
-        """The model's own generation, deterministic."""
+    def generate(self, decoding: Decoding, listeners: Sequence[Listener | None] = (), **inputs: Any) -> Tensor:
+        """The model's own generation, deterministic; listeners hear each row's tokens, unless beams are compared."""
+        heard = decoding.num_beams == 1 and any(listeners)
         written: Tensor = self.model.generate(
-            **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False
-        )
+            **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False,
+            stopping_criteria=[_telling(listeners)] if heard else None,
+        )  # fmt: skip
         return written
+
+
+def _telling(listeners: Sequence[Listener | None]) -> Callable[..., Tensor]:
+    """A stopping criterion of transformers: which rows have enough, from all that is written. [B U] -> [B]"""
+
+    def enough(written: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        rows = zip(listeners, written.tolist(), strict=True)
+        return torch.tensor([listener is not None and listener(ids) for listener, ids in rows], device=written.device)
+
+    return enough
 
 
 def _plain_generation(own: Any, tokenizer: Any) -> Any:

@@ -275,12 +275,12 @@ class DecoderReading(Reading):
         """What tokens after the text are for the first layer, several answers of a row one after the other. [N U D]"""
         return self.backbone.embed(target_ids)
 
-    def generate(self, decoding: Decoding) -> list[list[int]]:
+    def _generate(self, decoding: Decoding) -> list[list[int]]:
         """The prompt goes in on the first step only; later steps use its keys and values."""
         if not self.shared:
             with self._injected():
                 written = self.backbone.generate(
-                    decoding, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long(),
+                    decoding, self.listeners, inputs_embeds=self.embeds, attention_mask=self.layout.mask.long(),
                     past_key_values=self._written_to([], decoding.num_beams),
                 )  # fmt: skip
             return written.tolist()
@@ -290,7 +290,7 @@ class DecoderReading(Reading):
         cache = [(k.repeat_interleave(beams, 0), v.repeat_interleave(beams, 0)) for k, v in self._shared_cache()]
         with self._writing():
             written = self.backbone.generate(
-                decoding, inputs_embeds=torch.cat([skipped, rest], dim=1), attention_mask=mask.long(),
+                decoding, self.listeners, inputs_embeds=torch.cat([skipped, rest], dim=1), attention_mask=mask.long(),
                 past_key_values=self._written_to(cache, beams),
             )  # fmt: skip
         return written.tolist()

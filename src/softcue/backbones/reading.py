@@ -7,9 +7,9 @@ rows of several cues share one pass. `rows` narrows it to one cue's rows without
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,10 @@ from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
     from softcue.backbones.backbone import Backbone
+
+
+# Hears all tokens written for its row so far, after each of them; whether that is enough.
+Listener = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Reading(ABC):
     offsets: Tensor | None = None  # [B T 2] characters of the last text, -1 if none
     known_features: Tensor | None = None  # [B R] where nothing trained stands between text and head: no pass needed
     stops_at: int | None = None  # the layer whose input is all that is wanted
+    listeners: Sequence[Listener | None] = ()  # of what is written for each row; none where beams change their mind
     _hidden: Tensor | None = None  # [B S D]
+    _written: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
     def _injected(self) -> AbstractContextManager[None]:
         """Around a pass that reads the source: prompts in every layer, and the method's own sub-layers."""
@@ -112,7 +118,9 @@ class Reading(ABC):
             offsets=None if self.offsets is None else self.offsets[index],
             known_features=None if self.known_features is None else self.known_features[index],
             prompt=self._prompt_rows(index),
+            listeners=[self.listeners[row] for row in index.tolist()] if self.listeners else (),
             _hidden=None if self._hidden is None else self._hidden[index],
+            _written={how: [written[row] for row in index.tolist()] for how, written in self._written.items()},
         )
 
     def _prompt_rows(self, index: Tensor) -> Prompt | None:
@@ -160,6 +168,11 @@ class Reading(ABC):
 
     def generate(self, decoding: Decoding) -> list[list[int]]:
         """Token numbers of a generated answer per row."""
+        if decoding not in self._written:
+            self._written[decoding] = self._generate(decoding)
+        return self._written[decoding]
+
+    def _generate(self, decoding: Decoding) -> list[list[int]]:
         raise self._no_text("generate")
 
     def _no_text(self, what: str) -> BackboneError:
@@ -215,13 +228,15 @@ class EncoderDecoderReading(Reading):
         logits = self._decode(self._shifted(every), repeats=num_candidates)
         return likelihood(logits, every, mask.repeat(num_rows, 1)).view(num_rows, num_candidates)
 
-    def generate(self, decoding: Decoding) -> list[list[int]]:
+    def _generate(self, decoding: Decoding) -> list[list[int]]:
         """The decoder writes, from the encoder's states."""
         from transformers.modeling_outputs import BaseModelOutput
 
         states = BaseModelOutput(last_hidden_state=self.hidden())
         with self._writing():
-            written = self.backbone.generate(decoding, encoder_outputs=states, attention_mask=self.layout.mask.long())
+            written = self.backbone.generate(
+                decoding, self.listeners, encoder_outputs=states, attention_mask=self.layout.mask.long()
+            )
         return written[:, 1:].tolist()  # without the start token
 
     def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, Reading, Summary
+from softcue.backbones import Backbone, Listener, Reading, Summary
 from softcue.errors import ConfigurationError
 from softcue.methods.method import Method, MethodConfig, Rewriting
 from softcue.prompts.mixed import joined
@@ -201,12 +201,15 @@ def with_readout(
 
 
 @torch.no_grad()
-def predict_mixed(backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]]) -> list[Prediction]:
+def predict_mixed(
+    backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]], listeners: Mapping[int, Listener] | None = None
+) -> list[Prediction]:
     """Answers for rows of any tasks, in as few passes as can be (Lester et al. 2021, figure 2): usually one.
 
     Rows are grouped by task: each task's method makes its own rows' prompts and each row goes to its own
     task's readout, so heads of different sizes and prompts of different lengths share the batch. Methods that
-    change the backbone itself (adapters, fine-tuning) get a pass of their own.
+    change the backbone itself (adapters, fine-tuning) get a pass of their own. Listeners, by row, hear what is
+    written as it is written.
     """
     passes: dict[tuple[int, bool], tuple[Backbone, list[tuple[TaskModel, list[int]]]]] = {}
     for model, numbers in by_model([model for model, _ in rows]):
@@ -216,7 +219,8 @@ def predict_mixed(backbone: Backbone, rows: Sequence[tuple[TaskModel, Tokens]]) 
     for seen, members in passes.values():
         order = [number for _, numbers in members for number in numbers]
         tokens = [rows[number][1] for number in order]
-        for number, answer in zip(order, _one_pass(seen, tokens, members), strict=True):
+        heard = [listeners.get(number) for number in order] if listeners else ()
+        for number, answer in zip(order, _one_pass(seen, tokens, members, heard), strict=True):
             answers[number] = answer
     return [answer for answer in answers if answer is not None]
 
@@ -254,14 +258,15 @@ def by_model(models: Sequence[TaskModel]) -> list[tuple[TaskModel, list[int]]]:
 
 
 def _one_pass(
-    backbone: Backbone, tokens: Sequence[Tokens], members: Sequence[tuple[TaskModel, Sequence[int]]]
-) -> list[Prediction]:
+    backbone: Backbone, tokens: Sequence[Tokens], members: Sequence[tuple[TaskModel, Sequence[int]]],
+    listeners: Sequence[Listener | None],
+) -> list[Prediction]:  # fmt: skip
     """Answers for rows that stand model by model."""
     device = backbone.device
     batch = collate(tokens, backbone.tokenizer.pad_token_id).to(device)
     if len(members) == 1:
         reading, _ = members[0][0].read(backbone, batch)
-        return members[0][0].readout.predict(reading)
+        return members[0][0].readout.predict(replace(reading, listeners=listeners))
     spans = torch.arange(len(tokens), device=device).split([len(numbers) for _, numbers in members])
     embeds = backbone.entering(batch)  # [B T D]
     parts = []
@@ -276,7 +281,9 @@ def _one_pass(
     for group in groups if backbone.kind == "decoder" else [parts]:
         if group:
             rows = torch.cat([part.span for part in group])
-            found = _answers(backbone, batch if len(group) == len(parts) else batch.rows(rows), embeds[rows], group)
+            heard = [listeners[row] for row in rows.tolist()] if listeners else ()
+            own_batch = batch if len(group) == len(parts) else batch.rows(rows)
+            found = _answers(backbone, own_batch, embeds[rows], group, heard)
             answers |= zip(rows.tolist(), found, strict=True)
     return [answers[row] for row in range(len(tokens))]
 
@@ -295,16 +302,22 @@ class _Part(NamedTuple):
         return self.prompt.shared_by is not None or self.prompt.tokens.shape[1] == 0
 
 
-def _answers(backbone: Backbone, batch: Batch, embeds: Tensor, parts: Sequence[_Part]) -> list[Prediction]:
+def _answers(
+    backbone: Backbone, batch: Batch, embeds: Tensor, parts: Sequence[_Part], listeners: Sequence[Listener | None]
+) -> list[Prediction]:
     """Answers of all models in one pass; rows stand part by part."""
     spans = torch.arange(batch.size, device=batch.ids.device).split([len(part.span) for part in parts])
     reading = backbone.read(batch, joined([part.prompt for part in parts], spans), embeds)
+    reading = replace(reading, listeners=listeners)
     knows = parts[0].model.knows_features
     shared = set() if knows else {part.model.readout.shared_pass for part in parts}
     if "hidden" in shared:
         reading.hidden()
     if "answers" in shared:
         reading.read_for_answers()
+    decoding, *others = {part.model.readout.decoding for part in parts}
+    if decoding is not None and not others:
+        reading.generate(decoding)
     features: dict[Summary, Tensor] = {}  # pooled once for all models that pool alike
     answers: list[Prediction] = []
     for part, span in zip(parts, spans, strict=True):

@@ -49,7 +49,8 @@ class Generation(Readout):
                                      "use greedy or beam")  # fmt: skip
         self.shared_pass = "answers" if self.ranks else "hidden" if backbone.kind == "encoder-decoder" else None
         self.candidates = [torch.tensor(self._answer(words)) for words in self.choices]
-        self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
+        if not self.ranks:
+            self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
 
     @property
     def max_target_length(self) -> int:
@@ -104,7 +105,7 @@ class Generation(Readout):
 
     def predict(self, reading: Reading) -> list[Prediction]:
         """A ranked label or a written text per row."""
-        return self._ranked(reading) if self.ranks else self._written(reading)
+        return self._ranked(reading) if self.decoding is None else self._written(reading, self.decoding)
 
     def _ranked(self, reading: Reading) -> list[Prediction]:
         step = max(1, RANKED_AT_ONCE // len(self.candidates))
@@ -120,10 +121,8 @@ class Generation(Readout):
         words = max(zip(probabilities, self.choices, strict=True))[1]
         return Prediction(None, value=float(words))
 
-    def _written(self, reading: Reading) -> list[Prediction]:
-        texts = [
-            self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in reading.generate(self.decoding)
-        ]
+    def _written(self, reading: Reading, decoding: Decoding) -> list[Prediction]:
+        texts = [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in reading.generate(decoding)]
         if self.task.kind == "regression":
             return [_number(text) for text in texts]
         return [Prediction(self.choices.get(text, text)) for text in texts]

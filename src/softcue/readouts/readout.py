@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, Reading, Summary
+from softcue.backbones import Backbone, Decoding, Reading, Summary
 from softcue.errors import ConfigurationError
 from softcue.tasks import Task
 from softcue.tokens import Places, Wording
@@ -76,6 +76,7 @@ class Readout(nn.Module, ABC):
     summary: Summary | None = None  # the one vector per text that a head reads; None: no head, no vector
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
+    decoding: Decoding | None = None  # how it writes freely; rows of tasks that write alike are written together
     places: Places | None = None  # whose places in the text the answer is made of
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:

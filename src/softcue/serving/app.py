@@ -69,10 +69,10 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/generate", openapi_extra=_takes("GenerateBody"), responses=_statuses())
     async def generate(request: Request) -> Response:
-        """Answer with free text; with "stream" as server-sent events, one per answer."""
+        """Answer with free text; with "stream" as server-sent events: pieces as they are written, then answers."""
         began = time.monotonic()
         body = await receive(service, request, GenerateBody)
-        asked = Asked.of(service, body, began)
+        asked = Asked.of(service, body, began, body.stream)
         if not body.stream:
             return await _answered(request, body, asked)
         _note(request, body)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -31,6 +34,23 @@ async def receive(service: Service, request: Request, kind: type[Model]) -> Mode
         service.num_reading -= 1
 
 
+class Arriving:
+    """Pieces of text and results on their way from the inference thread to the event loop, in the order they came."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[tuple[int, str | Result]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, number: int, found: str | Result) -> None:
+        """From any thread."""
+        with suppress(RuntimeError):  # the loop has ended: nobody listens any more
+            self._loop.call_soon_threadsafe(self.queue.put_nowait, (number, found))
+
+    def put_result(self, number: int, result: Future[Result]) -> None:
+        """The same, as a future's callback."""
+        self.put(number, result.result())
+
+
 @dataclass(frozen=True)
 class Asked:
     """The inputs of a request on their way; those refused at once have their result already."""
@@ -38,15 +58,24 @@ class Asked:
     service: Service
     places: Sequence[Pending | Refusal]
     deadline: float
+    arriving: Arriving
 
     @classmethod
-    def of(cls, service: Service, body: PredictBody, began: float) -> Asked:
+    def of(cls, service: Service, body: PredictBody, began: float, stream: bool = False) -> Asked:
         """Give a request's inputs to the engine."""
         deadline = began + service.settings.deadline
         inputs = checked_inputs(body, service.settings)
         items: list[Item] = [item for item in inputs if not isinstance(item, Refusal)]
-        pending = iter(service.engine.submit(items, body.options(), deadline - time.monotonic()))
-        return cls(service, [item if isinstance(item, Refusal) else next(pending) for item in inputs], deadline)
+        numbers = [number for number, item in enumerate(inputs) if not isinstance(item, Refusal)]
+        arriving = Arriving()
+
+        def on_text(place: int, text: str) -> None:
+            arriving.put(numbers[place], text)
+
+        seconds = deadline - time.monotonic()
+        pending = iter(service.engine.submit(items, body.options(), seconds, on_text if stream else None))
+        places = [item if isinstance(item, Refusal) else next(pending) for item in inputs]
+        return cls(service, places, deadline, arriving)
 
     async def results(self, request: Request) -> list[Result]:
         """All results in order, once they are there or it is too late; a client that leaves ends the wait."""
@@ -73,27 +102,34 @@ class Asked:
         return found
 
     async def events(self, return_scores: bool) -> AsyncIterator[bytes]:
-        """Each result as a server-sent event as soon as it is there, then one that says that all are."""
-        waiting = {asyncio.wrap_future(place.result): number for number, place in self._pending().items()}
+        """Server-sent events: pieces of texts as they are written, each result when it is there, then the end."""
+        for number, place in enumerate(self.places):
+            if isinstance(place, Refusal):
+                self.arriving.put(number, place)
+            else:
+                place.result.add_done_callback(partial(self.arriving.put_result, number))
+        left = set(range(len(self.places)))
         try:
-            for number, place in enumerate(self.places):
-                if isinstance(place, Refusal):
-                    yield self._event(number, place, return_scores)
-            left = set(waiting)
             while left:
-                done, left = await asyncio.wait(left, timeout=self._seconds_left(), return_when="FIRST_COMPLETED")
-                for future in done or left:
-                    yield self._event(waiting[future], _result(future), return_scores)
-                left = left if done else set()
-            yield b"event: done\ndata: {}\n\n"
+                try:
+                    async with asyncio.timeout(self._seconds_left()):
+                        number, found = await self.arriving.queue.get()
+                except TimeoutError:
+                    for number in sorted(left):
+                        yield self._event(number, _too_late(), return_scores)
+                    break
+                if isinstance(found, str):
+                    yield _sent("text", {"index": number, "text": found})
+                else:
+                    left.remove(number)
+                    yield self._event(number, found, return_scores)
+            yield _sent("done", {})
         finally:
-            for future in waiting:
-                future.cancel()
             self._drop()
 
     def _event(self, number: int, result: Result, return_scores: bool) -> bytes:
         self._count(result)
-        return b"event: answer\ndata: " + encoded({"index": number, **shown(result, return_scores)}) + b"\n\n"
+        return _sent("answer", {"index": number, **shown(result, return_scores)})
 
     def _pending(self) -> dict[int, Pending]:
         return {number: place for number, place in enumerate(self.places) if not isinstance(place, Refusal)}
@@ -113,9 +149,16 @@ class Asked:
 
 
 def _result(future: asyncio.Future[Result]) -> Result:
-    if future.done():
-        return future.result()
+    return future.result() if future.done() else _too_late()
+
+
+def _too_late() -> Refusal:
     return Refusal("deadline", "server", "an answer in time", "try again with fewer inputs")
+
+
+def _sent(event: str, data: dict[str, object]) -> bytes:
+    """A server-sent event."""
+    return b"event: " + event.encode() + b"\ndata: " + encoded(data) + b"\n\n"
 
 
 async def _has_left(request: Request) -> None:

@@ -49,7 +49,7 @@ def chosen(waiting: Sequence[Row], now: float, limits: Limits) -> list[Row]:
 
 def _goes_with(row: Row, oldest: Row) -> bool:
     short, long = sorted((max(SHORT, row.length), max(SHORT, oldest.length)))
-    return long <= 2 * short and row.job.writes == oldest.job.writes
+    return long <= 2 * short and row.job.decoding == oldest.job.decoding
 
 
 class Batcher:

@@ -49,7 +49,7 @@ class GenerateBody(PredictBody):
 
     stop: list[Short] = Field(default_factory=list, max_length=4, description="written text ends before these")
     max_new_tokens: int | None = Field(None, ge=1, description="instead of the cue's own limit")
-    stream: bool = Field(False, description="server-sent events, one per answer as it comes")
+    stream: bool = Field(False, description="server-sent events: text as it is written, then each answer")
 
     def options(self) -> Options:
         """As the engine takes them."""

@@ -92,19 +92,27 @@ class Client:
         body = {"inputs": _inputs(inputs), "truncate": truncate, "stop": list(stop), "max_new_tokens": max_new_tokens}
         return [Reply.of(found) for found in self._call("POST", "/v1/generate", body)["results"]]
 
-    def stream(self, inputs: Sequence[tuple[str, Text]], *, truncate: bool = False) -> Iterator[tuple[int, Reply]]:
-        """Replies as they come, each with the place of its input.
+    def stream(
+        self, inputs: Sequence[tuple[str, Text]], *, truncate: bool = False, stop: Sequence[str] = (),
+        max_new_tokens: int | None = None,
+    ) -> Iterator[tuple[int, str | Reply]]:  # fmt: skip
+        """Pieces of text as they are written, then the whole reply, each with the place of its input.
 
         Example:
-            for place, reply in client.stream([("titles", "A long text."), ("titles", "Another.")]):
-                ...
+            for place, found in client.stream([("titles", "A long text."), ("titles", "Another.")]):
+                if isinstance(found, str): ...
         """
-        body = {"inputs": _inputs(inputs), "truncate": truncate, "stream": True}
+        body = {"inputs": _inputs(inputs), "truncate": truncate, "stream": True, "stop": list(stop),
+                "max_new_tokens": max_new_tokens}  # fmt: skip
         with self._opened("POST", "/v1/generate", body) as response:
             for line in response:
                 name, _, data = line.decode().partition(": ")
                 if name == "data" and (found := json.loads(data)):
-                    yield found["index"], Reply.of(found)
+                    yield found["index"], found["text"] if "text" in found else Reply.of(found)
+
+    def explain(self, task: str, text: Text) -> dict[str, Any]:
+        """What a cue's prompt is made of for a text: nearest words of its vectors, likeliest codes."""
+        return self._call("POST", "/v1/explain", {"task": task, "text": text if isinstance(text, str) else list(text)})
 
     def tasks(self) -> list[dict[str, Any]]:
         """All loaded cues."""

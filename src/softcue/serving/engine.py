@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,10 +25,11 @@ from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
 from softcue.methods import predict_mixed, rows_together
 from softcue.serving.batcher import Batcher, Limits
-from softcue.serving.jobs import Ensemble, Item, Job, Options, Pending, Result, Row, Text
+from softcue.serving.jobs import Answer, Ensemble, Item, Job, OnText, Options, Pending, Result, Row, Text
 from softcue.serving.refusals import Refusal, invalid, unknown_task
 from softcue.serving.registry import Registry, Served, recorded_dtype
 from softcue.serving.results import failed, folded, joined
+from softcue.serving.writing import Writer
 
 logger = logging.getLogger("softcue.serving")
 
@@ -117,17 +119,22 @@ class Engine:
                         pending.result.set_result(refusal.again())
         return [pending.result.result() for pending in found]
 
-    def submit(self, items: Sequence[Item], options: Options, seconds: float = math.inf) -> list[Pending]:
+    def submit(
+        self, items: Sequence[Item], options: Options, seconds: float = math.inf, on_text: OnText | None = None
+    ) -> list[Pending]:
         """Items on their way, for whoever cannot wait here; refused as a whole where there is no room for them.
 
-        Those that have not begun after so many seconds are refused.
+        Those that have not begun after so many seconds are refused. `on_text` is told, from the inference thread,
+        the place of an item and the next piece of its text while one cue writes it; beams have nothing to tell.
 
         Example:
             [pending] = engine.submit([("tickets", "My invoice is wrong.")], Options())
             pending.result.result(timeout=5)
         """
         deadline = time.monotonic() + seconds
-        found = [self._pending(item, options, deadline) for item in items]
+        tells = on_text if options.ensemble is None else None
+        found = [self._pending(item, options, deadline, tells and partial(tells, place))
+                 for place, item in enumerate(items)]  # fmt: skip
         self._batcher.put([job for pending in found for job in pending.jobs])
         return found
 
@@ -142,11 +149,16 @@ class Engine:
 
     # --- from items to jobs ---
 
-    def _pending(self, item: Item, options: Options, deadline: float) -> Pending:
+    def _pending(
+        self, item: Item, options: Options, deadline: float, on_text: Callable[[str], None] | None = None
+    ) -> Pending:
         names, text = item
         try:
             cues = self._cues(names, options)
             jobs = [self._job(served, text, options, deadline) for served in cues]
+            for job in jobs:
+                if job.decoding is not None:
+                    job.writer = Writer(self.backbone.tokenizer, options.stop, on_text, job.has_no_one)
         except SoftcueError as error:
             refused = Pending([])
             refused.result.set_result(error if isinstance(error, Refusal) else invalid(error))
@@ -294,7 +306,8 @@ class Engine:
 
     def _pass(self, rows: Sequence[Row]) -> None:
         began = time.monotonic()
-        found = predict_mixed(self.backbone, [(row.job.model, row.tokens) for row in rows])
+        writers = {number: writer for number, row in enumerate(rows) if (writer := row.job.writer) is not None}
+        found = predict_mixed(self.backbone, [(row.job.model, row.tokens) for row in rows], writers)
         seconds = time.monotonic() - began
         for row, answer in zip(rows, found, strict=True):
             row.job.answers[row.number] = answer
@@ -316,5 +329,8 @@ class Engine:
 
     def _finish(self, job: Job, result: Result) -> None:
         if not job.result.done():
+            writer, job.writer = job.writer, None  # it knows the job: a circle would keep its cue
+            if writer is not None and isinstance(result, Answer):
+                writer.tell(result.prediction.label or "")
             self._batcher.release()
             job.result.set_result(result)

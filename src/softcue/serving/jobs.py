@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
+from softcue.backbones import Decoding
 from softcue.methods import TaskModel
-from softcue.readouts.generation import Generation
 from softcue.serving.refusals import Refusal
 from softcue.serving.registry import Served
+from softcue.serving.writing import Writer
 from softcue.types import Example, Prediction, Tokens
 
 Ensemble = Literal["vote", "mean"]
 Text = str | Sequence[str]
+OnText = Callable[[int, str], None]  # the place of an item, and the next piece of its text
 Item = tuple[str | Sequence[str], Text]  # a cue's name (for an ensemble: names, or a task's), and what it is to read
 
 
@@ -80,11 +82,16 @@ class Job:
     compute_seconds: float = 0.0  # of the passes its rows were in
     is_truncated: bool = False
     is_dropped: bool = False  # nobody waits for it any more
+    writer: Writer | None = None  # hears what is written
 
     @property
-    def writes(self) -> bool:
-        """Whether its answer is generated token by token, which would keep others in its batch waiting."""
-        return isinstance(self.model.readout, Generation) and not self.model.readout.ranks
+    def decoding(self) -> Decoding | None:
+        """How its answer is written token by token, if it is: that would keep others in its batch waiting."""
+        return self.model.readout.decoding
+
+    def has_no_one(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.is_dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +106,7 @@ class Row:
     @classmethod
     def of(cls, job: Job, number: int, tokens: Tokens) -> Row:
         """With its length counted."""
-        written = job.model.readout.max_target_length if job.writes else 0
+        written = job.model.readout.max_target_length if job.decoding else 0
         return cls(job, number, tokens, len(tokens.ids) + job.model.method.prompt_length + written)
 
 

@@ -11,6 +11,7 @@ from softcue.errors import SoftcueError
 from softcue.evaluation import mean, vote, votes
 from softcue.serving.jobs import Answer, Ensemble, Job, Result
 from softcue.serving.refusals import Refusal
+from softcue.serving.writing import cut
 from softcue.types import Prediction
 
 logger = logging.getLogger("softcue.serving")
@@ -28,8 +29,7 @@ def folded(job: Job, answers: Sequence[Prediction]) -> Result:
         logger.error("an answer is not a number", extra={"facts": {"cue": job.served.name}})
         return failed()
     if found.label is not None and job.options.stop:
-        ends = [place for word in job.options.stop if (place := found.label.find(word)) >= 0]
-        found = replace(found, label=found.label[: min(ends, default=len(found.label))].rstrip())
+        found = replace(found, label=cut(found.label, job.options.stop))
     return Answer(found, {job.served.name: job.served.version}, {}, job.is_truncated,
                   job.started - job.arrived, job.compute_seconds)  # fmt: skip
 
