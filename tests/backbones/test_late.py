@@ -280,3 +280,11 @@ def test_bfloat16_states_survive_the_disk() -> None:
     kept.put({b"a": value})
     [found] = kept.get([b"a"])
     assert found is not None and torch.equal(found, value)
+
+
+def test_states_are_kept_within_the_backbones_bounds() -> None:
+    backbone = fresh(tiny("bert"))
+    backbone.kept_bytes = (64, 0)
+    view = backbone.late(1)
+    assert isinstance(view, LateBackbone)
+    assert (view.kept.memory_bytes, view.kept.disk_bytes) == (64, 0)

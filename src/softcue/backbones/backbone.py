@@ -19,6 +19,7 @@ from softcue.backbones.architectures import WordHead, architecture_of
 from softcue.backbones.causal import DecoderReading, PrefixStore, shared_parts
 from softcue.backbones.fingerprint import Fingerprint, fingerprint_of
 from softcue.backbones.injection import checkpoint_layers, install_hooks
+from softcue.backbones.kept_states import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.layout import lay_out
 from softcue.backbones.reading import (
     Decoding,
@@ -51,6 +52,7 @@ class Backbone:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.kept_bytes = (MEMORY_BYTES, DISK_BYTES)  # of states that enter a layer where late prompts do, for each
         self.folder = folder
         architecture = architecture_of(model.config.model_type)
         self.kind: Kind = architecture.kind

@@ -45,7 +45,7 @@ class LateBackbone(Backbone):
         self.layout_side = whole.layout_side
         if self.kind == "decoder":
             self._reading = LateDecoderReading
-        self.kept = KeptStates()
+        self.kept = KeptStates(*whole.kept_bytes)
         if whole.checkpoints_layers:
             self.checkpoint_layers()
         _enter_at_first_layer(_taking_embeddings(self.base), self.layers[0], whole.width, self.written)

@@ -6,10 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
+from softcue.backbones import Backbone
 from softcue.cue import Cue
 from softcue.errors import CueError
+
+WORDS_AT_ONCE = 16384  # of the vocabulary: a copy of a large one would not fit
 
 
 @dataclass(frozen=True)
@@ -40,29 +44,47 @@ class NearestWords:
 
 
 @torch.no_grad()
+def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neighbour]]:
+    """The words nearest to each vector [n D] by cosine; the vocabulary is compared in pieces.
+
+    Example:
+        neighbours(backbone, backbone.embed(torch.tensor([7])), top=3)[0][0].cosine     # 1.0: the word itself
+    """
+    table, tokenizer = backbone.entering_words, backbone.tokenizer
+    vectors = functional.normalize(vectors.float(), dim=1)
+    values, ids = vectors.new_zeros(len(vectors), 0), vectors.new_zeros(len(vectors), 0, dtype=torch.long)
+    for numbers in torch.arange(len(table), device=vectors.device).split(WORDS_AT_ONCE):
+        cosines = vectors @ functional.normalize(table[numbers].to(vectors), dim=1).T  # [n v]
+        best = cosines.topk(min(top, len(numbers)), dim=1)
+        values, ids = torch.cat([values, best.values], 1), torch.cat([ids, numbers[best.indices]], 1)
+        values, order = values.topk(min(top, values.shape[1]), dim=1)  # [n top]
+        ids = ids.gather(1, order)
+
+    def word(token: int) -> str:
+        return tokenizer.decode([token]).strip() or repr(tokenizer.convert_ids_to_tokens(token))
+
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    return [[Neighbour(word(token), cosine) for token, cosine in zip(*row, strict=True)] for row in rows]
+
+
+@torch.no_grad()
 def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     """The top words by cosine for each prompt vector of a cue.
 
     Example:
         nearest_words(softcue.load("cues/tickets")).vectors[0].neighbours[0].word
     """
-    words = cue.model.method.on(cue.backbone).entering_words
-    table = words[torch.arange(len(words))].float()  # [V D]
-    tokenizer = cue.backbone.tokenizer
+    seen = cue.model.method.on(cue.backbone)
     encoder = cue.model.method.prompt_encoder()
     prompts = None if encoder is None else encoder.embedded()  # [P D]
     if prompts is None:
         raise CueError("cue", cue.name, "a method with prompt vectors among the word embeddings",
                        f"{cue.record.method['name']} with these settings has none to look at")  # fmt: skip
-    cosines = functional.normalize(prompts, dim=1) @ functional.normalize(table, dim=1).T  # [P V]
-    values, ids = cosines.topk(top, dim=1)  # [P top]
-    vectors = []
-    for position, (row_values, row_ids) in enumerate(zip(values.tolist(), ids.tolist(), strict=True)):
-        neighbours = [
-            Neighbour(tokenizer.decode([token]).strip() or repr(tokenizer.convert_ids_to_tokens(token)), cosine)
-            for token, cosine in zip(row_ids, row_values, strict=True)
-        ]
-        vectors.append(Vector(position, float(prompts[position].norm()), neighbours))
+    found = neighbours(seen, prompts, top)
+    vectors = [
+        Vector(position, float(prompt.norm()), own)
+        for position, (prompt, own) in enumerate(zip(prompts, found, strict=True))
+    ]
     near = {neighbour.word for vector in vectors for neighbour in vector.neighbours}
     first = Counter(vector.neighbours[0].word for vector in vectors)
     return NearestWords(

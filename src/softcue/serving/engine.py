@@ -31,6 +31,7 @@ from softcue.serving.registry import Registry, Served, recorded_dtype
 from softcue.serving.results import failed, folded, joined
 from softcue.serving.writing import Writer
 
+STATE_BYTES = 64 << 20  # of texts below late prompts: enough for those under way, texts of requests seldom come again
 logger = logging.getLogger("softcue.serving")
 
 
@@ -62,6 +63,7 @@ class Engine:
         if isinstance(backbone, str):
             dtype = recorded_dtype(Path(cues))
             backbone = load_backbone(BackboneConfig.model_validate({"name": backbone, "dtype": dtype}))
+            backbone.kept_bytes = (STATE_BYTES, 0)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(Path(cues), backbone)

@@ -13,11 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from softcue.backbones import Backbone
 from softcue.errors import SoftcueError
-from softcue.inspection.nearest import Neighbour
+from softcue.inspection.nearest import neighbours
 from softcue.serving.bodies import ExplainBody
 from softcue.serving.refusals import Refusal, invalid
 from softcue.serving.registry import Served
@@ -29,7 +28,6 @@ from softcue.types import Instance
 MAX_WAITING = 8  # explanations asked for at once
 TOP_CODES = 3  # of a vector
 TOP_WORDS = 3  # of a vector or a code
-WORDS_AT_ONCE = 16384  # of the vocabulary: a copy of a large one would not fit
 logger = logging.getLogger("softcue.serving")
 Explanation = dict[str, object]
 
@@ -130,23 +128,8 @@ def _codes(seen: Backbone, codebook: Tensor, shares: Tensor) -> list[list[Explan
 
 
 def _nearest(seen: Backbone, vectors: Tensor) -> list[list[Explanation]]:
-    """The words nearest to each vector [n D] by cosine, as `nearest_words` finds them; the vocabulary in pieces."""
-    table = seen.entering_words
-    if not isinstance(table, Tensor):  # states of a deeper layer: each word of the vocabulary would need a pass
+    """The words nearest to each vector [n D]."""
+    if not isinstance(seen.entering_words, Tensor):  # states of a deeper layer: each word would need a pass
         return [[] for _ in vectors]
-    vectors = functional.normalize(vectors.float(), dim=1)
-    values, ids = vectors.new_full((len(vectors), 0), 0), vectors.new_zeros(len(vectors), 0, dtype=torch.long)
-    for first in range(0, len(table), WORDS_AT_ONCE):
-        cosines = vectors @ functional.normalize(table[first : first + WORDS_AT_ONCE].float(), dim=1).T  # [n v]
-        best = cosines.topk(min(TOP_WORDS, cosines.shape[1]), dim=1)
-        values, ids = torch.cat([values, best.values], 1), torch.cat([ids, best.indices + first], 1)
-        values, order = values.topk(min(TOP_WORDS, values.shape[1]), dim=1)  # [n top]
-        ids = ids.gather(1, order)
-    near = zip(ids.tolist(), values.tolist(), strict=True)
-    return [[_word(seen, *pair) for pair in zip(*row, strict=True)] for row in near]
-
-
-def _word(seen: Backbone, token: int, cosine: float) -> Explanation:
-    tokenizer = seen.tokenizer
-    word = tokenizer.decode([token]).strip() or repr(tokenizer.convert_ids_to_tokens(token))
-    return vars(Neighbour(word, round(cosine, 4)))
+    found = neighbours(seen, vectors, TOP_WORDS)
+    return [[{"word": near.word, "cosine": round(near.cosine, 4)} for near in own] for own in found]
