@@ -16,6 +16,8 @@ from command import EVALUATED, Ended, check_refused, run
 import softcue
 from softcue.data import rows_of_run
 from softcue.evaluation import Predicted
+from softcue.serving.engine import Engine
+from softcue.serving.jobs import Answer
 from softcue.types import Example, Prediction
 
 
@@ -70,7 +72,7 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
     passes: list[list[Any]] = []
 
     def answers(backbone: object, requests: Sequence[tuple[Any, Example]], batch_size: int = 64) -> Predicted:
-        passes.append(list(requests))
+        passes.append([model for model, _ in requests])
         flat = [probability for cue in zip(*ballots, strict=True) for probability in cue]
         found = [
             Prediction("billing" if p > 0.5 else "hardware", scores={"billing": p, "hardware": 1 - p}) for p in flat
@@ -78,7 +80,12 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
         assert len(found) == len(requests)
         return Predicted(found, 0)
 
+    def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[Answer]:
+        found = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
+        return [Answer(one, {}, {}, False, 0.0, 0.0) for one in found.answers]
+
     monkeypatch.setattr("softcue.evaluation.predict", answers)
+    monkeypatch.setattr("softcue.serving.engine.Engine.predict", results)
     return passes
 
 
@@ -97,7 +104,7 @@ def test_vote_is_one_answer_per_row_with_its_counts(cues: Cues, monkeypatch: pyt
     assert rows[0]["scores"] == pytest.approx({"billing": 0.6, "hardware": 0.4})
     assert rows[1]["scores"]["billing"] == pytest.approx(1.85 / 3)  # likelier, and outvoted
     assert len(passes) == 1  # all cues' rows go through the mixed batches together
-    assert len({id(model) for model, _ in passes[0]}) == 3
+    assert len({id(model) for model in passes[0]}) == 3
 
 
 def test_vote_is_written_as_csv(cues: Cues, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from softcue.cue import Cue
+    from softcue.serving.jobs import Answer, Result
     from softcue.types import Example, Prediction
 
     Join = Callable[[Sequence[Prediction]], Prediction]
@@ -74,33 +75,51 @@ def _rows(cues: Sequence[Cue], source: str, skip_bad_rows: bool) -> Iterator[tup
 def _answered(
     cues: Sequence[Cue], rows: Iterator[tuple[Example, ...]], join: Join | None, batch_size: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """Lines of the output, so many at a time that any file fits into memory."""
-    from softcue.evaluation import predict as answer
-    from softcue.evaluation import votes
+    """Lines of the output, so many at a time that any file fits into memory; by the engine that also serves."""
+    from softcue.serving.batcher import Limits
+    from softcue.serving.engine import Engine
 
     num_truncated = 0
-    while chunk := list(islice(rows, ROWS_AT_ONCE)):
-        requests = [(cue.model, row[number]) for number, cue in enumerate(cues) for row in chunk]
-        found = answer(cues[0].backbone, requests, batch_size)
-        num_truncated += found.num_truncated
-        lines: list[dict[str, Any]] = []
-        for place, row in enumerate(chunk):
-            # texts by column name; cues of one file read columns of the same rows
-            line: dict[str, Any] = {}
-            for cue, example in zip(cues, row, strict=True):
-                columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
-                line |= dict(zip(columns, example.texts, strict=True))
-            answers = found.answers[place :: len(chunk)]  # one per cue
-            if join is not None:
-                line |= join(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
-            elif len(cues) == 1:
-                line |= answers[0].as_dict()
-            else:
-                line["cues"] = {cue.name: one.as_dict() for cue, one in zip(cues, answers, strict=True)}
-            lines.append(line)
-        yield lines
+    limits = Limits(max_in_flight=2 * ROWS_AT_ONCE * len(cues), max_rows=batch_size)
+    named = {str(number): cue for number, cue in enumerate(cues)}
+    with Engine(cues[0].backbone, named, limits, max_characters=sys.maxsize) as engine:
+        while chunk := list(islice(rows, ROWS_AT_ONCE)):
+            items = [(name, row[number]) for number, name in enumerate(named) for row in chunk]
+            found = [_answer(result) for result in engine.predict(items)]
+            num_truncated += sum(one.is_truncated for one in found)
+            answers = [one.prediction for one in found]
+            yield [_line(cues, row, answers[place :: len(chunk)], join) for place, row in enumerate(chunk)]
     if num_truncated:
         typer.echo(f"{num_truncated} texts were cut to the backbone's length", err=True)
+
+
+def _answer(result: Result) -> Answer:
+    from softcue.errors import RunError
+    from softcue.serving.jobs import Answer
+
+    if isinstance(result, Answer):
+        return result
+    if result.code == "failed":
+        raise RunError("--batch-size", "a pass that failed twice", "a pass without an error",
+                       "the log above has the reason; for memory, lower it")  # fmt: skip
+    raise result
+
+
+def _line(
+    cues: Sequence[Cue], row: Sequence[Example], answers: Sequence[Prediction], join: Join | None
+) -> dict[str, Any]:
+    """A row's texts by column name (cues of one file read columns of the same rows), and its answers, one per cue."""
+    from softcue.evaluation import votes
+
+    line: dict[str, Any] = {}
+    for cue, example in zip(cues, row, strict=True):
+        columns = (f"input.{name}" if name in ANSWER_KEYS else name for name in cue.task.text)
+        line |= dict(zip(columns, example.texts, strict=True))
+    if join is not None:
+        return line | join(answers).as_dict() | ({"votes": counts} if (counts := votes(answers)) else {})
+    if len(cues) == 1:
+        return line | answers[0].as_dict()
+    return line | {"cues": {cue.name: one.as_dict() for cue, one in zip(cues, answers, strict=True)}}
 
 
 def chosen_ensemble(by_vote: bool, by_mean: bool) -> Join | None:

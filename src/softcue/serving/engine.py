@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Self
 import torch
 
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
+from softcue.cue import Cue
 from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
 from softcue.methods import predict_mixed, rows_together
@@ -30,6 +31,7 @@ from softcue.serving.refusals import Refusal, invalid, unknown_task
 from softcue.serving.registry import Registry, Served, recorded_dtype
 from softcue.serving.results import failed, folded, joined
 from softcue.serving.writing import Writer
+from softcue.types import Example
 
 STATE_BYTES = 64 << 20  # of texts below late prompts: enough for those under way, texts of requests seldom come again
 logger = logging.getLogger("softcue.serving")
@@ -48,7 +50,7 @@ class BatchReport:
 
 
 class Engine:
-    """Answers items of any cues of a folder together.
+    """Answers items of any cues together: those of a folder, or cues that are loaded, by name.
 
     Example:
         with softcue.Engine("minilm", "cues") as engine:
@@ -57,16 +59,17 @@ class Engine:
     """
 
     def __init__(
-        self, backbone: Backbone | str, cues: str | Path, limits: Limits | None = None,
+        self, backbone: Backbone | str, cues: str | Path | Mapping[str, Cue], limits: Limits | None = None,
         max_characters: int = 20_000, max_new_tokens: int = 256, on_batch: Callable[[BatchReport], None] | None = None,
     ) -> None:  # fmt: skip
+        folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
-            dtype = recorded_dtype(Path(cues))
+            dtype = "float32" if folder is None else recorded_dtype(folder)
             backbone = load_backbone(BackboneConfig.model_validate({"name": backbone, "dtype": dtype}))
             backbone.kept_bytes = (STATE_BYTES, 0)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
-        self.registry = Registry(Path(cues), backbone)
+        self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None)
         self.registry.load_all()
         self._batcher = Batcher(limits or Limits())
         self._on_batch = on_batch
@@ -199,7 +202,8 @@ class Engine:
         is_free = cue.task.kind == "generation"
         if not is_free and (options.must_write or options.stop or options.max_new_tokens):
             raise Refusal("invalid", "task", "a cue that writes free text", "use POST /v1/predict")
-        texts = [text] if isinstance(text, str) else text
+        known = text if isinstance(text, Example) else None
+        texts = known.texts if known else [text] if isinstance(text, str) else text
         if not isinstance(texts, Sequence) or not all(isinstance(part, str) for part in texts):
             raise Refusal("invalid", "text", "a text, or a list of texts", "see what the task reads")
         if sum(map(len, texts)) > self.max_characters:
@@ -209,17 +213,19 @@ class Engine:
             if not 1 <= options.max_new_tokens <= self.max_new_tokens:
                 raise Refusal("invalid", "max_new_tokens", f"1 to {self.max_new_tokens}", "lower it")
             model = served.writing(options.max_new_tokens)
-        [example] = cue.examples([text])
+        [example] = [known] if known else cue.examples([text])
         return Job(served, model, example, options, deadline)
 
     def _chunks(self, found: Sequence[Pending]) -> Iterator[list[Pending]]:
         """Items in groups that leave room for others' items."""
         limit = self._batcher.limits.max_in_flight
         chunk: list[Pending] = []
+        size = 0
         for pending in found:
-            if sum(len(other.jobs) for other in (*chunk, pending)) > max(1, limit // 2) and chunk:
+            size += len(pending.jobs)
+            if size > max(1, limit // 2) and chunk:
                 yield chunk
-                chunk = []
+                chunk, size = [], len(pending.jobs)
             chunk.append(pending)
         if chunk:
             yield chunk

@@ -18,7 +18,7 @@ from softcue.serving.writing import Writer
 from softcue.types import Example, Prediction, Tokens
 
 Ensemble = Literal["vote", "mean"]
-Text = str | Sequence[str]
+Text = str | Sequence[str] | Example  # read already, where it is more than its texts
 OnText = Callable[[int, str], None]  # the place of an item, and the next piece of its text
 Item = tuple[str | Sequence[str], Text]  # a cue's name (for an ensemble: names, or a task's), and what it is to read
 

@@ -37,6 +37,11 @@ class Served:
     cue: Cue
     _writing: dict[int, TaskModel] = field(default_factory=dict, repr=False)
 
+    @classmethod
+    def of(cls, name: str, cue: Cue) -> Served:
+        """A loaded cue under a name."""
+        return cls(name, cue.record.record_sha256[:VERSION_LENGTH], cue)
+
     def writing(self, max_new_tokens: int) -> TaskModel:
         """The cue's model, but with answers of at most so many tokens; rows that ask for the same share a pass."""
         if (known := self._writing.get(max_new_tokens)) is not None:
@@ -67,7 +72,7 @@ class Served:
 
 
 class Registry:
-    """The loaded cues of a folder.
+    """The loaded cues of a folder, or cues that are loaded already.
 
     Example:
         registry = Registry(Path("cues"), backbone)
@@ -75,11 +80,12 @@ class Registry:
         registry["tickets"].version
     """
 
-    def __init__(self, folder: Path, backbone: Backbone) -> None:
-        if not folder.is_dir():
+    def __init__(self, folder: Path | None, backbone: Backbone, cues: Mapping[str, Cue] | None = None) -> None:
+        if folder is not None and not folder.is_dir():
             raise ConfigurationError("cues folder", folder, "a folder with a folder per cue", "check the path")
-        self._folder, self._backbone = folder.resolve(), backbone
-        self._served: Mapping[str, Served] = {}  # replaced as a whole: readers need no lock
+        self._folder, self._backbone = None if folder is None else folder.resolve(), backbone
+        # replaced as a whole: readers need no lock
+        self._served: Mapping[str, Served] = {name: Served.of(name, cue) for name, cue in (cues or {}).items()}
         self._broken: Mapping[str, Refusal] = {}
         self._changing = threading.Lock()
 
@@ -108,7 +114,7 @@ class Registry:
 
     def load_all(self) -> None:
         """Load every cue of the folder; what cannot be loaded is in `broken`."""
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self._folder.iterdir()) if self._folder else ():
             if (path / "cue.json").is_file():
                 try:
                     self.load(path.name)
@@ -150,15 +156,14 @@ class Registry:
         except Exception as error:  # whatever is wrong with one folder, the others are served
             raise Refusal("broken_cue", f"cue folder ({type(error).__name__})", "a cue that can be loaded",
                           "see the server's log") from error  # fmt: skip
-        return Served(name, cue.record.record_sha256[:VERSION_LENGTH], cue)
+        return Served.of(name, cue)
 
     def _folder_of(self, name: str) -> Path:
         """The folder of a name; neither it nor its files may lead out of the cues folder."""
         if not NAME.fullmatch(name):
             raise Refusal("invalid", "name", "letters, digits, '.', '_' and '-', at most 64, a letter or digit first",
                           "rename the folder")  # fmt: skip
-        folder = self._folder / name
-        if not folder.is_dir():
+        if self._folder is None or not (folder := self._folder / name).is_dir():
             raise unknown_task()
         for path in (folder, *(folder / file for file in FILES)):
             if not path.resolve().is_relative_to(self._folder):
