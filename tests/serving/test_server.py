@@ -240,6 +240,17 @@ def test_client_commands(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     check_refused(run("client", "predict", "--task", "no", *own, "x"), "404 unknown_task")
 
 
+def test_client_prints_text_that_is_written(start: Start, writing_cues: dict[str, dict[str, Cue]]) -> None:
+    cue = writing_cues["gpt2"]["titles"]
+    assert cue.path is not None
+    own = ["--url", start(cue.path.parent, "gpt2").url, "ok"]
+    assert run("client", "generate", "--task", "titles", *own).out == f"{cue.predict('ok')[0].label}\n"
+    short = run("client", "generate", "--task", "titles", "--max-new-tokens", 2, *own).out
+    assert len(short) < len(run("client", "generate", "--task", "titles", *own).out)
+    check_refused(run("client", "generate", "--task", "topics", *own), "invalid")
+    check_refused(run("client", "generate", "--task", "no", *own), "unknown_task")
+
+
 def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
     code = (
         "import sys, softcue.cli.app, softcue.serving.client; sys.exit(bool({'torch', 'fastapi'} & set(sys.modules)))"

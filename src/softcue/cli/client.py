@@ -58,6 +58,32 @@ def predict(
     print_table("", ["text", "answer", "score"], rows)
 
 
+@app.command("generate")
+def generate(
+    text: Annotated[str, typer.Argument(help="What to read; of a task that reads two texts, parted by a tab.")],
+    task: Annotated[str, typer.Option(help="The name of a cue that writes free text.")],
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Instead of the cue's own limit.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
+    url: Url = HERE,
+    api_key: Key = "",
+) -> None:
+    """Print free text as it is written."""
+    from softcue.serving.client import ServerError
+
+    inputs = [(task, text.split("\t") if "\t" in text else text)]
+    client = _client(url, api_key)
+    written = ""
+    for _, found in client.stream(inputs, truncate=truncate, stop=stop or (), max_new_tokens=max_new_tokens):
+        if isinstance(found, str):
+            written += found
+            typer.echo(found, nl=False)
+        elif found.error:
+            raise ServerError(client.url, 200, found.error, found.message)
+        else:  # beams tell nothing before they are done
+            typer.echo((found.label or "").removeprefix(written))
+
+
 @app.command("tasks")
 def tasks(url: Url = HERE, api_key: Key = "", as_json: Json = False) -> None:
     """List the cues a server has loaded."""
