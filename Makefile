@@ -41,8 +41,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 # make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
-bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/write_benchmarks.py train predict few-shot growth \
+bench: $(VENV)/.bench $(VENV)/.serve
+	$(BIN)/python benchmarks/write_benchmarks.py train predict few-shot growth serve \
 		$(if $(wildcard $(DATA)),--data $(DATA))
 
 # make results DATA=folder-with-subj T5=folder-of-a-t5

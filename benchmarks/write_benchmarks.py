@@ -1,6 +1,6 @@
 """Measure, and write the tables and pictures of docs/benchmarks.md.
 
-    python benchmarks/write_benchmarks.py train predict few-shot growth --data ../shared/data
+    python benchmarks/write_benchmarks.py train predict few-shot growth serve --data ../shared/data
                                                measure these, keep what was found in runs/bench, write the tables
     python benchmarks/write_benchmarks.py      only write, from what is kept
 
@@ -22,10 +22,11 @@ from typing import Any
 
 from growth import draw
 
-BENCHES = ("train", "predict", "few-shot", "growth")
+BENCHES = ("train", "predict", "few-shot", "growth", "serve")
 WITHOUT_DATA = ("growth",)  # its lengths are its own
 PACKAGES = ("torch", "transformers", "peft", "setfit")
 END = "<!-- end -->"
+LATENCIES = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
 Saved = dict[str, Any]
 
 
@@ -103,6 +104,8 @@ def section(saved: Saved) -> str:
         parts.append(_figures(saved["figures"]))
     if "growth" in saved:
         parts.append(_growth(saved["growth"]))
+    if "throughput" in saved:
+        parts += _served(saved)
     return "\n\n".join(parts)
 
 
@@ -119,7 +122,8 @@ def _verdict(one: dict[str, Any]) -> str:
     if one["met"]:
         return "yes"
     gap = abs(one["ratio"] - one["target"])
-    return f"**missed by {gap:.3f}** ({100 * gap / one['target']:.0f} %)"
+    share = f" ({100 * gap / one['target']:.0f} %)" if one["target"] else ""
+    return f"**missed by {gap:.3f}**{share}"
 
 
 def _contestants(found: dict[str, dict[str, Any]]) -> str:
@@ -148,6 +152,37 @@ def _growth(curves: dict[str, list[dict[str, Any]]]) -> str:
         "![Seconds and peak memory of a step by prompt vectors, text tokens and rows](plots/growth-steps.png)", steps,
         "![Seconds to answer a batch by the number of cues in it](plots/growth-cues.png)", cues,
     ])  # fmt: skip
+
+
+def _served(saved: Saved) -> list[str]:
+    """What the figures of the server consist of."""
+    setting, peak, flood, answers = (saved[part] for part in ("setting", "peak", "overload", "answers"))
+    rates = [
+        [row["popularity"], f"{row['cues']:,}", str(row["inputs"]), f"{row['answers_per_second']:.1f}",
+         f"{row['least']:.1f} to {row['most']:.1f}"]
+        for row in saved["throughput"]
+    ]  # fmt: skip
+    latency = [
+        [f"{row['load']:.0%}", f"{row['rate']:.1f}", *(f"{row[key]:.0f}" for key in LATENCIES)]
+        for row in saved["latency"]
+    ]
+    switching = [
+        [name, f"{row['answers_per_second']:.1f}", f"{row['least']:.1f} to {row['most']:.1f}"]
+        for name, row in saved["switching"].items()
+    ]
+    memory = saved["memory_mb"]
+    return [
+        f"Servers and offline engine with {setting['torch_threads']} torch thread(s) each, load from a process of its "
+        f"own, texts of {setting['texts']}. Saturated: server {peak['server']:.1f} answers a second, engine "
+        f"offline {peak['offline']:.1f}.",
+        _table(["popularity", "cues", "inputs a request", "answers a second", "least to most"], rates),
+        _table(["load", "requests a second", "p50, ms", "p90, ms", "p99, ms", "longest, ms"], latency),
+        _table(["32 clients", "answers a second", "least to most"], switching),
+        f"Overload: of {flood['asked']:,} requests {flood['answered']:,} were answered and {flood['gave_up']:,} gave "
+        f"up after five attempts ({flood['mean_attempts']:.1f} on average). Memory: {min(memory):.1f} to "
+        f"{max(memory):.1f} MB, {memory[0]:.1f} at first and {memory[-1]:.1f} at last. "
+        f"Answers compared: {answers['compared']:,}.",
+    ]
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

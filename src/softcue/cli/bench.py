@@ -70,6 +70,26 @@ def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
         print_table("", [axis, *(f"{who}, {part}" for part, who in columns)], rows)
 
 
+@app.command("serve")
+def serve(
+    repeats: Repeats = 3, data: Data = None, as_json: Json = False,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads of the servers and of the offline engine.")] = 1,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", help="Where sample cues, their copies and the servers' logs go.")
+    ] = Path("runs/bench/serving"),
+) -> None:  # fmt: skip
+    """The server under load: against the engine offline and against switching cues; latency, overload, memory."""
+    from softcue.benchmarks.parts import Plan
+    from softcue.benchmarks.serving import serving_figures
+    from softcue.cli.output import print_table
+
+    found = serving_figures(Plan(repeats, data), output_dir, threads)
+    if not as_json:
+        for title in ("throughput", "latency"):
+            print_table(title, list(found[title][0]), [list(row.values()) for row in found[title]])
+    _print(found.pop("figures"), as_json, **found)
+
+
 def _print(figures: dict[str, dict[str, Any]], as_json: bool, **more: Any) -> None:
     from softcue.cli.output import print_json, print_table
 
