@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
+class ServingEngine(StrEnum):
+    """What runs the server."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def serve(
     cues: Annotated[Path, typer.Argument(help="The folder with a folder per cue.")],
-    backbone: Annotated[str, typer.Option(help="The backbone of the cues: a folder, a hub id or an alias.")],
+    backbone: Annotated[
+        str,
+        typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     api_key_file: Annotated[
@@ -28,6 +39,10 @@ def serve(
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens of a batch, prompts and padding counted.")] = 16384,
     max_characters: Annotated[int, typer.Option(min=1, help="Of the texts of one input.")] = 20_000,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
+    engine: Annotated[
+        ServingEngine, typer.Option(help="One process, or replicas behind Ray Serve on this machine (extra ray).")
+    ] = ServingEngine.LOCAL,
+    replicas: Annotated[int | None, typer.Option(min=1, help="With --engine ray; 2 unless set.")] = None,
 ) -> None:
     """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
     from softcue.errors import ConfigurationError, MissingExtraError
@@ -36,6 +51,9 @@ def serve(
     os.environ.setdefault("SOFTCUE_CACHE_MB", "0")
     if not cues.is_dir():
         raise ConfigurationError("cues folder", cues, "a folder with a folder per cue", "check the path")
+    if replicas is not None and engine is ServingEngine.LOCAL:
+        raise ConfigurationError("--replicas", replicas, "no such option with --engine local, which is one process",
+                                 "pass --engine ray")  # fmt: skip
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
     settings = ServerSettings(
@@ -45,7 +63,10 @@ def serve(
     )  # fmt: skip
     check_address(settings, without_key)
     try:
-        from softcue.serving.server import serve as run
+        from softcue.serving import ray_server, server
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "fastapi", "serve") from error
-    run(settings, backbone, cues)
+    if engine is ServingEngine.RAY:
+        ray_server.serve(settings, backbone, cues, 2 if replicas is None else replicas)
+    else:
+        server.serve(settings, backbone, cues)

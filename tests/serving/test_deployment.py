@@ -1,0 +1,180 @@
+"""The Dockerfile and the Kubernetes example, read rather than run: what they name must exist and fit together."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from click import Command
+
+from softcue.cli.app import app as command_line
+from softcue.serving.app import create_app
+from softcue.serving.gate import PROBES
+from softcue.serving.service import Service
+from softcue.serving.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = ServerSettings().deadline
+
+
+@pytest.fixture(scope="module")
+def serve() -> Command:
+    return typer.main.get_group(command_line).commands["serve"]
+
+
+@pytest.fixture(scope="module")
+def routes() -> set[str]:
+    def never(_: Any) -> Any:
+        raise AssertionError
+
+    return {getattr(route, "path", "") for route in create_app(Service(ServerSettings(), never)).routes}
+
+
+@pytest.fixture(scope="module")
+def instructions() -> list[tuple[str, str]]:
+    """Instruction and the rest of it, comments and line ends gone."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "deploy/Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Any]:
+    return {found["kind"]: found for found in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text("utf-8"))}
+
+
+@pytest.fixture(scope="module")
+def pod(objects: dict[str, Any]) -> Any:
+    return objects["Deployment"]["spec"]["template"]["spec"]
+
+
+def rest_of(instructions: list[tuple[str, str]], name: str) -> list[str]:
+    return [rest for found, rest in instructions if found == name]
+
+
+def parsed(serve: Command, words: Sequence[str]) -> dict[str, Any]:
+    """What the command line makes of the words; unknown options and bad values are errors."""
+    return serve.make_context("serve", list(words), resilient_parsing=False).params
+
+
+def settings_of(instructions: list[tuple[str, str]]) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S+)", " ".join(rest_of(instructions, "ENV"))))
+
+
+# --- the image ---
+
+
+def test_the_command_of_the_image_is_one_of_ours(
+    instructions: list[tuple[str, str]], serve: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [entry] = map(json.loads, rest_of(instructions, "ENTRYPOINT"))  # a list: no shell keeps signals to itself
+    assert entry[:2] == ["softcue", "serve"]
+    monkeypatch.setenv("SOFTCUE_BACKBONE", settings_of(instructions)["SOFTCUE_BACKBONE"])
+    found = parsed(serve, entry[2:])
+    assert (found["backbone"], str(found["cues"]), found["host"]) == ("minilm", "/cues", "0.0.0.0")
+    assert [str(found["port"])] == rest_of(instructions, "EXPOSE")
+    [check] = rest_of(instructions, "HEALTHCHECK")
+    assert f"http://127.0.0.1:{found['port']}/livez" in check
+
+
+def test_the_image_is_made_of_files_that_are_sent_to_it(instructions: list[tuple[str, str]]) -> None:
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
+    copied = [source for rest in rest_of(instructions, "COPY") for source in rest.split()[:-1]]
+    assert sorted(copied) == sorted(kept)
+    assert all((ROOT / name).exists() for name in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {project["readme"], *project["license-files"]} <= set(copied)
+
+
+def test_the_image_installs_extras_that_exist_with_the_constraints(instructions: list[tuple[str, str]]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    [extras] = [rest.split('"')[1] for rest in rest_of(instructions, "ARG") if rest.startswith("EXTRAS=")]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"]) and "serve" in extras
+    installs = [rest for rest in rest_of(instructions, "RUN") if "pip install" in rest]
+    assert all("constraints.txt" in rest for rest in installs)
+    assert "-r constraints.txt" in installs[0]
+    assert re.fullmatch(r"torch==[\d.]+", (ROOT / "constraints.txt").read_text("utf-8").splitlines()[-1])
+    [base] = rest_of(instructions, "FROM")
+    assert base == f"python:{project['requires-python'].removeprefix('>=')}-slim"
+
+
+def test_the_image_runs_as_a_user_that_owns_only_its_cache(instructions: list[tuple[str, str]], pod: Any) -> None:
+    [user] = rest_of(instructions, "USER")
+    assert user == "10001:10001"
+    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == user
+    names = [name for name, _ in instructions]
+    assert "RUN" not in names[names.index("USER") :]
+    found = settings_of(instructions)
+    assert found["SOFTCUE_CACHE_MB"] == "0"
+    assert found["SOFTCUE_HOME"] == "/cache" and found["HF_HOME"].startswith("/cache/")
+
+
+# --- Kubernetes ---
+
+
+def test_arguments_of_the_container_are_options_of_the_command(
+    instructions: list[tuple[str, str]], pod: Any, serve: Command
+) -> None:
+    [container] = pod["containers"]
+    [entry] = map(json.loads, rest_of(instructions, "ENTRYPOINT"))
+    given = {one["name"]: one for one in container["env"]}
+    found = parsed(serve, [*entry[2:], "--backbone", given["SOFTCUE_BACKBONE"]["value"], *container["args"]])
+    assert found["deadline"] == DEADLINE
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert str(found["cues"]) in mounts and mounts[str(found["cues"])]["readOnly"]
+    assert str(found["api_key_file"].parent) in mounts
+    assert found["admin_key_file"] is None  # a change would reach one replica
+    assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_probes_ask_open_routes_of_the_port(pod: Any, routes: set[str], objects: dict[str, Any]) -> None:
+    [container] = pod["containers"]
+    [port] = container["ports"]
+    wanted = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    for name, path in wanted.items():
+        assert container[name]["httpGet"] == {"path": path, "port": port["name"]}
+        assert path in routes and path in PROBES
+    assert port["containerPort"] == 8000
+    assert objects["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
+
+
+def test_replicas_have_time_to_answer_what_they_took(pod: Any) -> None:
+    [container] = pod["containers"]
+    [_, seconds] = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] > int(seconds) + DEADLINE + 1
+
+
+def test_containers_are_limited_and_cannot_write_to_their_root(pod: Any) -> None:
+    [container] = pod["containers"]
+    for kind in ("requests", "limits"):
+        assert set(container["resources"][kind]) == {"cpu", "memory"}
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert pod["securityContext"]["runAsNonRoot"]
+    written = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume} == written
+
+
+def test_every_object_means_the_same_pods(objects: dict[str, Any]) -> None:
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert objects["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert objects["Service"]["spec"]["selector"] == labels
+    assert objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert objects["PodDisruptionBudget"]["spec"]["minAvailable"] < objects["Deployment"]["spec"]["replicas"]
+
+
+def test_options_named_in_the_guide_exist(serve: Command) -> None:
+    text = (ROOT / "docs/deployment.md").read_text("utf-8")
+    ours = re.sub(r"^(docker|kubectl) .*$|`(docker|kubectl) [^`]*`|`--build-arg [^`]*`", "", text, flags=re.MULTILINE)
+    known = {option for parameter in serve.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", ours)) <= known
+    for link in re.findall(r"\]\((\.\./[^)]+)\)", text):
+        assert (ROOT / "docs" / link).exists()
