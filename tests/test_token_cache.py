@@ -97,3 +97,10 @@ def test_few_rows_are_not_kept(folder: Path) -> None:
     model = make_model(tiny("bert"))
     token_cache.token_rows(model.wording, "a", ONE[:9])
     assert not folder.exists()
+
+
+def test_nothing_is_kept_where_the_cache_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    model = make_model(tiny("bert"))
+    assert token_cache.token_rows(model.wording, "a", ONE) == made(model, ONE)
+    assert not folder.exists()

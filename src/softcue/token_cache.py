@@ -29,9 +29,9 @@ FORMAT = "1"
 def token_rows(wording: Wording, tokenizer: str, examples: Sequence[Example]) -> list[Tokens]:
     """The tokens of each example, from disk where the same rows were worded before.
 
-    `tokenizer` is the digest of the tokenizer, as in a backbone's fingerprint.
+    `tokenizer` is the digest of the tokenizer, as in a backbone's fingerprint. SOFTCUE_CACHE_MB=0 keeps nothing.
     """
-    if len(examples) < WORTH_KEEPING:
+    if len(examples) < WORTH_KEEPING or os.environ.get("SOFTCUE_CACHE_MB", "").strip() == "0":
         return [wording.source(example) for example in examples]
     path = cache_folder() / "tokens" / f"{_digest(wording, tokenizer, examples)}.safetensors"
     known = _read(path, len(examples))

@@ -124,8 +124,8 @@ class Wording:
     def _units(self, text: str, most: int) -> tuple[list[tuple[int, int]], list[int]]:
         """Words, and pieces of words that have more tokens (scripts without spaces), with how many they have."""
         units, sizes = [], []
-        for match in re.finditer(r"\S+", text):
-            offsets = self._offsets(match[0])
+        words = list(re.finditer(r"\S+", text))
+        for match, offsets in zip(words, self._offsets([match[0] for match in words]), strict=True):
             for first in range(0, max(1, len(offsets)), most):
                 piece = offsets[first : first + most] or [(0, len(match[0]))]
                 start = match.start() + (piece[0][0] if first else 0)
@@ -135,8 +135,10 @@ class Wording:
                     sizes.append(len(piece))
         return units, sizes
 
-    def _offsets(self, text: str) -> list[tuple[int, int]]:
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    def _offsets(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        if not texts:
+            return []
+        found = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return found["offset_mapping"]  # type: ignore[no-any-return]
 
     def _size(self, *texts: str) -> int:
@@ -190,7 +192,8 @@ class Wording:
     def _shortened(self, texts: tuple[str, ...], excess: int) -> tuple[str, ...]:
         """The texts with `excess` tokens cut from the end of the longest that is read."""
         read = self.task.read_by(encoder=self.kind == "encoder")
-        offsets = [self._offsets(text) if index in read else [] for index, text in enumerate(texts)]
+        known = self._offsets(list(texts))
+        offsets = [own if index in read else [] for index, own in enumerate(known)]
         longest = max(range(len(texts)), key=lambda index: len(offsets[index]))
         # the cut is shared between several long texts
         total = sum(map(len, offsets))

@@ -57,6 +57,35 @@ def test_unlike_lengths_do_not_share_a_batch() -> None:
     assert lengths(chosen(rows(4, 16, 30), 0.0, Limits())) == [4, 16, 30]  # all short
 
 
+def test_cues_of_an_ensemble_share_a_batch_whatever_their_length() -> None:
+    waiting = rows(40, 40, 40, 400)
+    waiting[3].job.group = waiting[0].job.group
+    assert lengths(chosen(waiting, 0.0, Limits(max_rows=2))) == [40, 400]
+
+
+def test_beams_count_as_rows_of_their_own() -> None:
+    model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6, "decoding": "beam", "num_beams": 3})
+    writing = Job(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
+    assert Row.of(writing, 0, Tokens((1, 2, 3), None, 0)).length == 3 * (3 + 4 + 6)
+
+
+def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.serving.batcher.CHARACTERS_AT_ONCE", 2 * len(EXAMPLES[0].texts[0]))
+    monkeypatch.setattr("softcue.serving.batcher.ROWS_READY", 3)
+    batcher = Batcher(Limits())
+    batcher.put([job() for _ in range(6)])
+    assert len(batcher.arrived() or []) == 2  # so many characters
+    batcher.add(rows(5, 5))
+    assert len(batcher.arrived() or []) == 1  # so many rows
+    batcher.add(rows(5))
+    assert batcher.arrived() == []
+    assert len(batcher.take()[0]) == 3
+    assert len(batcher.arrived() or []) == 2
+    batcher.drain()
+    assert len(batcher.arrived() or []) == 1
+    assert batcher.arrived() is None
+
+
 def test_rows_beyond_the_age_bound_go_first() -> None:
     limits = Limits(max_rows=3, max_age=1.0)
     waiting = [*rows(40, 79, 60), *rows(40, 40, arrived=5.0)]

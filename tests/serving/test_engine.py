@@ -251,7 +251,7 @@ def test_failed_window_fails_its_text_once(folder: Path, monkeypatch: pytest.Mon
 
 def test_answers_that_are_no_numbers_are_not_sent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Prediction(None, value=math.nan)
-    monkeypatch.setattr(engine_module, "predict_mixed", lambda _, rows: [nothing] * len(rows))
+    monkeypatch.setattr(engine_module, "predict_mixed", lambda _, rows, *more: [nothing] * len(rows))
     assert codes(engine.predict([("stars", "ok")])) == ["failed"]
 
 

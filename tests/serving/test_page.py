@@ -100,10 +100,11 @@ def test_codes_are_the_likeliest_of_the_text(client: TestClient, cues: dict[str,
 def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
     client: TestClient, cues: dict[str, Cue], monkeypatch: pytest.MonkeyPatch, words_at_once: int
 ) -> None:
-    monkeypatch.setattr(explaining, "WORDS_AT_ONCE", words_at_once)
+    inspected = nearest_words(cues["topics"], top=3).vectors  # the whole vocabulary at once
+    monkeypatch.setattr("softcue.inspection.nearest.WORDS_AT_ONCE", words_at_once)
     found = explain(client, "topics").json()
     assert found["reads_input"] is False
-    for vector, wanted in zip(found["vectors"], nearest_words(cues["topics"], top=3).vectors, strict=True):
+    for vector, wanted in zip(found["vectors"], inspected, strict=True):
         assert [near["word"] for near in vector["words"]] == [near.word for near in wanted.neighbours]
         cosines = [near["cosine"] for near in vector["words"]]
         assert cosines == pytest.approx([near.cosine for near in wanted.neighbours], abs=1e-4)

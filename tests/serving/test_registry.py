@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serving_cues import TITLES, TOPICS, save_cue
@@ -137,6 +138,51 @@ def test_unloading_leaves_the_folder(root: Path) -> None:
     assert found.load("topics").name == "topics"
 
 
-def test_number_format_is_the_cues_own(root: Path) -> None:
+def test_number_format_is_the_cues_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorded_dtype(root) == "float32"
+    found = {"topics": "bfloat16", "pairs": "float32"}
+    backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in found.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr("softcue.serving.registry.read_record", lambda path: backbones[path.name])
+        assert recorded_dtype(root) == "float32"  # both
+        shutil.rmtree(root / "pairs")
+        assert recorded_dtype(root) == "auto"
     assert recorded_dtype(root / "topics") == "float32"  # nothing in it
+
+
+def test_folders_that_may_not_be_entered_are_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "lost+found").mkdir()
+    plain = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        if path.parent.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return plain(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert len(registry(root)) == 2
+
+
+def test_links_that_lead_in_circles_break_their_cue_alone(root: Path) -> None:
+    (root / "topics" / "cue.safetensors").unlink()
+    (root / "topics" / "cue.safetensors").symlink_to("cue.safetensors")
+    found = registry(root)
+    assert [served.name for served in found.loaded()] == ["pairs"]
+    assert list(found.broken()) == ["topics"]
+
+
+def test_names_that_cannot_be_cues_are_not_remembered(root: Path) -> None:
+    found = registry(root)
+    for name in ("..", "x" * 5000, "nothing"):
+        with pytest.raises(Refusal):
+            found.load(name)
+    assert found.broken() == {}
+
+
+def test_a_broken_cue_is_forgotten_with_its_folder(root: Path) -> None:
+    (root / "topics" / "cue.json").write_text("{")
+    found = registry(root)
+    assert str(root) not in found.broken()["topics"].message
+    shutil.rmtree(root / "topics")
+    refusal(found, "topics", "unknown_task")
+    assert found.broken() == {}

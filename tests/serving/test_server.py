@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,9 @@ def test_rows_of_clients_that_left_are_never_run(start: Start, held: Any, until:
     until(lambda: engine.num_in_flight == 0)
     assert held.sizes == [1]
     assert metrics.predict([("topics", "still there")])[0].label
+    counted = server.service.metrics.text().decode()
+    assert 'status="499"' in counted
+    assert 'reason="deadline"' not in counted
 
 
 def test_streams_of_clients_that_left_are_never_run(
@@ -114,7 +118,7 @@ def test_streams_of_clients_that_left_are_never_run(
     until(lambda: engine.num_in_flight == 6)
     assert b"200 OK" in leaving.recv(1000)
     leaving.close()
-    time.sleep(0.3)  # the server notices
+    until(lambda: 'reason="disconnected"} 1.0' in server.service.metrics.text().decode())
     held.go.set()
     assert b"200 OK" in first.recv(1000)
     first.close()
@@ -222,6 +226,48 @@ def test_client_says_what_is_wrong_with_the_address() -> None:
         port = free.getsockname()[1]
     with pytest.raises(ServerError, match="is the server running"):
         Client(f"http://127.0.0.1:{port}").tasks()
+
+
+class Odd(BaseHTTPRequestHandler):
+    """Another kind of server: what it answers is in the path."""
+
+    protocol_version = "HTTP/1.0"
+
+    def do_POST(self) -> None:
+        answers = {
+            "cut": (200, [], b'event: text\ndata: {"index":0,"text":"half a "}\n\n'),
+            "page": (200, [], b"<html>"),
+            "short": (200, [("Content-Length", "900")], b"{"),
+            "moved": (302, [("Location", "http://127.0.0.1:9/")], b""),
+        }
+        status, headers, body = answers[self.path.split("/")[1]]
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_client_says_so_where_an_answer_is_cut_off_or_no_answer() -> None:
+    with HTTPServer(("127.0.0.1", 0), Odd) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        found: list[Any] = []
+        with pytest.raises(ServerError, match="cut_off"):
+            found += Client(f"{url}/cut").stream([("titles", "x")])
+        for path, told in (("page", "JSONDecodeError"), ("short", "IncompleteRead|JSONDecodeError"), ("moved", "302")):
+            with pytest.raises(ServerError, match=told):
+                Client(f"{url}/{path}").predict([("topics", "x")])
+        server.shutdown()
+
+
+def test_tabs_belong_to_the_text_of_cues_that_read_one(start: Start) -> None:
+    own = ["--url", start().url, "--json"]
+    [one] = run("client", "predict", "--task", "topics", *own, "one\ttwo").json["results"]
+    assert one["label"]
 
 
 def test_client_commands(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

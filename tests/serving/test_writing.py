@@ -11,6 +11,7 @@ from tiny import tiny
 
 from softcue.cue import Cue
 from softcue.methods import predict_mixed
+from softcue.serving import engine as engine_module
 from softcue.serving.engine import Engine
 from softcue.serving.jobs import Answer, Options
 from softcue.serving.writing import Writer
@@ -131,3 +132,72 @@ def test_cues_that_write_alike_are_written_together(
     monkeypatch.setattr(backbone.model, "generate", counted)
     assert predict_mixed(backbone, rows) == alone
     assert sizes == [3]
+
+
+def test_listeners_that_fail_are_told_no_more() -> None:
+    def fail(text: str) -> None:
+        calls.append(text)
+        raise ValueError
+
+    calls: list[str] = []
+    writer = Writer(Spelled(), (), fail, lambda: False)
+    for text in ("a", "ab"):
+        assert not writer(list(map(ord, text)))
+    assert calls == ["a"]
+
+
+def test_last_words_wait_where_a_tokenizer_moves_spaces() -> None:
+    class Moving(Spelled):
+        clean_up_tokenization_spaces = True
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return super().decode(ids, skip_special_tokens).replace(" 's", "'s")
+
+    pieces: list[str] = []
+    writer = Writer(Moving(), (), pieces.append, lambda: False)
+    text = "so it 's late"
+    for size in range(1, len(text) + 1):
+        writer(list(map(ord, text[:size])))
+    writer.tell("so it's late")
+    assert "".join(pieces) == "so it's late"
+
+
+def test_rows_end_when_their_client_leaves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    plain = Writer.__call__
+
+    def counted(self: Writer, ids: Any) -> bool:
+        steps.append(len(ids))
+        return plain(self, ids)
+
+    monkeypatch.setattr(Writer, "__call__", counted)
+
+    def longest(leaves: bool) -> int:
+        steps.clear()
+        on_text = (lambda place, text: [one.drop() for one in found]) if leaves else (lambda place, text: None)
+        found: list[Any] = []
+        found += engine.submit([("titles", TEXTS[0])], Options(), on_text=on_text)
+        found[0].result.result(30)
+        return max(steps)
+
+    assert longest(leaves=True) < longest(leaves=False)
+
+
+def test_passes_run_again_after_an_error_tell_nothing_twice(
+    engine: Engine, kind: str, writing_cues: dict[str, dict[str, Cue]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = engine_module.predict_mixed, []
+
+    def failing(backbone: Any, rows: Any, *more: Any) -> Any:
+        found = plain(backbone, rows, *more)
+        calls.append(len(rows))
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return found
+
+    monkeypatch.setattr(engine_module, "predict_mixed", failing)
+    pieces: list[str] = []
+    [pending] = engine.submit([("titles", TEXTS[0])], Options(), on_text=lambda _, text: pieces.append(text))
+    pending.result.result(30)
+    assert len(calls) == 2
+    assert "".join(pieces) == writing_cues[kind]["titles"].predict([TEXTS[0]])[0].label

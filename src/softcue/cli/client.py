@@ -45,8 +45,9 @@ def predict(
         raise ConfigurationError("--task", ", ".join(task), "one name", "pass --ensemble vote or mean for several")
     how: Literal["vote", "mean"] | None = None if ensemble is None else ensemble.value
     who = task[0] if len(task) == 1 else task
-    inputs = [(who, text.split("\t") if "\t" in text else text) for text in texts]
-    found = _client(url, api_key).predict(inputs, return_scores=True, truncate=truncate, ensemble=how)
+    client = _client(url, api_key)
+    inputs = [(who, text) for text in _read(client, task[0], texts)]
+    found = client.predict(inputs, return_scores=True, truncate=truncate, ensemble=how)
     if as_json:
         print_json({"results": [asdict(reply) for reply in found]})
         return
@@ -71,15 +72,15 @@ def generate(
     """Print free text as it is written."""
     from softcue.serving.client import ServerError
 
-    inputs = [(task, text.split("\t") if "\t" in text else text)]
     client = _client(url, api_key)
+    inputs = [(task, own) for own in _read(client, task, [text])]
     written = ""
     for _, found in client.stream(inputs, truncate=truncate, stop=stop or (), max_new_tokens=max_new_tokens):
         if isinstance(found, str):
             written += found
             typer.echo(found, nl=False)
         elif found.error:
-            raise ServerError(client.url, 200, found.error, found.message)
+            raise ServerError(client.url, found.status, found.error, found.message)
         else:  # beams tell nothing before they are done
             typer.echo((found.label or "").removeprefix(written))
 
@@ -95,6 +96,14 @@ def tasks(url: Url = HERE, api_key: Key = "", as_json: Json = False) -> None:
         return
     columns = ["name", "version", "task", "kind", "method"]
     print_table("", columns, [[entry[column] for column in columns] for entry in found])
+
+
+def _read(client: Client, task: str, texts: list[str]) -> list[str | list[str]]:
+    """Texts as the cue reads them: a tab parts those of a cue that reads several, and is a tab for others."""
+    if not any("\t" in text for text in texts):
+        return list(texts)
+    reads_several = any(len(known["text"]) > 1 for known in client.tasks() if task in (known["name"], known["task"]))
+    return [text.split("\t") if reads_several else text for text in texts]
 
 
 def _client(url: str, api_key: str) -> Client:

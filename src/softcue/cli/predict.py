@@ -80,7 +80,7 @@ def _answered(
     from softcue.serving.engine import Engine
 
     num_truncated = 0
-    limits = Limits(max_in_flight=2 * ROWS_AT_ONCE * len(cues), max_rows=batch_size)
+    limits = Limits(max_in_flight=2048, max_rows=batch_size)
     named = {str(number): cue for number, cue in enumerate(cues)}
     with Engine(cues[0].backbone, named, limits, max_characters=sys.maxsize) as engine:
         while chunk := list(islice(rows, ROWS_AT_ONCE)):

@@ -48,7 +48,7 @@ def serve(
     from softcue.errors import ConfigurationError, MissingExtraError
 
     # Vectors of what clients send are not for the disk; they are made anew.
-    os.environ.setdefault("SOFTCUE_CACHE_MB", "0")
+    os.environ["SOFTCUE_CACHE_MB"] = "0"
     if not cues.is_dir():
         raise ConfigurationError("cues folder", cues, "a folder with a folder per cue", "check the path")
     if replicas is not None and engine is ServingEngine.LOCAL:

@@ -17,6 +17,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 import softcue
@@ -27,6 +28,7 @@ from softcue.serving.gate import Gate
 from softcue.serving.refusals import STATUSES, Refusal
 from softcue.serving.service import Service
 
+NOBODY = 499  # for log and metrics, as other servers say it: the client has left
 logger = logging.getLogger("softcue.serving")
 
 
@@ -77,11 +79,14 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             return await _answered(request, body, asked)
         _note(request, body)
         return StreamingResponse(asked.events(body.return_scores), media_type="text/event-stream",
-                                 headers={"Cache-Control": "no-store"})  # fmt: skip
+                                 headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})  # fmt: skip
 
     async def _answered(request: Request, body: PredictBody, asked: Asked) -> Response:
         _note(request, body)
-        results = await asked.results(request)
+        try:
+            results = await asked.results(request)
+        except ClientDisconnect:
+            return Response(status_code=NOBODY)
         request.scope["softcue"]["failed"] = sum(isinstance(result, Refusal) for result in results)
         return answered(results, body.return_scores)
 
@@ -96,7 +101,9 @@ def _add_explanations(app: FastAPI, service: Service, explainer: Explainer) -> N
     @app.post("/v1/explain", openapi_extra=_takes("ExplainBody"), responses=_statuses())
     async def explain(request: Request) -> Response:
         """What a cue's prompt is made of for a text: nearest words of its vectors, likeliest codes of a codebook."""
-        return as_json(await explainer.explain(await receive(service, request, ExplainBody)))
+        began = time.monotonic()
+        body = await receive(service, request, ExplainBody)
+        return as_json(await explainer.explain(body, began + service.settings.deadline))
 
 
 def _add_tasks(app: FastAPI, service: Service) -> None:

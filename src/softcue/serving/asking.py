@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from softcue.serving.bodies import Model, PredictBody, checked_inputs, encoded, parsed, read_body, shown
 from softcue.serving.jobs import Answer, Item, Pending, Result
-from softcue.serving.refusals import Refusal
+from softcue.serving.refusals import Refusal, busy, too_late
 from softcue.serving.service import Service
 
 
@@ -23,7 +23,7 @@ async def receive(service: Service, request: Request, kind: type[Model]) -> Mode
     """The body of a request, if there is room for it and it comes in time; both are decided before it is parsed."""
     engine, settings = service.engine, service.settings
     if engine.num_in_flight + service.num_reading >= settings.max_in_flight:
-        raise Refusal("busy", "server", f"fewer than {settings.max_in_flight} examples in flight", "try again later")
+        raise busy(settings.max_in_flight)
     service.num_reading += 1
     try:
         async with asyncio.timeout(settings.deadline):
@@ -85,9 +85,7 @@ class Asked:
         try:
             both: list[asyncio.Future[Any]] = [everything, leaving]
             await asyncio.wait(both, timeout=self._seconds_left(), return_when="FIRST_COMPLETED")
-            if leaving.done() and not everything.done():
-                self.service.metrics.failures.labels("disconnected").inc()
-                request.scope["softcue"]["disconnected"] = True
+            has_left = leaving.done() and not everything.done()
             found = [
                 place if isinstance(place, Refusal) else _result(waiting[number])
                 for number, place in enumerate(self.places)
@@ -97,6 +95,9 @@ class Asked:
             for future in waiting.values():
                 future.cancel()
             self._drop()
+        if has_left:
+            self.service.metrics.failures.labels("disconnected").inc()
+            raise ClientDisconnect
         for result in found:
             self._count(result)
         return found
@@ -116,7 +117,8 @@ class Asked:
                         number, found = await self.arriving.queue.get()
                 except TimeoutError:
                     for number in sorted(left):
-                        yield self._event(number, _too_late(), return_scores)
+                        yield self._event(number, too_late(), return_scores)
+                    left.clear()
                     break
                 if isinstance(found, str):
                     yield _sent("text", {"index": number, "text": found})
@@ -125,6 +127,8 @@ class Asked:
                     yield self._event(number, found, return_scores)
             yield _sent("done", {})
         finally:
+            if left:
+                self.service.metrics.failures.labels("disconnected").inc()
             self._drop()
 
     def _event(self, number: int, result: Result, return_scores: bool) -> bytes:
@@ -149,11 +153,7 @@ class Asked:
 
 
 def _result(future: asyncio.Future[Result]) -> Result:
-    return future.result() if future.done() else _too_late()
-
-
-def _too_late() -> Refusal:
-    return Refusal("deadline", "server", "an answer in time", "try again with fewer inputs")
+    return future.result() if future.done() else too_late()
 
 
 def _sent(event: str, data: dict[str, object]) -> bytes:

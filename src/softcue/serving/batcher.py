@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softcue.serving.jobs import Job, Row
-from softcue.serving.refusals import Refusal, draining
+from softcue.serving.refusals import Refusal, busy, draining
 from softcue.tokens import TOKENS_AT_ONCE
 
+ROWS_READY = 1024  # rows that wait prepared; more would not make better batches
+CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not keep all others waiting
 SHORT = 16  # tokens: shorter rows count as this long, their padding costs nothing worth a batch of their own
 
 
@@ -32,12 +34,17 @@ class Limits:
 
 
 def chosen(waiting: Sequence[Row], now: float, limits: Limits) -> list[Row]:
-    """The next batch, from rows in the order of arrival: the oldest, and what goes well with it."""
+    """The next batch, from rows in the order of arrival: the oldest, its ensemble, and what goes well with it."""
     oldest = waiting[0]
     others = [row for row in waiting[1:] if _goes_with(row, oldest)]
     too_old = now - limits.max_age
-    # the sort keeps the order of arrival among equals
-    others.sort(key=lambda row: -1 if row.job.arrived < too_old else abs(row.length - oldest.length))
+
+    def place(row: Row) -> int:  # the sort keeps the order of arrival among equals
+        if row.job.group is oldest.job.group:
+            return -2
+        return -1 if row.job.arrived < too_old else abs(row.length - oldest.length)
+
+    others.sort(key=place)
     batch, longest = [oldest], oldest.length
     for row in others[: limits.max_rows - 1]:
         longest = max(longest, row.length)
@@ -48,8 +55,10 @@ def chosen(waiting: Sequence[Row], now: float, limits: Limits) -> list[Row]:
 
 
 def _goes_with(row: Row, oldest: Row) -> bool:
+    if row.job.decoding != oldest.job.decoding:
+        return False
     short, long = sorted((max(SHORT, row.length), max(SHORT, oldest.length)))
-    return long <= 2 * short and row.job.decoding == oldest.job.decoding
+    return row.job.group is oldest.job.group or long <= 2 * short
 
 
 class Batcher:
@@ -82,7 +91,7 @@ class Batcher:
             if self.is_draining:
                 raise draining()
             if not has_room:
-                raise Refusal("busy", "server", f"fewer than {limit} examples in flight", "try again later")
+                raise busy(limit)
             self.num_in_flight += len(jobs)
             self._arrived.extend(jobs)
             self._changed.notify_all()
@@ -100,12 +109,16 @@ class Batcher:
             self._changed.notify_all()
 
     def arrived(self) -> list[Job] | None:
-        """Jobs that came since; waits for one where no row is left to run. None: all is done and none will come."""
+        """Some jobs that came since; waits for one where no row is left to run. None: all is done, none will come."""
+        jobs: list[Job] = []
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining)
-            jobs = list(self._arrived)
-            self._arrived.clear()
-        return None if self.is_draining and not jobs and not self._waiting else jobs
+            size = 0
+            while self._arrived and size < CHARACTERS_AT_ONCE and len(self._waiting) + len(jobs) < ROWS_READY:
+                jobs.append(self._arrived.popleft())
+                size += sum(map(len, jobs[-1].example.texts))
+            is_over = self.is_draining and not jobs and not self._waiting
+        return None if is_over else jobs
 
     def add(self, rows: Sequence[Row]) -> None:
         """Prepared rows, in the order of arrival."""

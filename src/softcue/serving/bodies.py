@@ -16,6 +16,9 @@ from softcue.serving.refusals import RETRY_AFTER, Refusal
 from softcue.serving.settings import ServerSettings
 
 Short = Annotated[str, Field(min_length=1, max_length=64)]
+Texts = Annotated[
+    list[str], Field(fail_fast=True)
+]  # the first wrong one is enough: a report of each would take gigabytes
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -26,8 +29,8 @@ class _Body(BaseModel):
 class Input(_Body):
     """One text (or pair of texts) for one task."""
 
-    task: str | list[str] = Field(description="a cue's name; of an ensemble the cues' names, or their task's")
-    text: str | list[str] = Field(description="what to read; a list where the task reads several texts")
+    task: str | Texts = Field(description="a cue's name; of an ensemble the cues' names, or their task's")
+    text: str | Texts = Field(description="what to read; a list where the task reads several texts")
 
 
 class PredictBody(_Body):
@@ -60,7 +63,7 @@ class ExplainBody(_Body):
     """What POST /v1/explain takes."""
 
     task: str = Field(description="a cue's name")
-    text: str | list[str] = Field(description="what to read; a list where the task reads several texts")
+    text: str | Texts = Field(description="what to read; a list where the task reads several texts")
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:

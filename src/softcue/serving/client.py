@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
@@ -39,6 +40,7 @@ class Reply:
     votes: Mapping[str, int] | None = None  # of an ensemble
     versions: Mapping[str, str] | None = None  # cue -> version
     timings: Mapping[str, float] | None = None
+    status: int = 200
     error: str = ""  # a code, empty where there is an answer
     message: str = ""
 
@@ -51,7 +53,8 @@ class Reply:
             {'tickets': 'ab12'}
         """
         if "error" in found:
-            return cls(error=found["error"]["code"], message=found["error"]["message"])
+            why = found["error"]
+            return cls(status=why["status"], error=why["code"], message=why["message"])
         versions = found.get("versions") or {found["task"]: found["version"]}
         known: dict[str, Any] = {
             name: found.get(name) for name in ("label", "value", "scores", "spans", "votes", "timings")
@@ -104,11 +107,14 @@ class Client:
         """
         body = {"inputs": _inputs(inputs), "truncate": truncate, "stream": True, "stop": list(stop),
                 "max_new_tokens": max_new_tokens}  # fmt: skip
-        with self._opened("POST", "/v1/generate", body) as response:
+        with self._opened("POST", "/v1/generate", body) as response, self._understood():
             for line in response:
                 name, _, data = line.decode().partition(": ")
                 if name == "data" and (found := json.loads(data)):
                     yield found["index"], found["text"] if "text" in found else Reply.of(found)
+                elif name == "data":  # of the last event
+                    return
+        raise ServerError(self.url, 0, "cut_off", "the answer ended before its end: try again")
 
     def explain(self, task: str, text: Text) -> dict[str, Any]:
         """What a cue's prompt is made of for a text: nearest words of its vectors, likeliest codes."""
@@ -131,9 +137,17 @@ class Client:
         return self._call("DELETE", f"/v1/tasks/{quote(name, safe='')}")
 
     def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        with self._opened(method, path, body) as response:
+        with self._opened(method, path, body) as response, self._understood():
             found: dict[str, Any] = json.load(response)
             return found
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Around the reading of an answer that may end early or be no answer of ours."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServerError(self.url, 0, type(error).__name__, "look at what answers there, or try again") from error
 
     def _opened(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
@@ -141,18 +155,28 @@ class Client:
         for attempt in range(1, self._attempts + 1):
             request = urllib.request.Request(self.url + path, data, headers, method=method)
             try:
-                response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
+                response: http.client.HTTPResponse = _opener.open(request, timeout=self._timeout)
                 return response
             except urllib.error.HTTPError as error:
                 with error:
                     wait = error.headers.get("Retry-After", "")
                     if not wait.isdecimal() or attempt == self._attempts:
                         raise _refused(self.url + path, error) from None
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 raise ServerError(self.url, 0, "unreachable", f"is the server running? {reason}") from error
             time.sleep(min(float(wait), LONGEST_WAIT))
         raise ConfigurationError("attempts", self._attempts, "at least 1", "raise it")
+
+
+class _Staying(urllib.request.HTTPRedirectHandler):
+    """Redirects are refused: the key would go with them."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """To nowhere."""
+
+
+_opener = urllib.request.build_opener(_Staying)
 
 
 def _inputs(inputs: Sequence[tuple[str | Sequence[str], Text]]) -> list[dict[str, object]]:

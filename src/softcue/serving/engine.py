@@ -27,7 +27,7 @@ from softcue.evaluation import check_one_task
 from softcue.methods import predict_mixed, rows_together
 from softcue.serving.batcher import Batcher, Limits
 from softcue.serving.jobs import Answer, Ensemble, Item, Job, OnText, Options, Pending, Result, Row, Text
-from softcue.serving.refusals import Refusal, invalid, unknown_task
+from softcue.serving.refusals import Refusal, check_characters, invalid, too_late, unknown_task
 from softcue.serving.registry import Registry, Served, recorded_dtype
 from softcue.serving.results import failed, folded, joined
 from softcue.serving.writing import Writer
@@ -161,7 +161,9 @@ class Engine:
         try:
             cues = self._cues(names, options)
             jobs = [self._job(served, text, options, deadline) for served in cues]
+            group = object()
             for job in jobs:
+                job.group = group
                 if job.decoding is not None:
                     job.writer = Writer(self.backbone.tokenizer, options.stop, on_text, job.has_no_one)
         except SoftcueError as error:
@@ -206,8 +208,7 @@ class Engine:
         texts = known.texts if known else [text] if isinstance(text, str) else text
         if not isinstance(texts, Sequence) or not all(isinstance(part, str) for part in texts):
             raise Refusal("invalid", "text", "a text, or a list of texts", "see what the task reads")
-        if sum(map(len, texts)) > self.max_characters:
-            raise Refusal("too_long", "text", f"at most {self.max_characters:,} characters", "shorten or split it")
+        check_characters(texts, self.max_characters)
         model = cue.model
         if options.max_new_tokens is not None:
             if not 1 <= options.max_new_tokens <= self.max_new_tokens:
@@ -253,7 +254,7 @@ class Engine:
         """Whether nobody waits for the job, or it waited too long; then it has its refusal."""
         is_late = job.deadline <= time.monotonic()
         if is_late or job.is_dropped:
-            self._finish(job, Refusal("deadline", "server", "an answer in time", "try again with fewer inputs"))
+            self._finish(job, too_late())
         return is_late or job.is_dropped
 
     def _prepared(self, jobs: Sequence[Job]) -> list[Row]:

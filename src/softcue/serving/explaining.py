@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -18,7 +19,7 @@ from softcue.backbones import Backbone
 from softcue.errors import SoftcueError
 from softcue.inspection.nearest import neighbours
 from softcue.serving.bodies import ExplainBody
-from softcue.serving.refusals import Refusal, invalid
+from softcue.serving.refusals import busy, check_characters, invalid, too_late
 from softcue.serving.registry import Served
 from softcue.serving.results import failed
 from softcue.serving.service import Service
@@ -40,21 +41,20 @@ class Explainer:
         self._pool = ThreadPoolExecutor(1, "softcue-explaining")
         self._num_waiting = 0  # only the event loop changes it
 
-    async def explain(self, body: ExplainBody) -> Explanation:
+    async def explain(self, body: ExplainBody, deadline: float) -> Explanation:
         """What the prompt of a cue is made of for a text; keys, limits and errors are those of a prediction."""
-        engine, settings = self._service.engine, self._service.settings
+        engine = self._service.engine
         served = engine.registry[body.task]
         texts = [body.text] if isinstance(body.text, str) else body.text
-        if sum(map(len, texts)) > engine.max_characters:
-            raise Refusal("too_long", "text", f"at most {engine.max_characters:,} characters", "shorten or split it")
+        check_characters(texts, engine.max_characters)
         if self._num_waiting >= MAX_WAITING:
-            raise Refusal("busy", "server", f"fewer than {MAX_WAITING} explanations at once", "try again later")
+            raise busy(MAX_WAITING, "explanations at once")
         self._num_waiting += 1
         try:
-            async with asyncio.timeout(settings.deadline):
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await asyncio.wrap_future(self._begun(served, body.text))
         except TimeoutError:
-            raise Refusal("deadline", "server", "an answer in time", "try again later") from None
+            raise too_late() from None
         finally:
             self._num_waiting -= 1
 

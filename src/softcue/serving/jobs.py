@@ -82,6 +82,7 @@ class Job:
     compute_seconds: float = 0.0  # of the passes its rows were in
     is_truncated: bool = False
     is_dropped: bool = False  # nobody waits for it any more
+    group: object = field(default_factory=object)  # the same for all cues of an ensemble: they share a batch
     writer: Writer | None = None  # hears what is written
 
     @property
@@ -101,13 +102,14 @@ class Row:
     job: Job
     number: int
     tokens: Tokens
-    length: int  # with the prompt, and what may be written on a decoder
+    length: int  # with the prompt and what may be written, once per beam
 
     @classmethod
     def of(cls, job: Job, number: int, tokens: Tokens) -> Row:
         """With its length counted."""
         written = job.model.readout.max_target_length if job.decoding else 0
-        return cls(job, number, tokens, len(tokens.ids) + job.model.method.prompt_length + written)
+        num_beams = job.decoding.num_beams if job.decoding else 1
+        return cls(job, number, tokens, (len(tokens.ids) + job.model.method.prompt_length + written) * num_beams)
 
 
 class Pending:

@@ -5,6 +5,8 @@ What a client sent is never part of what it is told: bodies of errors stay small
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from softcue.errors import SoftcueError
 
 STATUSES = {
@@ -76,6 +78,22 @@ def invalid(error: SoftcueError) -> Refusal:
 def unknown_task() -> Refusal:
     """No loaded cue has the name asked for."""
     return Refusal("unknown_task", "task", "the name of a loaded cue", "see GET /v1/tasks")
+
+
+def busy(limit: int, what: str = "examples in flight") -> Refusal:
+    """There is no room for more."""
+    return Refusal("busy", "server", f"fewer than {limit} {what}", "try again later")
+
+
+def too_late() -> Refusal:
+    """The deadline came before the answer."""
+    return Refusal("deadline", "server", "an answer in time", "try again with fewer inputs")
+
+
+def check_characters(texts: Sequence[str], limit: int) -> None:
+    """Refuse texts that are too long before anything is done with them."""
+    if sum(map(len, texts)) > limit:
+        raise Refusal("too_long", "text", f"at most {limit:,} characters", "shorten or split it")
 
 
 def draining() -> Refusal:

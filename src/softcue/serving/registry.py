@@ -115,11 +115,19 @@ class Registry:
     def load_all(self) -> None:
         """Load every cue of the folder; what cannot be loaded is in `broken`."""
         for path in sorted(self._folder.iterdir()) if self._folder else ():
-            if (path / "cue.json").is_file():
-                try:
-                    self.load(path.name)
-                except Refusal as refusal:
-                    logger.warning("cue not loaded", extra={"facts": {"cue": path.name, **refusal.as_dict()}})
+            try:
+                if not (path / "cue.json").is_file():
+                    continue
+            except OSError as error:  # such as lost+found of a volume
+                facts = {"folder": path.name, "error": type(error).__name__}
+                logger.warning("folder not read", extra={"facts": facts})
+                continue
+            try:
+                self.load(path.name)
+            except Refusal as refusal:
+                if refusal.code == "invalid":  # its folder's name: here it is a cue that is missed
+                    self._broken = {**self._broken, path.name: refusal}
+                logger.warning("cue not loaded", extra={"facts": {"cue": path.name, **refusal.as_dict()}})
 
     def load(self, name: str) -> Served:
         """Load a cue, or replace it by what its folder holds now; after a failure the old version stays."""
@@ -127,8 +135,9 @@ class Registry:
             try:
                 found = self._read(name)
             except Refusal as refusal:
-                if name not in self._served and refusal.code != "unknown_task":
-                    self._broken = {**self._broken, name: refusal}
+                others = {other: why for other, why in self._broken.items() if other != name}
+                is_kept = name not in self._served and refusal.code in ("broken_cue", "wrong_backbone")
+                self._broken = {**others, name: refusal} if is_kept else others
                 raise
             self._served = {**self._served, name: found}
             self._broken = {other: why for other, why in self._broken.items() if other != name}
@@ -144,15 +153,16 @@ class Registry:
             return found
 
     def _read(self, name: str) -> Served:
-        folder = self._folder_of(name)
         try:
+            folder = self._folder_of(name)
             record = read_record(folder)
             self._check_backbone(record)
             cue = load(folder, self._backbone)
         except Refusal:
             raise
         except SoftcueError as error:
-            raise Refusal("broken_cue", f"cue folder ({error.setting})", error.expected, error.next_step) from error
+            where = Path(error.setting).name  # no path of this machine
+            raise Refusal("broken_cue", f"cue folder ({where})", error.expected, error.next_step) from error
         except Exception as error:  # whatever is wrong with one folder, the others are served
             raise Refusal("broken_cue", f"cue folder ({type(error).__name__})", "a cue that can be loaded",
                           "see the server's log") from error  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+logger = logging.getLogger("softcue.serving")
 UNFINISHED = "�"  # what a tokenizer gives for half a character
 
 
@@ -47,6 +49,8 @@ class Writer:
             self.tell(shorter)
             return True
         text = text.rstrip(UNFINISHED)
+        if getattr(self._tokenizer, "clean_up_tokenization_spaces", False):  # a last word may still lose its space
+            text = text.rpartition(" ")[0]
         self.tell(text[: len(text) - max((_begun(text, word) for word in self._stop), default=0)].rstrip())
         return False
 
@@ -54,7 +58,11 @@ class Writer:
         """What is new in a text."""
         if self._on_text is None or not text.startswith(self._told) or len(text) == len(self._told):
             return
-        self._on_text(text[len(self._told) :])
+        try:
+            self._on_text(text[len(self._told) :])
+        except Exception:  # whoever listens badly must not end the pass of all
+            logger.exception("a listener failed")
+            self._on_text = None
         self._told = text
 
 
