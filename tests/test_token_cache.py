@@ -104,3 +104,13 @@ def test_nothing_is_kept_where_the_cache_is_off(folder: Path, monkeypatch: pytes
     model = make_model(tiny("bert"))
     assert token_cache.token_rows(model.wording, "a", ONE) == made(model, ONE)
     assert not folder.exists()
+
+
+def test_models_that_share_their_pieces_do_not_share_tokens(folder: Path) -> None:
+    bert, distilbert = tiny("bert"), tiny("distilbert")
+    assert bert.fingerprint.tokenizer == distilbert.fingerprint.tokenizer
+    models = [make_model(backbone, task=PAIRS) for backbone in (distilbert, bert)]
+    examples = [Example(("one text", f"another {number}")) for number in range(20)]
+    found = [token_cache.token_rows(model.wording, bert.fingerprint.tokenizer, examples) for model in models]
+    assert [own[0].segments is None for own in found] == [True, False]
+    assert len(list(folder.iterdir())) == 2

@@ -25,10 +25,10 @@ DECODERS = [name for name, entry in ARCHITECTURES.items() if entry.kind == "deco
 ONE_OF_EACH_KIND = ["bert", "t5", "gpt2"]
 
 
-def tiny_model(model_type: str) -> Any:
+def tiny_model(model_type: str, **more: Any) -> Any:
     """Random weights; large enough that outputs differ visibly between inputs."""
     torch.manual_seed(11)
-    model = _model(model_type)
+    model = _model(model_type, **more)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.25)
@@ -37,8 +37,8 @@ def tiny_model(model_type: str) -> Any:
     return model.eval()
 
 
-def _model(model_type: str) -> Any:
-    sizes = {"vocab_size": VOCABULARY, **SIZES}
+def _model(model_type: str, **more: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, **SIZES, **more}
     ends = {"bos_token_id": 2, "eos_token_id": 1}
     match model_type:
         case "bert":

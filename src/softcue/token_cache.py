@@ -23,7 +23,7 @@ from softcue.types import Example, Tokens
 
 WORTH_KEEPING = 2000  # rows; fewer are made in the blink of an eye
 SIZE_LIMIT = 2 << 30  # bytes of all files
-FORMAT = "1"
+FORMAT = "2"
 
 
 def token_rows(wording: Wording, tokenizer: str, examples: Sequence[Example]) -> list[Tokens]:
@@ -48,8 +48,10 @@ def token_rows(wording: Wording, tokenizer: str, examples: Sequence[Example]) ->
 
 
 def _digest(wording: Wording, tokenizer: str, examples: Sequence[Example]) -> str:
-    task = wording.task
-    settings = (FORMAT, tokenizer, wording.kind, wording.limit, wording.insert_at, wording.suffix,
+    task, own = wording.task, wording.tokenizer
+    # The digest is of the pieces; two models may have the same and still differ in segments or in their special tokens.
+    roles = (tuple(own.model_input_names), sorted(own.special_tokens_map.items()), sorted(own.all_special_ids))
+    settings = (FORMAT, tokenizer, roles, wording.kind, wording.limit, wording.insert_at, wording.suffix,
                 wording.writes_answer, wording.places, task.kind, task.text, task.template, task.sentences)  # fmt: skip
     digest = hashlib.sha256(repr(settings).encode())
     for example in examples:

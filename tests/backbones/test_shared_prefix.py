@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import tiny
+from tiny import tiny, tiny_model, tiny_tokenizer
 from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone, causal
@@ -311,3 +311,43 @@ def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch
     for found, wanted in zip(together, alone, strict=True):
         assert found.label == wanted.label
         assert found.scores == pytest.approx(wanted.scores, abs=1e-4)
+
+
+def seeing(window: int) -> Backbone:
+    """A decoder whose layers see so many positions back."""
+    found = Backbone(tiny_model("mistral", sliding_window=window), tiny_tokenizer("mistral"), "tiny-window")
+    assert found.window == window
+    return found
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_layers_that_see_little_give_the_numbers_of_every_row_by_itself(length: int) -> None:
+    backbone = seeing(14)
+    model = make_model(backbone, prompt_length=length, init="vocabulary").eval()
+    rows = model.rows(backbone, [Example(("ok",)), *EXAMPLES])
+    assert max(len(row.ids) for row in rows) + length > 14 > min(len(row.ids) for row in rows) + length
+    together = collate(rows, backbone.tokenizer.pad_token_id)
+    candidates = [torch.tensor([7, 8, 9, 1]), torch.tensor([5, 1])]
+    ways = (lambda one: one.first_logits(), lambda one: one.rank(candidates),
+            lambda one: torch.tensor([ids[:3] for ids in one.generate(Decoding(max_new_tokens=3))]))  # fmt: skip
+    with torch.no_grad():
+        for way in ways:
+            found = way(model.read(backbone, together)[0])
+            for number, row in enumerate(rows):
+                alone = way(model.read(backbone, collate([row], backbone.tokenizer.pad_token_id))[0])
+                check_close(found[number], alone[0], row)
+
+
+def test_answers_that_leave_the_window_are_ranked_and_written_in_every_row() -> None:
+    backbone = seeing(20)
+    model = make_model(backbone, prompt_length=2, init="vocabulary").eval()
+    batch = collate(model.rows(backbone, [Example(("ok",)), Example(("ok ok",))]), backbone.tokenizer.pad_token_id)
+    with torch.no_grad():
+        reading = model.read(backbone, batch)[0]
+        assert isinstance(reading, DecoderReading) and reading.shared
+        assert reading._leaves_window(12) and not reading._leaves_window(1)
+        long = [torch.arange(5, 5 + size) for size in (12, 3)]
+        check_close(reading.rank(long), reading._unshared().rank(long))
+        assert reading.generate(Decoding(max_new_tokens=12)) == reading._unshared().generate(
+            Decoding(max_new_tokens=12)
+        )

@@ -232,6 +232,23 @@ def counted(server: Command) -> dict[str, float]:
 
 @pytest.mark.slow
 @needs_ray
+def test_text_is_streamed_through_the_replicas(
+    begin: Begin, model_folders: dict[str, Path], writing_cues: dict[str, dict[str, Cue]]
+) -> None:
+    cue = writing_cues["gpt2"]["titles"]
+    assert cue.path is not None
+    writing = begin("--backbone", model_folders["gpt2"], cue.path.parent)
+    writing.wait_for("all replicas ready")
+    wanted = cue.predict("Where is it")[0].label
+    found = [one for _, one in Client(writing.url).stream([("titles", "Where is it")])]
+    assert "".join(one for one in found if isinstance(one, str)) == wanted
+    assert len(found) > 2 and not isinstance(found[-1], str) and found[-1].label == wanted
+    writing.process.terminate()
+    assert writing.ended() == 0
+
+
+@pytest.mark.slow
+@needs_ray
 def test_keys_and_page_are_those_of_one_server(server: Command) -> None:
     for path in ("/v1/tasks", "/v1/info", "/metrics", "/openapi.json"):
         assert asked(server, path, key="wrong")[0] == 401

@@ -226,9 +226,21 @@ class Backbone:
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
         reading = self._reading(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
         # A layer that is run again in the backward pass would add its keys to the cache a second time.
-        if isinstance(reading, DecoderReading) and not self.checkpoints_layers:
-            reading.shared = shared_parts(batch, prompt, self.layout_side)
+        reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
+        if isinstance(reading, DecoderReading) and not reruns_layers:
+            shared = shared_parts(batch, prompt, self.layout_side)
+            # A layer with a sliding window counts columns, padding between the shared ones and the others among them.
+            columns = layout.mask.shape[1] + max((part.length for part in shared), default=0)
+            reading.shared = [] if self.window is not None and columns > self.window else shared
         return reading
+
+    @cached_property
+    def window(self) -> int | None:
+        """How many positions back its layers see, where that is bounded in some of them."""
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None)
+        is_used = getattr(config, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds)
+        return getattr(config, "sliding_window", None) if is_used else None
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The weights that take part, by name; an encoder's are those that make its hidden states."""
@@ -243,6 +255,7 @@ class Backbone:
         assert len(changes) == len(self.sublayers)
         view = copy.copy(self)
         view.injected_sublayers = changes
+        view._late = {}
         view.prefixes = PrefixStore()
         return view
 

@@ -76,7 +76,7 @@ def shared_parts(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list
 
 
 class PrefixStore:
-    """Prefixes of prompts whose numbers have not changed since, the newest ones as far as there is room."""
+    """Prefixes of prompts whose numbers have not changed since, those used last as far as there is room."""
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[nn.Module, tuple[list[Tensor], tuple[int, ...], Prefix]] = WeakKeyDictionary()
@@ -86,13 +86,16 @@ class PrefixStore:
         """What is kept for these rows, if it is still what a pass would give."""
         assert part.prompt.shared_by is not None
         with self._lock:
-            numbers, before, prefix = self._kept.get(part.prompt.shared_by, ([], None, None))
+            known = self._kept.pop(part.prompt.shared_by, None)
+            if known is not None:
+                self._kept[part.prompt.shared_by] = known  # used last, so it goes last
+        numbers, before, prefix = known or ([], None, None)
         now = _numbers(part.prompt.shared_by)
         is_same = before == part.before and len(numbers) == len(now) and all(map(torch.equal, numbers, now))
         return prefix if is_same else None
 
     def put(self, part: Shared, prefix: Prefix) -> None:
-        """Keep a prefix; the oldest go where there are too many."""
+        """Keep a prefix; what was used longest ago goes where there are too many."""
         assert part.prompt.shared_by is not None
         numbers = [value.clone() for value in _numbers(part.prompt.shared_by)]
         with self._lock:
@@ -108,6 +111,20 @@ class PrefixStore:
         """Drop everything that is kept."""
         with self._lock:
             self._kept.clear()
+
+
+def cache_of(known: KeysValues) -> Any:
+    """A cache of transformers that begins with these keys and values, and never crops them to a window of columns."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache()
+    for keys, values in known:
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values  # an update of an empty layer would copy what is expanded
+        cache.layers.append(layer)
+    return cache
 
 
 def _numbers(module: nn.Module) -> list[Tensor]:
@@ -183,23 +200,23 @@ class DecoderReading(Reading):
                          text_mask=nothing.bool())  # fmt: skip
         alone = replace(self, layout=layout, embeds=self.embeds[row, own], prompt=part.prompt, shared=())
         with alone._injected():
-            output = self.backbone.base(**alone._inputs(), use_cache=True)
+            output = self.backbone.base(**alone._inputs(), use_cache=True, past_key_values=cache_of([]))
         return Prefix(output.last_hidden_state, _keys_values(output))
 
     def _run_model(self, model: Any, **more: Any) -> Any:
         """A pass over the rows; what they share comes as keys and values."""
         if not self.shared:
+            if more.get("use_cache"):
+                more["past_key_values"] = cache_of([])
             with self._injected():
                 return model(**self._inputs(), **more)
-        from transformers import DynamicCache
-
         first = self._first_column
         inputs = self._inputs()
         for name in inputs.keys() - {"attention_mask"}:
             inputs[name] = inputs[name][:, first:]
         inputs["attention_mask"] = self._source_mask.long()
         with self._writing():
-            return model(**inputs, past_key_values=DynamicCache(self._shared_cache()), **more | {"use_cache": True})
+            return model(**inputs, past_key_values=cache_of(self._shared_cache()), **more | {"use_cache": True})
 
     def _shared_cache(self) -> KeysValues:
         """The shared keys and values of every row: one copy for all if there is one prompt, else each row's own."""
@@ -244,9 +261,9 @@ class DecoderReading(Reading):
 
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
         """The source is read once; its keys and values serve all candidates."""
-        from transformers import DynamicCache
-
         ids, mask = stacked(candidates, self.ids.device)  # [C U]
+        if self._leaves_window(ids.shape[1]):
+            return self._unshared().rank(candidates)
         num_rows, num_candidates = len(self.ids), len(ids)
         self.read_for_answers()
         assert self._cache is not None and self._cached is not None and self._last_logits is not None
@@ -262,7 +279,7 @@ class DecoderReading(Reading):
                     position_ids=source_mask.sum(dim=1, keepdim=True)
                     + torch.arange(every.shape[1] - 1, device=every.device)
                     + (self.backbone.first_position or 0),
-                    past_key_values=DynamicCache(
+                    past_key_values=cache_of(
                         [(k.repeat_interleave(num_candidates, 0), v.repeat_interleave(num_candidates, 0))
                          for k, v in self._cache]
                     ),
@@ -277,6 +294,8 @@ class DecoderReading(Reading):
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         """The prompt goes in on the first step only; later steps use its keys and values."""
+        if self._leaves_window(decoding.max_new_tokens):
+            return self._unshared()._generate(decoding)
         if not self.shared:
             with self._injected():
                 written = self.backbone.generate(
@@ -297,9 +316,19 @@ class DecoderReading(Reading):
 
     def _written_to(self, known: KeysValues, num_beams: int) -> Any:
         """The cache that generation begins with; `known` has a row for each beam."""
-        from transformers import DynamicCache
+        return cache_of(known)
 
-        return DynamicCache(known)
+    def _leaves_window(self, num_more: int) -> bool:
+        """Whether so many more positions would lie beyond what a layer with a sliding window sees of the shared ones.
+
+        Such a layer counts columns, and shorter rows have padding between what they share and their own.
+        """
+        window = self.backbone.window
+        return bool(self.shared) and window is not None and self._source_mask.shape[1] + num_more > window
+
+    def _unshared(self) -> DecoderReading:
+        """The same rows, each with its own copy of the prompt."""
+        return replace(self, shared=(), _prefixes=None, _cache=None, _cached=None, _last_logits=None, _hidden=None)
 
     def rows(self, index: Tensor) -> Reading:
         """Keys, values and logits of some rows."""

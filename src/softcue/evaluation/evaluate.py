@@ -12,7 +12,7 @@ from softcue.evaluation.scoring import Outcome, check_metric, scores_of
 from softcue.methods import TaskModel, predict_mixed, rows_together
 from softcue.tasks import Task
 from softcue.tokens import by_length
-from softcue.types import Example, Prediction
+from softcue.types import Example, Prediction, Tokens
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,34 @@ class Predicted:
     num_truncated: int
 
 
-def predict(
-    backbone: Backbone,
-    requests: Sequence[tuple[TaskModel, Example]],
-    batch_size: int = 64,
-) -> Predicted:
+Requests = Sequence[tuple[TaskModel, Example]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Requests as tokens, with M(x) where it is read: the same however often they are answered while a model learns."""
+
+    requests: Requests
+    sizes: list[int]  # pieces of each
+    rows: list[tuple[TaskModel, Tokens]]
+
+    @classmethod
+    def of(cls, backbone: Backbone, requests: Requests) -> Prepared:
+        """Made once."""
+        unfolded = [model.unfold(example) for model, example in requests]
+        parts = [(model, part) for (model, _), own in zip(requests, unfolded, strict=True) for part in own]
+        tokens = rows_together(backbone, parts)
+        return cls(
+            requests, list(map(len, unfolded)), [(part[0], row) for part, row in zip(parts, tokens, strict=True)]
+        )
+
+
+def predict(backbone: Backbone, requests: Requests | Prepared, batch_size: int = 64) -> Predicted:
     """Answers for requests of any tasks, in order; rows of like length share a pass, whatever their task."""
-    unfolded = [model.unfold(example) for model, example in requests]
-    models = [model for model, _ in requests]
-    for model in {id(model): model for model in models if model.training}.values():
+    asked = requests if isinstance(requests, Prepared) else Prepared.of(backbone, requests)
+    rows = asked.rows
+    for model in {id(model): model for model, _ in asked.requests if model.training}.values():
         model.eval()
-    parts = [(model, part) for model, own in zip(models, unfolded, strict=True) for part in own]
-    rows = [(model, tokens) for (model, _), tokens in zip(parts, rows_together(backbone, parts), strict=True)]
     answers: list[Prediction | None] = [None] * len(rows)
     lengths = [len(tokens.ids) + model.method.prompt_length for model, tokens in rows]
     for numbers in by_length(lengths, batch_size):
@@ -72,8 +88,8 @@ def predict(
     in_order = iter([answer for answer in answers if answer is not None])
     return Predicted(
         [
-            model.fold(example, [next(in_order) for _ in own])
-            for (model, example), own in zip(requests, unfolded, strict=True)
+            model.fold(example, [next(in_order) for _ in range(size)])
+            for (model, example), size in zip(asked.requests, asked.sizes, strict=True)
         ],
         sum(tokens.is_truncated for _, tokens in rows),
     )

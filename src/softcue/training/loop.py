@@ -16,7 +16,7 @@ from torch import Tensor
 from softcue.backbones import Backbone
 from softcue.draws import places_in_batch
 from softcue.errors import ConfigurationError, DataError, TrainingError
-from softcue.evaluation import Evaluation, evaluate
+from softcue.evaluation import Evaluation, Prepared, predict, score
 from softcue.methods import Outcome, TaskModel, Together
 from softcue.tokens import collate
 from softcue.training.batches import epoch_batches, own_share, stream_seed
@@ -101,6 +101,9 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self._best_evaluations: list[Evaluation] = []  # of `best`; a resumed run may not have seen them
         self._batches: tuple[int, list[list[int]]] = (-1, [])
+        self._validation: list[Prepared] = []  # made at the first evaluation
+        if backbone.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(backbone.device)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
@@ -130,12 +133,18 @@ class Trainer:
         evaluations = self._best_evaluations or self._validated()
         return Result(
             self.progress, evaluations, sum(row.is_truncated for row in self.rows), time.monotonic() - self._started,
-            peak_megabytes(), self._warnings(evaluations),
+            peak_megabytes(self.backbone.device), self._warnings(evaluations),
         )  # fmt: skip
 
     def _validated(self) -> list[Evaluation]:
-        size = self.config.evaluation_batch_size
-        return [evaluate(self.backbone, one.model, one.validation, size) for one in self.studied]
+        if not self._validation:
+            requests = [[(one.model, example) for example in one.validation] for one in self.studied]
+            self._validation = [Prepared.of(self.backbone, asked) for asked in requests]
+        found = [predict(self.backbone, rows, self.config.evaluation_batch_size) for rows in self._validation]
+        return [
+            score(one.model.task, own.answers, one.validation, own.num_truncated)
+            for one, own in zip(self.studied, found, strict=True)
+        ]
 
     def _step(self) -> None:
         step, config = self.progress.step, self.config
@@ -291,8 +300,8 @@ class Trainer:
         return found
 
 
-def peak_megabytes() -> float:
-    """The most memory this process has held."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
+def peak_megabytes(device: torch.device) -> float:
+    """The most memory held: on a GPU since the run began, elsewhere by this process so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
