@@ -7,7 +7,7 @@ epoch its own sampler makes of all rows (texts.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from softcue.training.batches import epoch_batches
 from softcue.types import Example, Tokens
 
 EPOCH, BATCHES = 1600, 4  # rows of the whole epoch; batches of it that are run
+Epoch = Callable[[], float]  # runs, and gives the seconds of its start, which do not grow with the epoch
 NAMES = {"encoder": "encoder_train_vs_peft", "encoder-decoder": "t5_train_vs_peft"}
 
 
@@ -74,7 +75,7 @@ def shape_course(kind: str, lengths: Sequence[int]) -> Course:
 
 def course_figures(plan: Plan, name: str, course: Course, where: str) -> Figures:
     """PEFT at its best documented setting, then what it is made of."""
-    seconds = interleaved_seconds(contestants(course), plan.repeats, warmup=1)
+    seconds = epoch_seconds(contestants(course), plan.repeats)
     meaning = f"one epoch, {PROMPT} vectors, {ROWS} rows a batch, {where}"
     figures: Figures = {}
     for key, peer, target, what in (
@@ -88,7 +89,22 @@ def course_figures(plan: Plan, name: str, course: Course, where: str) -> Figures
     return figures
 
 
-def contestants(course: Course) -> dict[str, Step]:
+def epoch_seconds(epochs: dict[str, Epoch], repeats: int) -> dict[str, list[float]]:
+    """Seconds of the batches that are run, and of a start that share which they are of the whole epoch."""
+    starts: dict[str, list[float]] = {name: [] for name in epochs}
+
+    def noting(name: str) -> Step:
+        return lambda: starts[name].append(epochs[name]())
+
+    seconds = interleaved_seconds({name: noting(name) for name in epochs}, repeats, warmup=1)
+    too_much = 1 - BATCHES * ROWS / EPOCH
+    return {
+        name: [total - too_much * start for total, start in zip(found, starts[name][1:], strict=True)]
+        for name, found in seconds.items()
+    }
+
+
+def contestants(course: Course) -> dict[str, Epoch]:
     """An epoch of each; several share a model of PEFT's, as only time is asked for."""
     rows = course.cue.rows(course.backbone, course.cue.lessons(course.examples), with_answer=True)
     lengths = [len(row.ids) for row in rows]
@@ -109,19 +125,24 @@ def contestants(course: Course) -> dict[str, Step]:
     }
 
 
-def our_epoch(course: Course, examples: list[Example]) -> Step:
-    """From texts to the best numbers, with one row to validate on."""
+def our_epoch(course: Course, examples: list[Example]) -> Epoch:
+    """From texts to the best numbers, with one row to validate on; its start counts in full."""
     config = TrainingConfig(epochs=1, batch_size=ROWS, optimizer="adamw")
     studied = [Studied(course.cue, examples, examples[:1])]
-    return lambda: Trainer(course.backbone, studied, config).run()
+
+    def step() -> float:
+        Trainer(course.backbone, studied, config).run()
+        return 0.0
+
+    return step
 
 
-def plain_epoch(model: Any, rows: Sequence[Tokens]) -> Step:
+def plain_epoch(model: Any, rows: Sequence[Tokens]) -> Epoch:
     """PEFT's model in our batches: bucketed by length, collated as ours are."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     lengths = [len(row.ids) for row in rows]
 
-    def step() -> None:
+    def step() -> float:
         model.train()
         for numbers in epoch_batches(lengths, ROWS, seed=0, epoch=0):
             batch = collate([rows[number] for number in numbers], pad_id=0)
@@ -129,6 +150,7 @@ def plain_epoch(model: Any, rows: Sequence[Tokens]) -> Step:
             optimizer.zero_grad(set_to_none=True)
             model(input_ids=batch.ids, attention_mask=batch.mask.long(), labels=labels).loss.backward()
             optimizer.step()
+        return 0.0
 
     return step
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from softcue.benchmarks.measuring import Step
 from softcue.errors import MissingExtraError
 from softcue.methods import TaskModel
 
@@ -53,24 +53,36 @@ def with_prompt_of(model: Any, cue: TaskModel) -> Any:
     return model
 
 
-def trainer_epoch(model: Any, rows: Sequence[dict[str, Any]], batch_size: int) -> Step:
-    """One epoch of transformers' Trainer over rows in this order; each batch is padded to its longest row."""
+def trainer_epoch(model: Any, rows: Sequence[dict[str, Any]], batch_size: int) -> Callable[[], float]:
+    """One epoch of transformers' Trainer over rows in this order; each batch is padded to its longest row.
+
+    It gives the seconds before the first step, which are the same for a short epoch and a long one.
+    """
     import transformers as hf
 
     tokenizer = _padding_tokenizer()
     is_labelled = isinstance(rows[0]["labels"], int)
     collator = hf.DataCollatorWithPadding(tokenizer) if is_labelled else hf.DataCollatorForSeq2Seq(tokenizer)
 
-    def step() -> None:
+    def step() -> float:
+        began = time.perf_counter()
+        first: list[float] = []
+
+        class Start(hf.TrainerCallback):  # type: ignore[misc]
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                if not first:
+                    first.append(time.perf_counter() - began)
+
         with tempfile.TemporaryDirectory() as folder:
             arguments = hf.TrainingArguments(
                 output_dir=folder, num_train_epochs=1, per_device_train_batch_size=batch_size, learning_rate=1e-3,
                 train_sampling_strategy="sequential", save_strategy="no", logging_strategy="no", report_to="none",
                 disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
             )  # fmt: skip
-            trainer = hf.Trainer(model, arguments, collator, rows)
+            trainer = hf.Trainer(model, arguments, collator, rows, callbacks=[Start()])
             trainer.remove_callback(hf.PrinterCallback)  # which writes to standard output
             trainer.train()
+        return first[0]
 
     return step
 

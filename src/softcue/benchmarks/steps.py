@@ -92,6 +92,8 @@ def peft_twin(contest: Contest, config: str = "PromptTuningConfig", **settings: 
     torch.manual_seed(0)
     model = peft_model(kind, random_model(kind, with_head=True), contest.prompt_length, config, **settings)
     without_dropout(model)
+    if config == "PromptTuningConfig":
+        model.base_model.config.use_cache = False  # as transformers' Trainer has it in training
     return model
 
 
