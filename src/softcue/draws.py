@@ -6,6 +6,7 @@ several processes and gradient accumulation see the noise that one big batch wou
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,6 +62,17 @@ def row_streams(num_rows: int) -> list[torch.Generator]:
     """
     seed = int(torch.randint(2**62, ()))
     return [torch.Generator().manual_seed(seed + place) for place in own_places(num_rows)[0]]
+
+
+def text_stream(seed: int, ids: Sequence[int]) -> torch.Generator:
+    """A random stream that belongs to a text.
+
+    Example:
+        >>> torch.equal(*(torch.rand(2, generator=text_stream(0, [5, 6])) for _ in range(2)))
+        True
+    """
+    digest = hashlib.blake2b(f"{seed} {list(ids)}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 class RowDropout(nn.Module):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from toy import EXAMPLES, PAIRS, make_model
 
 from softcue.backbones import Backbone, kept_states
+from softcue.backbones.decoding import Decoding
 from softcue.backbones.kept_states import KeptStates
 from softcue.backbones.late import LateBackbone
-from softcue.backbones.reading import Decoding
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.evaluation import predict
 from softcue.methods import TaskModel

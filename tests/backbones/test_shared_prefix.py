@@ -10,11 +10,11 @@ import torch
 from tiny import tiny, tiny_model, tiny_tokenizer
 from toy import EXAMPLES, TASK, make_model
 
-from softcue.backbones import Backbone, causal
+from softcue.backbones import Backbone, prefixes
 from softcue.backbones import backbone as backbone_module
 from softcue.backbones.architectures import ARCHITECTURES
 from softcue.backbones.causal import DecoderReading
-from softcue.backbones.reading import Decoding
+from softcue.backbones.decoding import Decoding
 from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.tokens import PaddingSide, collate
@@ -284,7 +284,7 @@ def test_only_so_many_bytes_are_kept_and_none_for_a_cue_that_is_gone(monkeypatch
     del models[0]
     gc.collect()
     assert len(kept) == 2
-    monkeypatch.setattr(causal, "KEPT_BYTES", 2 * size)  # with their states a little more than one
+    monkeypatch.setattr(prefixes, "KEPT_BYTES", 2 * size)  # with their states a little more than one
     newest = make_model(backbone, seed=9)
     predict(backbone, requests_of([newest]))
     assert list(kept) == [newest.method.prompt_encoder()]

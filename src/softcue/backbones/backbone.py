@@ -7,8 +7,8 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.architectures import WordHead, architecture_of
-from softcue.backbones.causal import DecoderReading, PrefixStore, shared_parts
+from softcue.backbones.causal import DecoderReading
+from softcue.backbones.decoding import Decoding, Listener, drawn_scores, telling
 from softcue.backbones.fingerprint import Fingerprint, fingerprint_of
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.kept_states import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.layout import lay_out
-from softcue.backbones.reading import (
-    Decoding,
-    EncoderDecoderReading,
-    EncoderReading,
-    Listener,
-    Reading,
-)
+from softcue.backbones.prefixes import PrefixStore, shared_parts
+from softcue.backbones.reading import EncoderDecoderReading, EncoderReading, Reading
 from softcue.backbones.representation import Pooling
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
@@ -304,24 +300,22 @@ class Backbone:
             checkpoint_layers(self.layers)
         self.checkpoints_layers = True
 
-    def generate(self, decoding: Decoding, listeners: Sequence[Listener | None] = (), **inputs: Any) -> Tensor:
-        """The model's own generation, deterministic; listeners hear each row's tokens, unless beams are compared."""
+    def generate(
+        self, decoding: Decoding, listeners: Sequence[Listener | None] = (), streams: Sequence[torch.Generator] = (),
+        **inputs: Any,
+    ) -> Tensor:  # fmt: skip
+        """The model's own generation; listeners hear each row's tokens, unless beams are compared.
+
+        Tokens are drawn from each row's stream: the likeliest after noise is a draw (Gumbel's), so that nothing but
+        a row's own numbers decides.
+        """
         heard = decoding.num_beams == 1 and any(listeners)
         written: Tensor = self.model.generate(
             **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False,
-            stopping_criteria=[_telling(listeners)] if heard else None,
+            stopping_criteria=[telling(listeners)] if heard else None,
+            logits_processor=[partial(drawn_scores, decoding, streams)] if decoding.temperature else None,
         )  # fmt: skip
         return written
-
-
-def _telling(listeners: Sequence[Listener | None]) -> Callable[..., Tensor]:
-    """A stopping criterion of transformers: which rows have enough, from all that is written. [B U] -> [B]"""
-
-    def enough(written: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        rows = zip(listeners, written.tolist(), strict=True)
-        return torch.tensor([listener is not None and listener(ids) for listener, ids in rows], device=written.device)
-
-    return enough
 
 
 def _plain_generation(own: Any, tokenizer: Any) -> Any:

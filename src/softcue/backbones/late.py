@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
@@ -22,10 +23,11 @@ from torch import Tensor, nn
 
 from softcue.backbones.architectures import architecture_of
 from softcue.backbones.backbone import Backbone
-from softcue.backbones.causal import DecoderReading, KeysValues
+from softcue.backbones.causal import DecoderReading
 from softcue.backbones.fingerprint import Fingerprint
 from softcue.backbones.injection import ReachedLayer, injected
 from softcue.backbones.kept_states import KeptStates
+from softcue.backbones.prefixes import KeysValues
 from softcue.errors import BackboneError
 from softcue.types import Batch
 
@@ -46,6 +48,7 @@ class LateBackbone(Backbone):
         if self.kind == "decoder":
             self._reading = LateDecoderReading
         self.kept = KeptStates(*whole.kept_bytes)
+        self._last: tuple[weakref.ref[Batch], Tensor] | None = None  # of the batch asked for last: text, then target
         if whole.checkpoints_layers:
             self.checkpoint_layers()
         _enter_at_first_layer(_taking_embeddings(self.base), self.layers[0], whole.width, self.written)
@@ -113,6 +116,9 @@ class LateBackbone(Backbone):
     @torch.no_grad()
     def _states(self, batch: Batch) -> Tensor:
         """Text, then (on decoders) target, each padded as in the batch. [B T+U D]"""
+        last = self._last
+        if last is not None and last[0]() is batch:
+            return last[1]
         with_target = self.kind == "decoder" and batch.target_ids.shape[1] > 0
         width = batch.ids.shape[1] + (batch.target_ids.shape[1] if with_target else 0)
         keys = _keys(batch, with_target)
@@ -128,6 +134,7 @@ class LateBackbone(Backbone):
         mask = torch.cat([batch.mask, batch.target_mask], dim=1)[:, :width]
         found = torch.zeros(batch.size, width, self.hidden_width, device=batch.ids.device)
         found[mask] = torch.cat([own.to(found) for own in known if own is not None])
+        self._last = (weakref.ref(batch), found)
         return found
 
 

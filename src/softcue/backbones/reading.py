@@ -7,7 +7,7 @@ rows of several cues share one pass. `rows` narrows it to one cue's rows without
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,26 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from softcue.backbones.decoding import Decoding, Listener
 from softcue.backbones.injection import ReachedLayer, injected
 from softcue.backbones.layout import Layout
 from softcue.backbones.representation import Summary, compared, pooled
+from softcue.draws import text_stream
 from softcue.errors import BackboneError
 from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
     from softcue.backbones.backbone import Backbone
-
-
-# Hears all tokens written for its row so far, after each of them; whether that is enough.
-Listener = Callable[[Sequence[int]], bool]
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How free text is generated."""
-
-    num_beams: int = 1
-    max_new_tokens: int = 16
 
 
 @dataclass
@@ -175,6 +165,12 @@ class Reading(ABC):
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         raise self._no_text("generate")
 
+    def _streams(self, decoding: Decoding) -> list[torch.Generator]:
+        """A random stream for each row, from its text: what is drawn does not depend on who shares the batch."""
+        rows = zip(self.ids.tolist(), self.text_mask.tolist(), strict=True) if decoding.temperature else ()
+        texts = [[number for number, is_text in zip(*row, strict=True) if is_text] for row in rows]
+        return [text_stream(decoding.seed, text) for text in texts]
+
     def _no_text(self, what: str) -> BackboneError:
         return BackboneError(
             "readout.name", what, "a backbone that writes text (encoder-decoder or decoder-only)",
@@ -235,7 +231,11 @@ class EncoderDecoderReading(Reading):
         states = BaseModelOutput(last_hidden_state=self.hidden())
         with self._writing():
             written = self.backbone.generate(
-                decoding, self.listeners, encoder_outputs=states, attention_mask=self.layout.mask.long()
+                decoding,
+                self.listeners,
+                self._streams(decoding),
+                encoder_outputs=states,
+                attention_mask=self.layout.mask.long(),
             )
         return written[:, 1:].tolist()  # without the start token
 

@@ -1,7 +1,7 @@
 """Text-to-text (Lester et al. 2021): the backbone writes the answer; the loss is on its tokens.
 
 With a closed set of labels, `rank` scores every label string and takes the likeliest, so an illegal answer
-cannot come out; `greedy` and `beam` write freely, as the paper's models do.
+cannot come out; `greedy` and `beam` write freely, as the paper's models do. `sample` draws each token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from softcue.errors import BackboneError, ConfigurationError
 from softcue.readouts.places import located, place_of, written
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
-from softcue.tokens import answer_tokens
+from softcue.tokens import TOKENS_AT_ONCE, answer_tokens
 from softcue.types import Batch, Example, Prediction, Tokens
 
 RANKED_AT_ONCE = 256  # candidate strings scored in one decoder pass
@@ -51,6 +51,10 @@ class Generation(Readout):
         self.candidates = [torch.tensor(self._answer(words)) for words in self.choices]
         if not self.ranks:
             self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
+            if config.decoding == "sample":
+                self.decoding = replace(
+                    self.decoding, temperature=config.temperature, top_p=config.top_p, seed=config.draw_seed
+                )
 
     @property
     def max_target_length(self) -> int:
@@ -108,7 +112,9 @@ class Generation(Readout):
         return self._ranked(reading) if self.decoding is None else self._written(reading, self.decoding)
 
     def _ranked(self, reading: Reading) -> list[Prediction]:
-        step = max(1, RANKED_AT_ONCE // len(self.candidates))
+        # each candidate has its own copy of the source's keys and values, or states
+        width = reading.layout.mask.shape[1] + self.max_target_length
+        step = max(1, min(RANKED_AT_ONCE, TOKENS_AT_ONCE // width) // len(self.candidates))
         found = []
         for rows in torch.arange(len(reading.ids), device=reading.ids.device).split(step):
             probabilities = reading.rows(rows).rank(self.candidates).softmax(dim=-1)  # [B C]

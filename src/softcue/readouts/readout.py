@@ -42,15 +42,20 @@ class ReadoutConfig(BaseModel):
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
     mask_phrase: str = Field(" {mask}", description="label-words on encoders: what follows the text")
-    decoding: Literal["auto", "rank", "greedy", "beam"] = Field(
+    decoding: Literal["auto", "rank", "greedy", "beam", "sample"] = Field(
         "auto", description="generation: rank scores every label string and is never illegal; auto ranks if it can"
     )
     num_beams: int = Field(4, ge=1, description="generation with decoding=beam")
     max_new_tokens: int = Field(
         0,
         ge=0,
-        description="generation with decoding=greedy or beam; 0: 32, or 96 where every span of a text is written",
+        description="generation that writes freely; 0: 32, or 96 where every span of a text is written",
     )
+    temperature: float = Field(1.0, gt=0, description="generation with decoding=sample: below 1 the likely is likelier")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="generation with decoding=sample: draw among the likeliest so much"
+    )
+    draw_seed: int = Field(0, ge=0, description="generation with decoding=sample: another seed gives other texts")
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
 
     @field_validator("mask_phrase")
