@@ -57,6 +57,12 @@ def test_unlike_lengths_do_not_share_a_batch() -> None:
     assert lengths(chosen(rows(4, 16, 30), 0.0, Limits())) == [4, 16, 30]  # all short
 
 
+def test_further_rows_are_not_worth_much_padding() -> None:
+    assert len(chosen(rows(*[40] * 8, *[60] * 8), 0.0, Limits())) == 8
+    assert len(chosen(rows(*[40] * 4, *[60] * 4), 0.0, Limits())) == 8  # few rows are
+    assert len(chosen(rows(*[40] * 20, *[43] * 20), 0.0, Limits())) == 40
+
+
 def test_cues_of_an_ensemble_share_a_batch_whatever_their_length() -> None:
     waiting = rows(40, 40, 40, 400)
     waiting[3].job.group = waiting[0].job.group

@@ -384,3 +384,29 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
             is_over.set()
         assert swapping.result(10) > 2
         assert engine.num_in_flight == 0
+
+
+def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any) -> None:
+    with Engine(tiny("bert"), folder) as engine:
+        assert engine.expected_seconds == 0
+        held.go.set()
+        engine.predict([("topics", "ok")])
+        assert engine.expected_seconds == 0  # nothing waits
+        held.go.clear()
+        found = engine.submit([("topics", "ok")] * 4, Options())
+        several = engine.expected_seconds
+        assert several == pytest.approx(4 * engine._pace) and several > 0
+        held.go.set()
+        for pending in found:
+            pending.result.result(20)
+
+
+def test_requests_that_would_outlast_the_deadline_are_refused_at_once(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(deadline=2.0)
+    body = {"inputs": [{"task": "topics", "text": "ok"}]}
+    assert client.post("/v1/predict", json=body).status_code == 200
+    monkeypatch.setattr(Engine, "expected_seconds", property(lambda _: 3.0))
+    refused = client.post("/v1/predict", json=body)
+    assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1

@@ -194,7 +194,7 @@ def judged(
     """Compare every answer with the offline one, and count what each is.
 
     A request told to come again as often as it tries is *refused* where that may be, otherwise *lost*, like every
-    other question without an answer.
+    other question without an answer (504 among them).
     """
     everything = [asked for group in groups for asked in group]
     num_right = []

@@ -22,7 +22,8 @@ from softcue.serving.service import Service
 async def receive(service: Service, request: Request, kind: type[Model]) -> Model:
     """The body of a request, if there is room for it and it comes in time; both are decided before it is parsed."""
     engine, settings = service.engine, service.settings
-    if engine.num_in_flight + service.num_reading >= settings.max_in_flight:
+    is_full = engine.num_in_flight + service.num_reading >= settings.max_in_flight
+    if is_full or engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
         raise busy(settings.max_in_flight)
     service.num_reading += 1
     try:

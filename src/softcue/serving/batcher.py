@@ -2,7 +2,7 @@
 
 There is no timer: whoever is free to run a batch gets one at once, of what is there. The oldest row is always in it.
 With it go rows of at most twice or half its length: first those that have waited longer than the age bound, oldest
-first, then the nearest in length, so that little is padded.
+first, then the nearest in length, so that little is padded; beyond eight rows only while padding stays below 15 %.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from softcue.tokens import TOKENS_AT_ONCE
 
 ROWS_READY = 1024  # rows that wait prepared; more would not make better batches
 CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not keep all others waiting
+ROWS_WORTH_PADDING = 8  # so many rows keep a processor busy: further ones must not cost much padding
+MOST_PADDED = 1.15  # tokens with padding, by those without
 SHORT = 16  # tokens: shorter rows count as this long, their padding costs nothing worth a batch of their own
 
 
@@ -45,10 +47,12 @@ def chosen(waiting: Sequence[Row], now: float, limits: Limits) -> list[Row]:
         return -1 if row.job.arrived < too_old else abs(row.length - oldest.length)
 
     others.sort(key=place)
-    batch, longest = [oldest], oldest.length
+    batch, longest, total = [oldest], oldest.length, oldest.length
     for row in others[: limits.max_rows - 1]:
-        longest = max(longest, row.length)
-        if (len(batch) + 1) * longest > limits.token_budget:
+        longest, total = max(longest, row.length), total + row.length
+        padded = (len(batch) + 1) * longest
+        is_wasteful = len(batch) >= ROWS_WORTH_PADDING and padded > MOST_PADDED * total
+        if padded > limits.token_budget or (is_wasteful and row.job.group is not oldest.job.group):
             break
         batch.append(row)
     return batch

@@ -73,6 +73,7 @@ class Engine:
         self.registry.load_all()
         self._batcher = Batcher(limits or Limits())
         self._on_batch = on_batch
+        self._num_answered, self._pace = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
         self._thread.start()
 
@@ -88,6 +89,11 @@ class Engine:
     def num_in_flight(self) -> int:
         """Examples that wait or run."""
         return self._batcher.num_in_flight
+
+    @property
+    def expected_seconds(self) -> float:
+        """How long what waits and runs will take, at the pace of late."""
+        return self.num_in_flight * self._pace
 
     @property
     def num_waiting(self) -> int:
@@ -242,12 +248,16 @@ class Engine:
         jobs = self._batcher.arrived()
         if jobs is None:
             return False
+        began, before = time.monotonic(), self._num_answered
         self._batcher.add(self._prepared([job for job in jobs if not self._is_gone(job)]))
         batch, gone = self._batcher.take()
         for job in gone:
             self._is_gone(job)
         if batch:
             self._answer(batch)
+        if answered := self._num_answered - before:
+            now = (time.monotonic() - began) / answered
+            self._pace = min(now, 0.8 * self._pace + 0.2 * now) if self._pace else now  # a slow moment is no pace
         return True
 
     def _is_gone(self, job: Job) -> bool:
@@ -339,6 +349,7 @@ class Engine:
     def _finish(self, job: Job, result: Result) -> None:
         if not job.result.done():
             writer, job.writer = job.writer, None  # it knows the job: a circle would keep its cue
+            self._num_answered += isinstance(result, Answer)
             if writer is not None and isinstance(result, Answer):
                 writer.tell(result.prediction.label or "")
             self._batcher.release()
