@@ -19,6 +19,7 @@ from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.tokens import PaddingSide, collate
 from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.training.processes import Processes
 from softcue.types import Example
 
 DECODERS = [name for name, architecture in ARCHITECTURES.items() if architecture.kind == "decoder"]
@@ -207,6 +208,37 @@ def test_a_run_ends_with_the_same_numbers(settings: dict[str, object], plain: py
         lay_out_in_every_row(plain)
     for name, value in found[0].items():
         check_close(value, found[1][name], name)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [0, 40])
+def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
+    plain: pytest.MonkeyPatch, micro_batch_tokens: int
+) -> None:
+    """Each process as it would be, without a network between them: their gradients are summed here."""
+
+    class Share(Processes):
+        def __init__(self, rank: int, world_size: int) -> None:
+            self.rank, self.world_size = rank, world_size
+
+        def total(self, values: torch.Tensor) -> torch.Tensor:
+            return values
+
+    backbone = tiny("gpt2")
+    config = TrainingConfig(steps=1, batch_size=len(EXAMPLES), micro_batch_tokens=micro_batch_tokens)
+
+    def gradients(rank: int, world_size: int) -> dict[str, torch.Tensor]:
+        model = make_model(backbone)
+        trainer = Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], config, processes=Share(rank, world_size))
+        plain.setattr(trainer, "_reduce_and_update", lambda: None)
+        trainer._step()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    shares = [gradients(rank, 2) for rank in (0, 1)]
+    assert all(float(one.abs().max()) > 0 for share in shares for one in share.values())
+    lay_out_in_every_row(plain)
+    whole = gradients(0, 1)
+    for name, value in whole.items():
+        check_close(shares[0][name] + shares[1][name], value, name)
 
 
 def test_checkpointed_layers_lay_prompts_out_in_every_row() -> None:
