@@ -20,7 +20,7 @@ import softcue
 from softcue import Cue
 from softcue.configuration import method_config, parse_overrides, preset
 from softcue.errors import ConfigurationError
-from softcue.evaluation import evaluate, predict
+from softcue.evaluation import predict, score
 from softcue.methods import TaskModel, predict_mixed
 from softcue.prompts import VIP
 from softcue.tokens import collate
@@ -462,7 +462,7 @@ def test_a_run_that_ends_before_its_codebook_is_filled_says_so() -> None:
 
 def test_best_numbers_of_a_time_before_the_codebook_are_no_early_end(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([90.0, 80.0, 70.0])
-    monkeypatch.setattr(loop, "evaluate", lambda *given: replace(evaluate(*given), main=next(scores)))
+    monkeypatch.setattr(loop, "score", lambda *given: replace(score(*given), main=next(scores)))
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=2)
     result = result_of(model, steps=3, evaluate_every=1)
     assert (result.progress.step, result.progress.best_step) == (3, 1)

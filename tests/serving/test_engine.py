@@ -25,8 +25,8 @@ from softcue.cue import Cue
 from softcue.evaluation import mean, vote
 from softcue.serving import engine as engine_module
 from softcue.serving.batcher import Limits
-from softcue.serving.engine import BatchReport, Engine
-from softcue.serving.jobs import Answer, Options, Result
+from softcue.serving.engine import Engine
+from softcue.serving.jobs import Answer, BatchReport, Options, Result
 from softcue.serving.refusals import Refusal
 from softcue.types import Prediction
 

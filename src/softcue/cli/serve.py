@@ -63,10 +63,11 @@ def serve(
     )  # fmt: skip
     check_address(settings, without_key)
     try:
-        from softcue.serving import ray_server, server
+        from softcue.serving.ray_server import serve as serve_replicas
+        from softcue.serving.server import serve as serve_here
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "fastapi", "serve") from error
     if engine is ServingEngine.RAY:
-        ray_server.serve(settings, backbone, cues, 2 if replicas is None else replicas)
+        serve_replicas(settings, backbone, cues, 2 if replicas is None else replicas)
     else:
-        server.serve(settings, backbone, cues)
+        serve_here(settings, backbone, cues)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +25,7 @@ from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
 from softcue.methods import predict_mixed, rows_together
 from softcue.serving.batcher import Batcher, Limits
-from softcue.serving.jobs import Answer, Ensemble, Item, Job, OnText, Options, Pending, Result, Row, Text
+from softcue.serving.jobs import Answer, BatchReport, Ensemble, Item, Job, OnText, Options, Pending, Result, Row, Text
 from softcue.serving.refusals import Refusal, check_characters, invalid, too_late, unknown_task
 from softcue.serving.registry import Registry, Served, recorded_dtype
 from softcue.serving.results import failed, folded, joined
@@ -35,18 +34,6 @@ from softcue.types import Example
 
 STATE_BYTES = 64 << 20  # of texts below late prompts: enough for those under way, texts of requests seldom come again
 logger = logging.getLogger("softcue.serving")
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """What one pass over a batch was like, for metrics."""
-
-    num_rows: int
-    num_tasks: int
-    num_tokens: int  # prompts included
-    num_padding: int
-    seconds: float
-    queue_seconds: tuple[float, ...]  # of jobs that began with it
 
 
 class Engine:

@@ -132,3 +132,15 @@ class Pending:
         """Nobody waits any more: rows that have not begun are never run."""
         for job in self.jobs:
             job.is_dropped = True
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What one pass over a batch was like, for metrics."""
+
+    num_rows: int
+    num_tasks: int
+    num_tokens: int  # prompts included
+    num_padding: int
+    seconds: float
+    queue_seconds: tuple[float, ...]  # of jobs that began with it

@@ -37,7 +37,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from softcue.errors import ConfigurationError, MissingExtraError, RunError, SoftcueError
 from softcue.serving.app import create_app
-from softcue.serving.engine import BatchReport, Engine
+from softcue.serving.engine import Engine
+from softcue.serving.jobs import BatchReport
 from softcue.serving.logs import JsonLines, log_to_stderr
 from softcue.serving.service import Service
 from softcue.serving.settings import ServerSettings

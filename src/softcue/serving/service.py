@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from softcue.serving.engine import BatchReport, Engine
+from softcue.serving.engine import Engine
+from softcue.serving.jobs import BatchReport
 from softcue.serving.metrics import Metrics
 from softcue.serving.refusals import Refusal, draining
 from softcue.serving.settings import ServerSettings
