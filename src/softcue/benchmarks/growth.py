@@ -23,7 +23,7 @@ from softcue.evaluation import predict
 AXES: dict[str, tuple[int, ...]] = {
     "prompt": (1, 10, 20, 50, 100, 150),
     "text": (16, 32, 64, 128, 256, 512),
-    "rows": (1, 4, 16, 64),
+    "rows": (1, 2, 4, 8, 16, 32, 64),
 }
 CUES = (1, 10, 100, 1000)
 MIXED_ROWS, MIXED_TEXT, MIXED_PROMPT = 1000, 8, 8  # short enough for one pass (tokens.TOKENS_AT_ONCE)
@@ -35,7 +35,7 @@ class Point:
 
     prompt: int = PAPER_PROMPT
     text: int = TEXT
-    rows: int = 4
+    rows: int = 8
 
 
 def growth(plan: Plan) -> dict[str, list[dict[str, Any]]]:
