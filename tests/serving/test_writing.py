@@ -79,6 +79,20 @@ def engine(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> Iterator[Engin
         yield found
 
 
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens a writer has heard, each time it hears some."""
+    found: list[int] = []
+    plain = Writer.__call__
+
+    def counted(self: Writer, ids: Any) -> bool:
+        found.append(len(ids))
+        return plain(self, ids)
+
+    monkeypatch.setattr(Writer, "__call__", counted)
+    return found
+
+
 def test_pieces_make_up_the_answers(engine: Engine, kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
     pieces: dict[int, list[str]] = {}
     asked = [(name, text) for text in TEXTS for name in ("titles", "titles-idpg")]
@@ -92,17 +106,9 @@ def test_pieces_make_up_the_answers(engine: Engine, kind: str, writing_cues: dic
 
 
 def test_stop_words_end_the_writing_of_their_row(
-    engine: Engine, kind: str, writing_cues: dict[str, dict[str, Cue]], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, kind: str, writing_cues: dict[str, dict[str, Cue]], steps: list[int]
 ) -> None:
     whole = writing_cues[kind]["titles"].predict([TEXTS[0]])[0].label or ""
-    steps: list[int] = []
-    plain = Writer.__call__
-
-    def counted(self: Writer, ids: Any) -> bool:
-        steps.append(len(ids))
-        return plain(self, ids)
-
-    monkeypatch.setattr(Writer, "__call__", counted)
 
     def longest(*stop: str) -> int:
         steps.clear()
@@ -162,16 +168,7 @@ def test_last_words_wait_where_a_tokenizer_moves_spaces() -> None:
     assert "".join(pieces) == "so it's late"
 
 
-def test_rows_end_when_their_client_leaves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[int] = []
-    plain = Writer.__call__
-
-    def counted(self: Writer, ids: Any) -> bool:
-        steps.append(len(ids))
-        return plain(self, ids)
-
-    monkeypatch.setattr(Writer, "__call__", counted)
-
+def test_rows_end_when_their_client_leaves(engine: Engine, steps: list[int]) -> None:
     def longest(leaves: bool) -> int:
         steps.clear()
         on_text = (lambda place, text: [one.drop() for one in found]) if leaves else (lambda place, text: None)

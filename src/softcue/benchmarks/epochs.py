@@ -7,6 +7,7 @@ epoch its own sampler makes of all rows (texts.py).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from softcue.backbones import Backbone, load_backbone
 from softcue.benchmarks.contestants import random_backbone, random_cue, random_examples, random_model
-from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, ratio_of
+from softcue.benchmarks.measuring import figure, interleaved_values, ratio_of
 from softcue.benchmarks.parts import Figures, Plan
 from softcue.benchmarks.peers import dropout_free, peft_model, trainer_batches, trainer_epoch
 from softcue.benchmarks.steps import PROMPT, ROWS, prompt_of
@@ -75,7 +76,8 @@ def shape_course(kind: str, lengths: Sequence[int]) -> Course:
 
 def course_figures(plan: Plan, name: str, course: Course, where: str) -> Figures:
     """PEFT at its best documented setting, then what it is made of."""
-    seconds = epoch_seconds(contestants(course), plan.repeats)
+    epochs = {name: share_of_epoch(epoch) for name, epoch in contestants(course).items()}
+    seconds = interleaved_values(epochs, plan.repeats, warmup=1)
     meaning = f"one epoch, {PROMPT} vectors, {ROWS} rows a batch, {where}"
     figures: Figures = {}
     for key, peer, target, what in (
@@ -89,19 +91,16 @@ def course_figures(plan: Plan, name: str, course: Course, where: str) -> Figures
     return figures
 
 
-def epoch_seconds(epochs: dict[str, Epoch], repeats: int) -> dict[str, list[float]]:
+def share_of_epoch(epoch: Epoch) -> Callable[[], float]:
     """Seconds of the batches that are run, and of a start that share which they are of the whole epoch."""
-    starts: dict[str, list[float]] = {name: [] for name in epochs}
-
-    def noting(name: str) -> Step:
-        return lambda: starts[name].append(epochs[name]())
-
-    seconds = interleaved_seconds({name: noting(name) for name in epochs}, repeats, warmup=1)
     too_much = 1 - BATCHES * ROWS / EPOCH
-    return {
-        name: [total - too_much * start for total, start in zip(found, starts[name][1:], strict=True)]
-        for name, found in seconds.items()
-    }
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        start = epoch()
+        return time.perf_counter() - began - too_much * start
+
+    return seconds
 
 
 def contestants(course: Course) -> dict[str, Epoch]:

@@ -38,6 +38,24 @@ def interleaved_seconds(steps: dict[str, Step], repeats: int, warmup: int = 2) -
     return found
 
 
+def interleaved_values(
+    steps: Mapping[Any, Callable[[], float]], repeats: int, warmup: int = 0
+) -> dict[Any, list[float]]:
+    """What each contestant measured of itself, taken in turn.
+
+    Example:
+        >>> interleaved_values({"a": lambda: 1.0, "b": lambda: 2.0}, repeats=2, warmup=1)
+        {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
+    """
+    found: dict[Any, list[float]] = {name: [] for name in steps}
+
+    def noting(name: Any) -> Callable[[], object]:
+        return lambda: found[name].append(steps[name]())
+
+    interleaved_seconds({name: noting(name) for name in steps}, repeats, warmup)
+    return {name: values[warmup:] for name, values in found.items()}
+
+
 def ratio_of(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[float, float]:
     """Median of the turn-by-turn ratios, and their interquartile spread."""
     ratios = [a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True)]

@@ -23,7 +23,7 @@ import torch
 from softcue.backbones import load_backbone
 from softcue.benchmarks import servers
 from softcue.benchmarks.load import Load, Loader
-from softcue.benchmarks.measuring import figure, interleaved_seconds, ratio_of
+from softcue.benchmarks.measuring import figure, interleaved_values, ratio_of
 from softcue.benchmarks.parts import Figures, Plan, measured, told
 from softcue.benchmarks.workloads import (
     TOLERANCE,
@@ -109,7 +109,7 @@ class Bench:
             "server": lambda: self.ask(asked, clients=sizes.clients).rate,
             "offline": lambda: self.offline(asked),
         }
-        rates = interleaved_rates(steps, plan.repeats, warmup=1)
+        rates = interleaved_values(steps, plan.repeats, warmup=1)
         self.peak = statistics.median(rates["server"])
         self.tables["peak"] = {name: round(statistics.median(found), 1) for name, found in rates.items()}
         meaning = f"answers a second: server, {sizes.clients} clients / offline engine, {sizes.cues[-1]} cues in turn"
@@ -129,7 +129,7 @@ class Bench:
         for num_cues in sizes.cues:
             steps |= {(popularity, num_cues, 1): rate(popularity, num_cues) for popularity in popularities}
         steps["uniform", sizes.cues[-1], sizes.several] = rate("uniform", sizes.cues[-1], sizes.several)
-        rates = interleaved_rates(steps, plan.repeats)
+        rates = interleaved_values(steps, plan.repeats)
         keys = ("popularity", "cues", "inputs")
         self.tables["throughput"] = [
             dict(zip(keys, key, strict=True)) | _summary(found) for key, found in rates.items()
@@ -182,7 +182,7 @@ class Bench:
             return found.rate_between(full, max(reply.due for reply in found.replies))
 
         steps = {"overload": overloaded, "peak": lambda: self.ask(asked, clients=sizes.clients).rate}
-        rates = interleaved_rates(steps, plan.repeats)
+        rates = interleaved_values(steps, plan.repeats)
         self.tally += given_up
         self.tables["overload"] = {
             "asked": len(attempts), "answered": given_up["right"], "gave_up": given_up["refused"],
@@ -211,7 +211,7 @@ class Bench:
             self.another(servers.one_cue_words, self.folder / "few") as one_cue,
             self.another(servers.peft_words, self.folder / "few") as peft,
         ):
-            rates = interleaved_rates({
+            rates = interleaved_values({
                 "ours": rate(self.server.port, mixed), "peft": rate(peft.port, mixed, is_ours=False),
                 "one cue": rate(one_cue.port, mixed),
                 "ours, static": rate(self.server.port, static), "peft, static": rate(peft.port, static, is_ours=False),
@@ -297,24 +297,6 @@ def running_bench(plan: Plan, folder: Path, threads: int, backbone: str, sizes: 
             words = servers.softcue_words(folder / "many", backbone, port)
             server = stack.enter_context(servers.running(words, port, folder / "server.log", threads))
         yield Bench(plan, sizes, folder, backbone, threads, cues, stock, engine, stack.enter_context(Loader()), server)
-
-
-def interleaved_rates(
-    steps: Mapping[Any, Callable[[], float]], repeats: int, warmup: int = 0
-) -> dict[Any, list[float]]:
-    """What each contestant measured of itself, taken in turn.
-
-    Example:
-        >>> interleaved_rates({"a": lambda: 1.0, "b": lambda: 2.0}, repeats=2, warmup=1)
-        {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
-    """
-    found: dict[Any, list[float]] = {name: [] for name in steps}
-
-    def noting(name: Any) -> Callable[[], object]:
-        return lambda: found[name].append(steps[name]())
-
-    interleaved_seconds({name: noting(name) for name in steps}, repeats, warmup)
-    return {name: rates[warmup:] for name, rates in found.items()}
 
 
 def _figure(

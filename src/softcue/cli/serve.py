@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -62,12 +64,14 @@ def serve(
         api_keys=read_keys(API_KEY, api_key_file), admin_keys=read_keys(ADMIN_KEY, admin_key_file),
     )  # fmt: skip
     check_address(settings, without_key)
+    run: Callable[[ServerSettings, str, Path], None]
     try:
-        from softcue.serving.ray_server import serve as serve_replicas
-        from softcue.serving.server import serve as serve_here
+        if engine is ServingEngine.RAY:
+            from softcue.serving.ray_server import serve as serve_replicas
+
+            run = partial(serve_replicas, num_replicas=2 if replicas is None else replicas)
+        else:
+            from softcue.serving.server import serve as run
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "fastapi", "serve") from error
-    if engine is ServingEngine.RAY:
-        serve_replicas(settings, backbone, cues, 2 if replicas is None else replicas)
-    else:
-        serve_here(settings, backbone, cues)
+    run(settings, backbone, cues)

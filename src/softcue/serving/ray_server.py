@@ -40,7 +40,7 @@ from softcue.serving.app import create_app
 from softcue.serving.engine import Engine
 from softcue.serving.jobs import BatchReport
 from softcue.serving.logs import JsonLines, log_to_stderr
-from softcue.serving.service import Service
+from softcue.serving.service import Service, engine_of
 from softcue.serving.settings import ServerSettings
 
 NAME = "softcue"  # of the application and of its one deployment
@@ -105,8 +105,7 @@ class Replica:
         self._service.drain()
 
     def _engine(self, on_batch: Callable[[BatchReport], None]) -> Engine:
-        own = self._service.settings
-        engine = Engine(self._backbone, self._cues, own.limits, own.max_characters, own.max_new_tokens, on_batch)
+        engine = engine_of(self._service.settings, self._backbone, self._cues, on_batch)
         self._engines.append(engine)
         return engine
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import signal
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from softcue.serving.app import create_app
-from softcue.serving.engine import Engine
 from softcue.serving.logs import log_to_stderr
-from softcue.serving.service import Service
+from softcue.serving.service import Service, engine_of
 from softcue.serving.settings import ServerSettings
 
 
@@ -40,8 +40,7 @@ def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
         serve(ServerSettings(port=8080), "minilm", Path("cues"))
     """
     log_to_stderr(settings.log_texts)
-    service = Service(settings, lambda on_batch: Engine(
-        backbone, cues, settings.limits, settings.max_characters, settings.max_new_tokens, on_batch))  # fmt: skip
+    service = Service(settings, partial(engine_of, settings, backbone, cues))
     config = uvicorn.Config(
         create_app(service), host=settings.host, port=settings.port, log_config=None, access_log=False,
         server_header=False, timeout_graceful_shutdown=math.ceil(settings.deadline) + 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from softcue.serving.engine import Engine
@@ -16,6 +17,11 @@ from softcue.serving.settings import ServerSettings
 State = Literal["loading", "ready", "draining", "failed"]
 MakeEngine = Callable[[Callable[[BatchReport], None]], Engine]
 logger = logging.getLogger("softcue.serving")
+
+
+def engine_of(settings: ServerSettings, backbone: str, cues: Path, on_batch: Callable[[BatchReport], None]) -> Engine:
+    """The engine of a server with these settings."""
+    return Engine(backbone, cues, settings.limits, settings.max_characters, settings.max_new_tokens, on_batch)
 
 
 class Service:
