@@ -25,7 +25,7 @@ PaddingSide = Literal["left", "right"]
 ANSWER_CUE = "\nAnswer:"
 NOWHERE = (-1, -1)  # a token that stands for no character of the last text
 NO_LABEL = -100  # a token that has no answer
-TOKENS_AT_ONCE = 16384  # in one pass without gradients: bounds memory for long texts, without costing speed
+TOKENS_AT_ONCE = 16384  # in one pass without gradients: bounds memory
 
 
 @dataclass(frozen=True)
@@ -298,11 +298,11 @@ def stacked_representations(rows: Sequence[Tokens]) -> Tensor | None:
     return torch.stack(found)
 
 
-def by_length(lengths: Sequence[int], batch_size: int, max_tokens: int = TOKENS_AT_ONCE) -> list[list[int]]:
+def by_length(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
     """Row numbers in batches of like length, longest first: the least padding, and memory peaks at once.
 
     Example:
-        >>> by_length([3, 9, 4], batch_size=2)
+        >>> by_length([3, 9, 4], batch_size=2, max_tokens=100)
         [[1, 2], [0]]
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tiny
+from toy import EXAMPLES, TASK
 
-from softcue.benchmarks import contestants, epochs, few_shot, growth, predicting, steps, texts, training
+from softcue.benchmarks import contestants, epochs, few_shot, growth, predicting, real_models, steps, texts, training
 from softcue.benchmarks.measuring import figure, interleaved_seconds, ratio_of
 from softcue.benchmarks.parts import Plan
-from softcue.benchmarks.peers import dropout_free, trainer_batches, with_prompt_of
+from softcue.benchmarks.peers import dropout_free, peft_answering, trainer_batches, with_prompt_of
 from softcue.data import Rows
 from softcue.errors import MissingExtraError
+from softcue.readouts import ReadoutConfig
+from softcue.tokens import collate
 from softcue.training import Trainer
 from softcue.types import Example
 
@@ -49,7 +53,7 @@ def test_peft_scores_label_words_as_we_do() -> None:
     backbone, cue = predicting.decoder_cue()
     examples = contestants.random_examples([3, 9, 5, 7])
     ours = predicting.answering(backbone, [(cue, example) for example in examples])()
-    theirs = predicting.peft_answering(predicting.peft_twin(cue), backbone, cue, examples)()
+    theirs = peft_answering(predicting.peft_twin(cue), backbone, cue, examples, 3)()
     scores = torch.tensor([list(answer.scores.values()) for answer in ours])
     torch.testing.assert_close(torch.tensor(theirs), scores, rtol=0, atol=1e-5)
     assert scores.std(dim=0).max() > 1e-4  # rows differ, so their order is tested
@@ -246,3 +250,36 @@ def test_a_score_that_ours_misses_counts_as_nothing() -> None:
 def test_a_missing_peer_is_named() -> None:
     with pytest.raises(MissingExtraError, match="not_there"):
         few_shot._imported("not_there")
+
+
+# --- models with real weights, here tiny ones ---
+
+
+TOY = Rows(TASK, EXAMPLES, EXAMPLES, EXAMPLES)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
+def test_pefts_twin_of_a_loaded_model_computes_what_ours_does(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_models, "PAPER_PROMPT", 3)
+    backbone = tiny(family)
+    cue = real_models.new_cue(backbone, TOY, real_models.scoring(backbone))
+    theirs = peft_answering(real_models.peft_twin(backbone, cue).eval(), backbone, cue, EXAMPLES, 3)()
+    ours = predicting.answering(backbone, [(cue, example) for example in EXAMPLES])()
+    scores = torch.tensor([list(answer.scores.values()) for answer in ours])
+    torch.testing.assert_close(torch.tensor(theirs), scores, rtol=0, atol=1e-5)
+    cue = real_models.new_cue(backbone, TOY, ReadoutConfig())
+    lessons = cue.rows(backbone, cue.lessons(EXAMPLES), with_answer=True)
+    found = cue(backbone, collate(lessons, backbone.tokenizer.pad_token_id)).loss
+    loss = real_models.peft_step(real_models.peft_twin(backbone, cue), backbone, lessons)()
+    assert loss == pytest.approx(float(found.total.detach()) / found.count, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_figures_of_a_model_are_under_its_name(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PAPER_PROMPT", 3), ("ROWS", 2), ("TEXTS", 4), ("CUES", 2)):
+        monkeypatch.setattr(real_models, name, value)
+    monkeypatch.setattr(real_models, "load_backbone", lambda _: tiny(family))
+    monkeypatch.setattr(real_models, "real_rows", lambda _: TOY)
+    found = real_models.model_figures(PLAN, "models/My-Model")
+    check_figures(found, "my_model_train_vs_peft", "my_model_train_memory_vs_peft", "my_model_score_vs_peft",
+                  "my_model_mixed2_vs_single")  # fmt: skip

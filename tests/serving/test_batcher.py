@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,12 +27,17 @@ def rows(*lengths: int, arrived: float = 0.0) -> list[Row]:
     return [Row(job(arrived + number * 1e-3), 0, Tokens((), None, 0), length) for number, length in enumerate(lengths)]
 
 
-def lengths(batch: list[Row]) -> list[int]:
-    return [row.length for row in batch]
+def lengths(batch: Sequence[Row]) -> list[int]:
+    return sorted(row.length for row in batch)
 
 
 def test_length_counts_the_prompt() -> None:
     assert Row.of(job(), 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4
+
+
+def test_length_leaves_out_a_prompt_that_is_run_once_for_all_rows() -> None:
+    model = make_model(tiny("gpt2"))
+    assert Row.of(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((1, 2, 3), None, 0)).length == 3  # type: ignore[arg-type]
 
 
 def test_length_counts_what_may_be_written() -> None:
@@ -40,7 +48,7 @@ def test_length_counts_what_may_be_written() -> None:
 
 def test_oldest_row_goes_with_those_nearest_in_length() -> None:
     limits = Limits(max_rows=3)
-    assert lengths(chosen(rows(40, 70, 42, 30, 39, 500), 0.0, limits)) == [40, 39, 42]
+    assert lengths(chosen(rows(40, 90, 42, 80, 39, 500), 0.0, limits)) == [39, 40, 42]
 
 
 def test_token_budget_counts_padding() -> None:
@@ -52,15 +60,57 @@ def test_a_row_longer_than_the_budget_runs_alone() -> None:
     assert lengths(chosen(rows(500, 500), 0.0, Limits(token_budget=100))) == [500]
 
 
-def test_unlike_lengths_do_not_share_a_batch() -> None:
-    assert lengths(chosen(rows(100, 8, 40, 250, 60), 0.0, Limits())) == [100, 60]
-    assert lengths(chosen(rows(4, 16, 30), 0.0, Limits())) == [4, 16, 30]  # all short
+def test_rows_share_what_a_pass_costs_unless_padding_costs_more() -> None:
+    waiting = rows(100, 8, 90, 250, 30)
+    assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=0.0)) == [100]
+    assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=50.0)) == [90, 100]
+    assert lengths(chosen(waiting, 0.0, Limits(token_budget=16384), pass_tokens=10_000.0)) == [8, 30, 90, 100, 250]
+    assert len(chosen(rows(*[40] * 20, *[43] * 20), 0.0, Limits(), pass_tokens=0.0)) == 20  # of one length at any cost
 
 
-def test_further_rows_are_not_worth_much_padding() -> None:
-    assert len(chosen(rows(*[40] * 8, *[60] * 8), 0.0, Limits())) == 8
-    assert len(chosen(rows(*[40] * 4, *[60] * 4), 0.0, Limits())) == 8  # few rows are
-    assert len(chosen(rows(*[40] * 20, *[43] * 20), 0.0, Limits())) == 40
+def divisions(waiting: Sequence[Row]) -> Iterator[list[list[Row]]]:
+    """All ways to cut rows into runs."""
+    for cuts in itertools.product([False, True], repeat=len(waiting) - 1):
+        runs = [[waiting[0]]]
+        for row, is_cut in zip(waiting[1:], cuts, strict=True):
+            runs.append([row]) if is_cut else runs[-1].append(row)
+        yield runs
+
+
+@pytest.mark.parametrize("pass_tokens", [0.0, 7.0, 30.0, 200.0, 5000.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_all_rows_together_take_the_least_time(pass_tokens: float, seed: int) -> None:
+    draws, limits = random.Random(seed), Limits(max_rows=5, token_budget=400)
+    left = rows(*(draws.randint(5, 120) for _ in range(9)))
+
+    def time_of(runs: Sequence[Sequence[Row]]) -> float:
+        return sum(pass_tokens + len(run) * max(lengths(run)) for run in runs)
+
+    def is_allowed(runs: Sequence[Sequence[Row]]) -> bool:
+        return all(len(run) == 1 or (len(run) <= 5 and len(run) * max(lengths(run)) <= 400) for run in runs)
+
+    in_order = sorted(left, key=lambda row: row.length)
+    least = min(map(time_of, filter(is_allowed, divisions(in_order))))
+    batches = []
+    while left:
+        batches.append(chosen(left, 0.0, limits, pass_tokens))
+        assert left[0] in batches[-1]
+        left = [row for row in left if row not in batches[-1]]
+    assert is_allowed(batches)
+    assert time_of(batches) == pytest.approx(least)
+
+
+def test_of_equal_rows_the_oldest_go() -> None:
+    waiting = rows(*[40] * 6)
+    assert {row.job for row in chosen(waiting, 0.0, Limits(max_rows=3))} == {row.job for row in waiting[:3]}
+
+
+def test_rows_that_write_count_a_pass_for_each_token() -> None:
+    model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 50})
+    jobs = [Job(None, model, EXAMPLES[0], Options()) for _ in range(2)]  # type: ignore[arg-type]
+    waiting = [Row(one, 0, Tokens((), None, 0), length) for one, length in zip(jobs, (100, 20), strict=True)]
+    assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=10.0)) == [20, 100]
+    assert lengths(chosen(rows(100, 20), 0.0, Limits(), pass_tokens=10.0)) == [100]
 
 
 def test_cues_of_an_ensemble_share_a_batch_whatever_their_length() -> None:
@@ -92,11 +142,11 @@ def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.M
     assert batcher.arrived() is None
 
 
-def test_rows_beyond_the_age_bound_go_first() -> None:
-    limits = Limits(max_rows=3, max_age=1.0)
-    waiting = [*rows(40, 79, 60), *rows(40, 40, arrived=5.0)]
-    assert lengths(chosen(waiting, 5.5, limits)) == [40, 79, 60]
-    assert lengths(chosen(waiting, 0.5, limits)) == [40, 40, 40]
+def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
+    limits = Limits(max_rows=2, max_age=1.0)
+    waiting = [*rows(40, 79, 50), *rows(40, arrived=5.0)]
+    assert lengths(chosen(waiting, 5.5, limits)) == [40, 50]
+    assert lengths(chosen(waiting, 0.5, limits)) == [40, 40]
 
 
 def test_rows_that_write_have_batches_of_their_own() -> None:
@@ -104,7 +154,7 @@ def test_rows_that_write_have_batches_of_their_own() -> None:
     writing = Row(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((), None, 0), 40)  # type: ignore[arg-type]
     reading = rows(40, 40)
     assert chosen([writing, *reading], 0.0, Limits()) == [writing]
-    assert chosen([reading[0], writing, reading[1]], 0.0, Limits()) == reading
+    assert chosen([reading[0], writing, reading[1]], 0.0, Limits()) == reading[::-1]
 
 
 def test_room_is_bounded_and_given_back() -> None:

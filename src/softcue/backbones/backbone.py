@@ -27,9 +27,10 @@ from softcue.backbones.reading import EncoderDecoderReading, EncoderReading, Rea
 from softcue.backbones.representation import Pooling
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
-from softcue.tokens import Kind, PaddingSide
+from softcue.tokens import TOKENS_AT_ONCE, Kind, PaddingSide
 from softcue.types import Batch, Prompt, Words
 
+CACHED_TOKENS = 1024  # with 8,192 in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/benchmarks.md)
 _READINGS: dict[Kind, type[Reading]] = {
     "encoder": EncoderReading,
     "encoder-decoder": EncoderDecoderReading,
@@ -123,6 +124,11 @@ class Backbone:
     def device(self) -> torch.device:
         """Where the frozen weights are."""
         return self.word_table.device
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens of a pass that keeps no gradients, where speed counts: what a processor's caches hold, or memory."""
+        return CACHED_TOKENS if self.device.type == "cpu" else TOKENS_AT_ONCE
 
     @property
     def start_id(self) -> int:

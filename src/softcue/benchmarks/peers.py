@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from softcue.backbones import Backbone
 from softcue.errors import MissingExtraError
 from softcue.methods import TaskModel
+from softcue.tokens import by_length, collate
+from softcue.types import Example
 
 TASK_TYPES = {"encoder": "SEQ_CLS", "encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
 
@@ -51,6 +54,43 @@ def with_prompt_of(model: Any, cue: TaskModel) -> Any:
     # On encoder-decoders its table has as many rows again for the decoder, which its forward pass leaves out.
     model.prompt_encoder[model.active_adapter].embedding.weight[: len(prompt)].copy_(prompt)
     return model
+
+
+def peft_answering(
+    model: Any, backbone: Backbone, cue: TaskModel, examples: Sequence[Example], batch_size: int
+) -> Callable[[], list[list[float]]]:
+    """PEFT's probabilities of the labels: of a head on encoders, of the label words elsewhere.
+
+    All that is documented is used: no gradients, no cache that nobody will read, batches of like length and of a size
+    that suits the processor, logits only where some text ends. Tokens and batches are made in advance, which ours
+    makes in its turn.
+    """
+    rows = cue.rows(backbone, examples)
+    lengths = [len(row.ids) + cue.method.prompt_length for row in rows]
+    batches = [
+        (some, collate([rows[number] for number in some], backbone.tokenizer.pad_token_id))
+        for some in by_length(lengths, batch_size, backbone.tokens_at_once)
+    ]
+    words: Any = getattr(cue.readout, "word_ids", None)
+
+    @torch.no_grad()
+    def step() -> list[list[float]]:
+        found: dict[int, list[float]] = {}
+        for some, batch in batches:
+            asked: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
+            if backbone.kind == "encoder":
+                scores = model(**asked).logits
+            elif backbone.kind == "encoder-decoder":
+                first = torch.full((batch.size, 1), backbone.start_id)
+                scores = model(**asked, decoder_input_ids=first).logits[:, 0, words]
+            else:
+                ends, where = (batch.mask.sum(dim=1) - 1 + cue.method.prompt_length).unique(return_inverse=True)
+                logits = model(**asked, logits_to_keep=ends, use_cache=False).logits
+                scores = logits[torch.arange(batch.size), where][:, words]
+            found |= zip(some, scores.softmax(dim=-1).tolist(), strict=True)
+        return [found[number] for number in range(len(rows))]
+
+    return step
 
 
 def trainer_epoch(model: Any, rows: Sequence[dict[str, Any]], batch_size: int) -> Callable[[], float]:

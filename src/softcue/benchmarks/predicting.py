@@ -12,13 +12,12 @@ from softcue.backbones import Backbone
 from softcue.benchmarks.contestants import cues_alike, random_backbone, random_cue, random_examples, random_model
 from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, ratio_of
 from softcue.benchmarks.parts import Figures, Plan, measured
-from softcue.benchmarks.peers import peft_model, with_prompt_of
+from softcue.benchmarks.peers import peft_answering, peft_model, with_prompt_of
 from softcue.benchmarks.steps import PAPER_PROMPT, PROMPT, prompt_of
 from softcue.benchmarks.texts import real_lengths
 from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.readouts import ReadoutConfig
-from softcue.tokens import by_length, collate
 from softcue.types import Example
 
 BATCH = 64
@@ -38,7 +37,7 @@ def decoder_figures(plan: Plan) -> Figures:
     backbone, cue = decoder_cue()
     model = peft_twin(cue)
     ours = [answering(backbone, [(cue, one) for one in some]) for some in shares(examples, plan)]
-    theirs = [peft_answering(model, backbone, cue, some) for some in shares(examples, plan)]
+    theirs = [peft_answering(model, backbone, cue, some, BATCH) for some in shares(examples, plan)]
     steps = {"ours": next_of(ours), "peft": next_of(theirs)}
     ratio, spread = ratio_of(interleaved_seconds(steps, plan.repeats, warmup=1), "peft", "ours")
     meaning = f"PEFT / ours: {MANY} texts, {PAPER_PROMPT} vectors, decoder, batches of {BATCH}, time"
@@ -113,30 +112,6 @@ def peft_twin(cue: TaskModel) -> Any:
     """The decoder once more, under PEFT with the cue's prompt."""
     torch.manual_seed(0)
     return with_prompt_of(peft_model("decoder", random_model("decoder"), cue.method.prompt_length), cue).eval()
-
-
-def peft_answering(model: Any, backbone: Backbone, cue: TaskModel, examples: Sequence[Example]) -> Step:
-    """PEFT's probabilities of the label words behind each text.
-
-    All that is documented is used: no gradients, no cache that nobody will read, batches of like length, logits
-    only where some text ends. Tokens and batches are made in advance, which ours makes in its turn.
-    """
-    rows = cue.rows(backbone, examples)
-    words: torch.Tensor = cue.readout.word_ids  # type: ignore[assignment]
-    numbers = by_length([len(row.ids) for row in rows], BATCH)
-    batches = [collate([rows[number] for number in some], pad_id=0) for some in numbers]
-
-    @torch.no_grad()
-    def step() -> list[list[float]]:
-        found: dict[int, list[float]] = {}
-        for some, batch in zip(numbers, batches, strict=True):
-            ends, where = (batch.mask.sum(dim=1) - 1 + cue.method.prompt_length).unique(return_inverse=True)
-            logits = model(input_ids=batch.ids, attention_mask=batch.mask.long(), logits_to_keep=ends, use_cache=False
-                           ).logits[torch.arange(batch.size), where]  # fmt: skip
-            found |= dict(zip(some, logits[:, words].softmax(dim=-1).tolist(), strict=True))
-        return [found[number] for number in range(len(rows))]
-
-    return step
 
 
 # Another part (a method of its own, say) is one more name here.

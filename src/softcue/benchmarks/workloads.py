@@ -17,6 +17,7 @@ from softcue.backbones import Backbone
 from softcue.benchmarks.load import Reply
 from softcue.benchmarks.texts import real_rows
 from softcue.cue import Cue
+from softcue.errors import RunError
 from softcue.evaluation import predict
 
 Popularity = Literal["identical", "uniform", "skewed", "distinct"]
@@ -104,11 +105,18 @@ def sample_cues(folder: Path, backbone: Backbone, steps: int) -> list[Cue]:
     Example:
         sample_cues(Path("runs/bench/serving/samples"), softcue.load_backbone("minilm"), steps=32)
     """
-    return [
-        train(folder / task, task=task, method=method, backbone=backbone, resume=True, progress=False,
-              overrides={"training.steps": steps})
-        for task, method in SAMPLES.items()
-    ]  # fmt: skip
+
+    def trained(task: str, method: str, overwrite: bool = False) -> Cue:
+        return train(folder / task, task=task, method=method, backbone=backbone, progress=False,
+                     overrides={"training.steps": steps}, resume=not overwrite, overwrite=overwrite)  # fmt: skip
+
+    found = []
+    for task, method in SAMPLES.items():
+        try:
+            found.append(trained(task, method))
+        except RunError:  # there is one of other settings
+            found.append(trained(task, method, overwrite=True))
+    return found
 
 
 def copied(cues: Sequence[Cue], folder: Path, num_copies: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,21 @@ def predict(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> N
     from softcue.benchmarks.predicting import predicting_figures
 
     _print(predicting_figures(Plan(repeats, data)), as_json)
+
+
+@app.command("models")
+def models(
+    names: Annotated[list[str], typer.Argument(help="Backbones by name or folder, say: minilm smollm2.")],
+    repeats: Repeats = 7, data: Data = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Models with real weights: a prompt-tuning step and answers against PEFT, eight cues against one."""
+    from softcue.benchmarks.parts import Plan
+    from softcue.benchmarks.real_models import model_figures
+
+    figures: dict[str, Any] = {}
+    for name in names:
+        figures |= model_figures(Plan(repeats, data), name)
+    _print(figures, as_json)
 
 
 @app.command("few-shot")
@@ -73,7 +89,9 @@ def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
 @app.command("serve")
 def serve(
     repeats: Repeats = 3, data: Data = None, as_json: Json = False,
-    threads: Annotated[int, typer.Option(min=1, help="Torch threads of the servers and of the offline engine.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Torch threads of the servers and of the offline engine; else all cores.")
+    ] = None,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", help="Where sample cues, their copies and the servers' logs go.")
     ] = Path("runs/bench/serving"),
@@ -83,7 +101,7 @@ def serve(
     from softcue.benchmarks.serving import serving_figures
     from softcue.cli.output import print_table
 
-    found = serving_figures(Plan(repeats, data), output_dir, threads)
+    found = serving_figures(Plan(repeats, data), output_dir, threads or os.cpu_count() or 1)
     if not as_json:
         for title in ("throughput", "latency"):
             print_table(title, list(found[title][0]), [list(row.values()) for row in found[title]])

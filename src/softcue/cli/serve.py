@@ -38,7 +38,10 @@ def serve(
     ] = False,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds until a request must be answered.")] = 30.0,
     max_in_flight: Annotated[int, typer.Option(min=1, help="Examples that may wait or run.")] = 512,
-    token_budget: Annotated[int, typer.Option(min=1, help="Tokens of a batch, prompts and padding counted.")] = 16384,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a batch, with prompts and padding; else what suits the device."),
+    ] = None,
     max_characters: Annotated[int, typer.Option(min=1, help="Of the texts of one input.")] = 20_000,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[

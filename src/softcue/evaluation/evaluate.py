@@ -80,11 +80,16 @@ def predict(backbone: Backbone, requests: Requests | Prepared, batch_size: int =
     for model in {id(model): model for model, _ in asked.requests if model.training}.values():
         model.eval()
     answers: list[Prediction | None] = [None] * len(rows)
-    lengths = [len(tokens.ids) + model.method.prompt_length for model, tokens in rows]
-    for numbers in by_length(lengths, batch_size):
-        found = predict_mixed(backbone, [rows[number] for number in numbers])
-        for number, answer in zip(numbers, found, strict=True):
-            answers[number] = answer
+    alike: dict[int, list[int]] = {}  # rows that may be so many tokens at once
+    for number, (model, _) in enumerate(rows):
+        alike.setdefault(model.tokens_at_once, []).append(number)
+    for max_tokens, members in alike.items():
+        lengths = [model.length(tokens) for model, tokens in (rows[number] for number in members)]
+        for places in by_length(lengths, batch_size, max_tokens):
+            numbers = [members[place] for place in places]
+            found = predict_mixed(backbone, [rows[number] for number in numbers])
+            for number, answer in zip(numbers, found, strict=True):
+                answers[number] = answer
     in_order = iter([answer for answer in answers if answer is not None])
     return Predicted(
         [

@@ -65,7 +65,7 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
     seen = model.method.on(backbone)
     rows = model.rows(backbone, examples)
     counts = torch.zeros(len(labels))
-    for numbers in by_length([len(row.ids) for row in rows], batch_size):
+    for numbers in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         shares = encoder.assignment(Instance(seen.entering(batch), batch.mask, batch.representation)).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums

@@ -17,7 +17,7 @@ from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
 from softcue.representations import Representation, plain_rows, represented, represented_with_dropout
 from softcue.tasks import Task
 from softcue.token_cache import token_rows
-from softcue.tokens import Wording, collate, stacked_representations
+from softcue.tokens import TOKENS_AT_ONCE, Wording, collate, stacked_representations
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, Tokens
 
 
@@ -42,6 +42,8 @@ class TaskModel(nn.Module):
         self.readout = readout
         self.rewriting = rewriting
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
+        # Each token written is a pass of its own over all rows: the more of them, the better.
+        self.tokens_at_once = TOKENS_AT_ONCE if readout.decoding else backbone.tokens_at_once
         room = self.max_length - method.prompt_length
         if backbone.kind == "decoder":
             room -= readout.max_target_length
@@ -74,6 +76,14 @@ class TaskModel(nn.Module):
         self.representation = method.representation
         if self.knows_features and readout.summary is not None:
             self.representation = Representation("backbone", readout.summary)
+
+    def length(self, tokens: Tokens) -> int:
+        """What a row adds to a pass: text, prompt unless it is run once for all rows, what may be written by a beam."""
+        decoding, prompt_length = self.readout.decoding, self.method.prompt_length
+        if decoding:
+            return (len(tokens.ids) + prompt_length + self.readout.max_target_length) * decoding.num_beams
+        is_run_once = self.wording.kind == "decoder" and not self.method.num_reading
+        return max(1, len(tokens.ids) + (0 if is_run_once else prompt_length))
 
     def _asked(self, example: Example) -> list[Example]:
         """The example itself, or the questions it is rewritten as."""

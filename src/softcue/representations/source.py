@@ -102,7 +102,7 @@ def _computed(
 ) -> Tensor:
     rows = plain_rows(backbone, task, examples, limit)
     found = torch.zeros(len(rows), representation.width(backbone))
-    for numbers in by_length([len(row.ids) for row in rows], batch_size):
+    for numbers in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         embeds = backbone.embed(batch.ids)
         if representation.source == "words":

@@ -1,8 +1,8 @@
 """The queue before the backbone: a bounded number of examples, and batches of rows of like length, whatever their cue.
 
-There is no timer: whoever is free to run a batch gets one at once, of what is there. The oldest row is always in it.
-With it go rows of at most twice or half its length: first those that have waited longer than the age bound, oldest
-first, then the nearest in length, so that little is padded; beyond eight rows only while padding stays below 15 %.
+There is no timer: whoever is free to run a batch gets one at once, of what is there. The oldest row is always in it,
+and with it go rows near it in length, as many as are worth it: together they share what a pass costs by itself, but are
+padded to the longest. Where the balance lies is learned from the passes that ran (`pace.py`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from softcue.serving.jobs import Job, Row
+from softcue.serving.pace import PASS_TOKENS, Pace
 from softcue.serving.refusals import Refusal, busy, draining
-from softcue.tokens import TOKENS_AT_ONCE
 
 ROWS_READY = 1024  # rows that wait prepared; more would not make better batches
 CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not keep all others waiting
-ROWS_WORTH_PADDING = 8  # so many rows keep a processor busy: further ones must not cost much padding
-MOST_PADDED = 1.15  # tokens with padding, by those without
-SHORT = 16  # tokens: shorter rows count as this long, their padding costs nothing worth a batch of their own
+NEIGHBOURS = 64  # rows on either side in length that are looked at for a batch
 
 
 @dataclass(frozen=True)
@@ -30,39 +30,81 @@ class Limits:
     """How much is taken in, and how much goes into a batch."""
 
     max_in_flight: int = 512  # examples that wait or run
-    token_budget: int = TOKENS_AT_ONCE  # of a batch: prompt, text and padding
+    token_budget: int | None = None  # of a batch: prompt, text and padding; None is what suits the device
     max_rows: int = 64  # of a batch
-    max_age: float = 5.0  # seconds after which rows go before younger ones of a better length
+    max_age: float = 5.0  # seconds after which rows may go before younger ones of a better length
 
 
-def chosen(waiting: Sequence[Row], now: float, limits: Limits) -> list[Row]:
-    """The next batch, from rows in the order of arrival: the oldest, its ensemble, and what goes well with it."""
+def chosen(waiting: Sequence[Row], now: float, limits: Limits, pass_tokens: float = PASS_TOKENS) -> list[Row]:
+    """The next batch, from rows in the order of arrival: the oldest, its ensemble, and what goes well with them.
+
+    The rows near them in length are divided into batches that take the least time altogether; theirs is the next. Once
+    a batch can be filled with rows beyond the age bound, only those are looked at.
+    """
     oldest = waiting[0]
-    others = [row for row in waiting[1:] if _goes_with(row, oldest)]
-    too_old = now - limits.max_age
+    budget = limits.token_budget or oldest.job.model.tokens_at_once
+    num_passes = 1 + (oldest.job.model.readout.max_target_length if oldest.job.decoding else 0)
+    alike = [row for row in waiting if row.job.decoding == oldest.job.decoding]
 
-    def place(row: Row) -> int:  # the sort keeps the order of arrival among equals
+    def fits(num_rows: int, longest: int) -> bool:
+        return num_rows <= limits.max_rows and num_rows * longest <= budget
+
+    own = _Unit(oldest.length, [oldest])
+    for row in alike[1:]:
         if row.job.group is oldest.job.group:
-            return -2
-        return -1 if row.job.arrived < too_old else abs(row.length - oldest.length)
+            if not fits(len(own.rows) + 1, longest := max(own.length, row.length)):
+                return own.rows
+            own = _Unit(longest, [*own.rows, row])
 
-    others.sort(key=place)
-    batch, longest, total = [oldest], oldest.length, oldest.length
-    for row in others[: limits.max_rows - 1]:
-        longest, total = max(longest, row.length), total + row.length
-        padded = (len(batch) + 1) * longest
-        is_wasteful = len(batch) >= ROWS_WORTH_PADDING and padded > MOST_PADDED * total
-        if padded > limits.token_budget or (is_wasteful and row.job.group is not oldest.job.group):
-            break
-        batch.append(row)
-    return batch
+    others = [_Unit(row.length, [row]) for row in alike if row.job.group is not oldest.job.group]
+    overdue = [unit for unit in others if unit.rows[0].job.arrived < now - limits.max_age]
+    if len(overdue) >= limits.max_rows:
+        others = overdue
+    others.reverse()
+    others.sort(key=_length)  # of equals the oldest come last, next to their own
+    place = bisect_right(others, own.length, key=_length)
+    below, above = others[max(0, place - NEIGHBOURS) : place], others[place : place + NEIGHBOURS]
+    return _divided(below, own, above, num_passes * pass_tokens, fits)
 
 
-def _goes_with(row: Row, oldest: Row) -> bool:
-    if row.job.decoding != oldest.job.decoding:
-        return False
-    short, long = sorted((max(SHORT, row.length), max(SHORT, oldest.length)))
-    return row.job.group is oldest.job.group or long <= 2 * short
+class _Unit(NamedTuple):
+    """Rows that stay together."""
+
+    length: int
+    rows: list[Row]
+
+
+def _length(unit: _Unit) -> int:
+    return unit.length
+
+
+def _divided(
+    below: Sequence[_Unit], own: _Unit, above: Sequence[_Unit], pass_tokens: float, fits: Callable[[int, int], bool]
+) -> list[Row]:
+    """The batch of a unit among its neighbours in length, divided so that all of them take the least time.
+
+    A batch takes `pass_tokens` and its tokens with padding. What the units up to each one take at least is found from
+    what those before its batch take.
+    """
+    units = [*below, own, *above]
+    least, begins = [0.0], []
+    for end, (width, _) in enumerate(units, 1):
+        best, begin, num_rows = math.inf, end - 1, 0
+        for start in range(end - 1, -1, -1):
+            num_rows += len(units[start].rows)
+            is_alone = start == end - 1
+            # Further apart than a pass of their own would cost them, rows never share one.
+            if not is_alone and (not fits(num_rows, width) or width - units[start].length > pass_tokens):
+                break
+            taken = least[start] + pass_tokens + num_rows * width
+            if taken <= best:  # of equals the larger batch
+                best, begin = taken, start
+        least.append(best)
+        begins.append(begin)
+    end = len(units)
+    while (begin := begins[end - 1]) > len(below):
+        end = begin
+    return [row for unit in units[begin:end] for row in unit.rows]
 
 
 class Batcher:
@@ -72,6 +114,7 @@ class Batcher:
         self.limits = limits
         self.num_in_flight = 0
         self.is_draining = False
+        self.pace = Pace()
         self._changed = threading.Condition()
         self._arrived: deque[Job] = deque()
         self._waiting: list[Row] = []  # in the order of arrival; only the taking thread changes it
@@ -133,7 +176,7 @@ class Batcher:
         now = time.monotonic()
         gone = {row.job: None for row in self._waiting if row.job.is_dropped or row.job.deadline <= now}
         left = [row for row in self._waiting if row.job not in gone and not row.job.result.done()]
-        batch = chosen(left, now, self.limits) if left else []
+        batch = chosen(left, now, self.limits, self.pace.pass_tokens) if left else []
         taken = set(batch)
         self._waiting = [row for row in left if row not in taken]
         return batch, [job for job in gone if not job.result.done()]

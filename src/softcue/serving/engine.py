@@ -60,7 +60,7 @@ class Engine:
         self.registry.load_all()
         self._batcher = Batcher(limits or Limits())
         self._on_batch = on_batch
-        self._num_answered, self._pace = 0, 0.0
+        self._num_answered = 0
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class Engine:
     @property
     def expected_seconds(self) -> float:
         """How long what waits and runs will take, at the pace of late."""
-        return self.num_in_flight * self._pace
+        return self.num_in_flight * self._batcher.pace.answer_seconds
 
     @property
     def num_waiting(self) -> int:
@@ -243,8 +243,7 @@ class Engine:
         if batch:
             self._answer(batch)
         if answered := self._num_answered - before:
-            now = (time.monotonic() - began) / answered
-            self._pace = min(now, 0.8 * self._pace + 0.2 * now) if self._pace else now  # a slow moment is no pace
+            self._batcher.pace.answered(answered, time.monotonic() - began)
         return True
 
     def _is_gone(self, job: Job) -> bool:
@@ -322,6 +321,8 @@ class Engine:
             answers = [answer for answer in job.answers if answer is not None]
             if len(answers) == len(job.answers):
                 self._finish(job, folded(job, answers))
+        if not writers:
+            self._batcher.pace.ran(len(rows) * max(row.length for row in rows), time.monotonic() - began)
         self._report(rows, seconds)
 
     def _report(self, rows: Sequence[Row], seconds: float) -> None:

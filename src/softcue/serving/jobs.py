@@ -102,14 +102,12 @@ class Row:
     job: Job
     number: int
     tokens: Tokens
-    length: int  # with the prompt and what may be written, once per beam
+    length: int  # what it adds to a pass
 
     @classmethod
     def of(cls, job: Job, number: int, tokens: Tokens) -> Row:
         """With its length counted."""
-        written = job.model.readout.max_target_length if job.decoding else 0
-        num_beams = job.decoding.num_beams if job.decoding else 1
-        return cls(job, number, tokens, (len(tokens.ids) + job.model.method.prompt_length + written) * num_beams)
+        return cls(job, number, tokens, job.model.length(tokens))
 
 
 class Pending:

@@ -33,7 +33,9 @@ class ServerSettings(BaseModel):
     max_inputs: int = Field(32, ge=1, description="of a request")
     max_in_flight: int = Field(512, ge=1, description="examples that wait or run, over all requests")
     deadline: float = Field(30.0, gt=0, description="seconds from a request's first byte to its answer")
-    token_budget: int = Field(Limits.token_budget, ge=1, description="tokens of a batch, prompts and padding counted")
+    token_budget: int | None = Field(
+        None, ge=1, description="tokens of a batch, prompts and padding counted; null is what suits the device"
+    )
     max_rows: int = Field(Limits.max_rows, ge=1, description="rows of a batch")
     max_age: float = Field(Limits.max_age, ge=0, description="seconds after which rows go before better fitting ones")
     max_characters: int = Field(20_000, ge=1, description="of the texts of one input")
