@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 
 # make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
 bench: $(VENV)/.bench $(VENV)/.serve
-	$(BIN)/python benchmarks/write_benchmarks.py train predict few-shot growth serve \
+	$(BIN)/python benchmarks/write_benchmarks.py train predict models few-shot growth serve \
 		$(if $(wildcard $(DATA)),--data $(DATA))
 
 # make results DATA=folder-with-subj T5=folder-of-a-t5

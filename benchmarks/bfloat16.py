@@ -1,9 +1,9 @@
-"""Does a frozen backbone in bfloat16 learn as well as in float32? One sample task, both formats, some seeds.
+"""Does a frozen backbone in bfloat16 learn as well as in float32? A sample task, both formats, some seeds.
 
     python benchmarks/bfloat16.py [--task tickets] [--steps 40] [--seeds 3] [--output runs/bfloat16]
 
 Without native bfloat16 a step takes tens of times longer, hence the few steps. A finished run is not repeated.
-Prints Markdown: accuracy on test rows by seed, and the last training loss.
+Prints Markdown: the main score on test rows by seed, and the last training loss.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
             settings = {"task": arguments.task, "seed": seed, "overrides": overrides, "resume": True, "progress": False}
             cue = softcue.train(folder, backbone=backbone, **settings)
             assert cue.record.backbone.dtype == dtype
-            scores.append(cue.scores["test"]["accuracy"])
+            scores.append(statistics.mean(cue.scores["test"][name] for name in cue.task.main_metrics))
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
             losses.append([line["loss"] for line in lines if line["kind"] == "step"][-1])
         spread = max(scores) - min(scores)

@@ -1,6 +1,6 @@
 """Measure, and write the tables and pictures of docs/benchmarks.md.
 
-    python benchmarks/write_benchmarks.py train predict few-shot growth serve --data ../shared/data
+    python benchmarks/write_benchmarks.py train predict models few-shot growth serve --data ../shared/data
                                                measure these, keep what was found in runs/bench, write the tables
     python benchmarks/write_benchmarks.py      only write, from what is kept
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from growth import draw
 
-BENCHES = ("train", "predict", "few-shot", "growth", "serve")
+BENCHES = ("train", "predict", "models", "few-shot", "growth", "serve")
 WITHOUT_DATA = ("growth",)  # its lengths are its own
 PACKAGES = ("torch", "transformers", "peft", "setfit")
 END = "<!-- end -->"
@@ -53,7 +53,8 @@ def main() -> None:
 
 def measure(name: str, data: Path | None, folder: Path) -> None:
     """Run one bench in a process of its own and keep what it prints."""
-    words = ["bench", name, "--json", *(["--data", str(data)] if data and name not in WITHOUT_DATA else [])]
+    words = ["bench", name, *(_models() if name == "models" else ()), "--json",
+             *(["--data", str(data)] if data and name not in WITHOUT_DATA else [])]  # fmt: skip
     load = os.getloadavg()[0]
     print(f"softcue {' '.join(words)}", file=sys.stderr, flush=True)
     quiet = os.environ | {"KINETO_LOG_LEVEL": "99"}  # torch's profiler tells of every start and stop
@@ -62,6 +63,11 @@ def measure(name: str, data: Path | None, folder: Path) -> None:
     about = {"command": f"softcue {' '.join(words)}", "date": f"{datetime.date.today()}", "machine": machine(load)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(about | json.loads(printed), indent=1), "utf-8")
+
+
+def _models() -> list[str]:
+    """Real weights that can be had: by pip, and a T5 where someone made one."""
+    return ["minilm", "smollm2", *(["models/t5"] if Path("models/t5").is_dir() else [])]
 
 
 def machine(load: float) -> str:

@@ -11,7 +11,7 @@ from toy import EXAMPLES, TASK
 
 from softcue.benchmarks import contestants, epochs, few_shot, growth, predicting, real_models, steps, texts, training
 from softcue.benchmarks.measuring import figure, interleaved_seconds, ratio_of
-from softcue.benchmarks.parts import Plan
+from softcue.benchmarks.parts import Plan, measured
 from softcue.benchmarks.peers import dropout_free, peft_answering, trainer_batches, with_prompt_of
 from softcue.data import Rows
 from softcue.errors import MissingExtraError
@@ -170,6 +170,22 @@ def test_epoch_figures_tell_sampling_and_model_apart(monkeypatch: pytest.MonkeyP
 def test_other_prompts_of_peft_are_measured_on_encoder_and_decoder() -> None:
     names = [f"{method}_vs_peft_{kind}" for kind in ("encoder", "decoder") for method in ("prefix_tuning", "p_tuning")]
     check_figures(training.other_prompt_figures(PLAN), *names)
+
+
+def test_all_figures_that_were_promised_of_training_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "peak_bytes", lambda step: 1)  # torch's profiler takes its time
+    monkeypatch.setattr(training, "PAPER_PROMPT", 10)
+    monkeypatch.setattr(epochs, "BATCHES", 1)
+    monkeypatch.setattr(epochs, "EPOCH", 64)
+    parts = [part for part in training.PARTS if part not in (training.start_figures, training.real_epoch_figures)]
+    found = measured(parts, PLAN)
+    promised = {
+        "decoder_train_vs_peft": (5.0, ">="), "decoder_train_memory_vs_peft": (0.5, "<="),
+        "encoder_train_vs_peft": (1.7, ">="), "t5_train_vs_peft": (1.7, ">="), "step_vs_bare_backbone": (1.05, "<="),
+        "m_idpg_vs_p_tuning_v2": (1.15, "<="), "vip_vs_prompt_tuning": (1.10, "<="),
+        "late_vs_prompt_tuning": (0.5, "<="),
+    }  # fmt: skip
+    assert {name: (found[name]["target"], found[name]["comparison"]) for name in promised} == promised
 
 
 def test_a_figure_knows_whether_it_was_reached() -> None:
