@@ -151,7 +151,8 @@ def test_prediction_figures_have_all_fields(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(predicting, "SERVED", 2)
     found = predicting.predicting_figures(PLAN)
     check_figures(found, "decoder_score_vs_peft", "mixed8_vs_single", "mixed24_vs_single", "ensemble5_vs_five_passes",
-                  "ensemble5_vs_five_passes_64_rows")  # fmt: skip
+                  "ensemble5_vs_five_passes_64_rows", "small_passes_vs_one_encoder",
+                  "small_passes_vs_one_encoder_decoder")  # fmt: skip
 
 
 def test_every_row_has_a_turn() -> None:

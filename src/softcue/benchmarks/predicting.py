@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -18,10 +19,12 @@ from softcue.benchmarks.texts import real_lengths
 from softcue.evaluation import predict
 from softcue.methods import TaskModel
 from softcue.readouts import ReadoutConfig
+from softcue.tokens import TOKENS_AT_ONCE
 from softcue.types import Example
 
 BATCH = 64
 MANY = 1000  # texts, and cues of the largest mixture
+LONG_TEXT = 108  # tokens
 SERVED = 8  # requests of one text each that an ensemble answers in a turn
 Row = TypeVar("Row")
 
@@ -80,6 +83,24 @@ def ensemble_figures(plan: Plan) -> Figures:
     return figures
 
 
+def pass_size_figures(plan: Plan) -> Figures:
+    """Passes as large as the processor's caches like them against all rows in one."""
+    figures: Figures = {}
+    for kind in ("encoder", "encoder-decoder"):
+        backbone = random_backbone(kind)
+        cue = random_cue(backbone, "prompt-tuning", prompt_of(PROMPT))
+        whole = copy.copy(cue)
+        whole.tokens_at_once = TOKENS_AT_ONCE
+        examples = random_examples([LONG_TEXT] * BATCH)
+        steps = {name: answering(backbone, [(one, example) for example in examples])
+                 for name, one in (("small", cue), ("one", whole))}  # fmt: skip
+        ratio, spread = ratio_of(interleaved_seconds(steps, plan.repeats, warmup=1), "small", "one")
+        meaning = (f"{BATCH} rows of {LONG_TEXT} tokens and {PROMPT} vectors in passes of {cue.tokens_at_once} tokens"
+                   f" / in one, {kind}, time")  # fmt: skip
+        figures[f"small_passes_vs_one_{kind.replace('-', '_')}"] = figure(ratio, 1.0, spread, plan.repeats, meaning)
+    return figures
+
+
 def shares(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
     """All rows, a share for each turn: in one turn they would take minutes."""
     size = -(-len(rows) // plan.repeats)
@@ -115,4 +136,4 @@ def peft_twin(cue: TaskModel) -> Any:
 
 
 # Another part (a method of its own, say) is one more name here.
-PARTS = (decoder_figures, mixed_figures, ensemble_figures)
+PARTS = (decoder_figures, mixed_figures, ensemble_figures, pass_size_figures)
