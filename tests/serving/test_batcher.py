@@ -170,6 +170,16 @@ def test_room_is_bounded_and_given_back() -> None:
         batcher.put([job()] * 4)
 
 
+def test_whoever_finds_no_room_is_told_when_half_of_what_waits_will_be_done() -> None:
+    batcher = Batcher(Limits(max_in_flight=8))
+    batcher.put([job() for _ in range(8)])
+    for seconds, told in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
+        batcher.pace.answer_seconds = seconds
+        with pytest.raises(Refusal) as refused:
+            batcher.put([job()])
+        assert refused.value.retry_after == told
+
+
 def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
     batcher = Batcher(Limits(max_in_flight=1))
     batcher.put([job()])

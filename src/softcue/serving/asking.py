@@ -24,7 +24,7 @@ async def receive(service: Service, request: Request, kind: type[Model]) -> Mode
     engine, settings = service.engine, service.settings
     is_full = engine.num_in_flight + service.num_reading >= settings.max_in_flight
     if is_full or engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
-        raise busy(settings.max_in_flight)
+        raise busy(settings.max_in_flight, expected_seconds=engine.expected_seconds)
     service.num_reading += 1
     try:
         async with asyncio.timeout(settings.deadline):

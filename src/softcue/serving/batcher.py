@@ -124,6 +124,11 @@ class Batcher:
         """Jobs that are not prepared yet, and rows that are."""
         return len(self._arrived) + len(self._waiting)
 
+    @property
+    def expected_seconds(self) -> float:
+        """How long what waits and runs will take, at the pace of late."""
+        return self.num_in_flight * self.pace.answer_seconds
+
     def put(self, jobs: Sequence[Job], seconds: float = 0.0) -> None:
         """Take jobs in, all or none; where there is no room, wait so long for it."""
         limit = self.limits.max_in_flight
@@ -138,7 +143,7 @@ class Batcher:
             if self.is_draining:
                 raise draining()
             if not has_room:
-                raise busy(limit)
+                raise busy(limit, expected_seconds=self.expected_seconds)
             self.num_in_flight += len(jobs)
             self._arrived.extend(jobs)
             self._changed.notify_all()

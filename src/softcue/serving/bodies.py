@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from softcue.serving.jobs import Answer, Ensemble, Item, Options, Result
-from softcue.serving.refusals import RETRY_AFTER, Refusal
+from softcue.serving.refusals import Refusal
 from softcue.serving.settings import ServerSettings
 
 Short = Annotated[str, Field(min_length=1, max_length=64)]
@@ -157,7 +157,7 @@ def refused(refusal: Refusal, items: Sequence[str] = ()) -> Response:
     body: dict[str, object] = {"error": refusal.as_dict()}
     if len(items) > 1:
         body["items"] = list(items)
-    headers = {"Retry-After": str(RETRY_AFTER[refusal.code])} if refusal.code in RETRY_AFTER else {}
+    headers = {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else {}
     if refusal.code == "unauthorised":
         headers["WWW-Authenticate"] = "Bearer"
     return as_json(body, refusal.status, headers)

@@ -80,7 +80,7 @@ class Engine:
     @property
     def expected_seconds(self) -> float:
         """How long what waits and runs will take, at the pace of late."""
-        return self.num_in_flight * self._batcher.pace.answer_seconds
+        return self._batcher.expected_seconds
 
     @property
     def num_waiting(self) -> int:

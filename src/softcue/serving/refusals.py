@@ -28,6 +28,7 @@ STATUSES = {
     "deadline": 504,
 }
 RETRY_AFTER = {"busy": 1, "loading": 2, "draining": 2, "failed": 1}  # seconds, for codes that pass
+MOST_RETRY_AFTER = 10
 MESSAGE_LIMIT = 400
 
 
@@ -40,9 +41,12 @@ class Refusal(SoftcueError):  # noqa: N818 - it is a result as often as it is ra
         (422, 'text: expected at most 128 tokens; shorten it')
     """
 
-    def __init__(self, code: str, setting: str, expected: str, next_step: str) -> None:
+    def __init__(
+        self, code: str, setting: str, expected: str, next_step: str, retry_after: int | None = None
+    ) -> None:  # fmt: skip
         super().__init__(setting, code, expected, next_step)
         self.code = code
+        self.retry_after = retry_after or RETRY_AFTER.get(code)  # seconds
         self.status = STATUSES[code]
 
     @property
@@ -52,7 +56,7 @@ class Refusal(SoftcueError):  # noqa: N818 - it is a result as often as it is ra
 
     def again(self) -> Refusal:
         """The same, for someone else: an exception that is kept would gather tracebacks."""
-        return Refusal(self.code, self.setting, self.expected, self.next_step)
+        return Refusal(self.code, self.setting, self.expected, self.next_step, self.retry_after)
 
     def as_dict(self) -> dict[str, object]:
         """For JSON.
@@ -80,9 +84,15 @@ def unknown_task() -> Refusal:
     return Refusal("unknown_task", "task", "the name of a loaded cue", "see GET /v1/tasks")
 
 
-def busy(limit: int, what: str = "examples in flight") -> Refusal:
-    """There is no room for more."""
-    return Refusal("busy", "server", f"fewer than {limit} {what}", "try again later")
+def busy(limit: int, what: str = "examples in flight", expected_seconds: float = 0.0) -> Refusal:
+    """There is no room for more; there should be when half of what takes so long is done.
+
+    Example:
+        >>> busy(512, expected_seconds=12.4).retry_after
+        6
+    """
+    retry_after = min(MOST_RETRY_AFTER, max(RETRY_AFTER["busy"], round(expected_seconds / 2)))
+    return Refusal("busy", "server", f"fewer than {limit} {what}", "try again later", retry_after)
 
 
 def too_late() -> Refusal:
