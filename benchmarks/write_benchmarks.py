@@ -176,7 +176,7 @@ def _served(saved: Saved) -> list[str]:
         [name, f"{row['answers_per_second']:.1f}", f"{row['least']:.1f} to {row['most']:.1f}"]
         for name, row in saved["switching"].items()
     ]
-    memory = saved["memory_mb"]
+    memory, busy = saved["memory_mb"], saved["memory_mb_while_asked"]
     return [
         f"Servers and offline engine with {setting['torch_threads']} torch thread(s) each, load from a process of its "
         f"own, texts of {setting['texts']}. Saturated: server {peak['server']:.1f} answers a second, engine "
@@ -186,7 +186,8 @@ def _served(saved: Saved) -> list[str]:
         _table(["32 clients", "answers a second", "least to most"], switching),
         f"Overload: of {flood['asked']:,} requests {flood['answered']:,} were answered and {flood['gave_up']:,} gave "
         f"up after five attempts ({flood['mean_attempts']:.1f} on average). Memory: {min(memory):.1f} to "
-        f"{max(memory):.1f} MB, {memory[0]:.1f} at first and {memory[-1]:.1f} at last. "
+        f"{max(memory):.1f} MB, {memory[0]:.1f} at first and {memory[-1]:.1f} at last; while others were asked too, "
+        f"{min(busy):.1f} to {max(busy):.1f}. "
         f"Answers compared: {answers['compared']:,}.",
     ]
 

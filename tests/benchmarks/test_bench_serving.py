@@ -375,7 +375,7 @@ def test_the_whole_bench(bench_folder: Path, model_folders: dict[str, Path], mon
         ("skewed", 7, 1), ("distinct", 7, 1), ("uniform", 7, 3),
     ]  # fmt: skip
     assert [row["load"] for row in found["latency"]] == list(serving.SHARES)
-    assert len(found["memory_mb"]) == serving.CHECKS + 1
+    assert len(found["memory_mb"]) == len(found["memory_mb_while_asked"]) == serving.CHECKS + 1
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     from write_benchmarks import section
 

@@ -142,6 +142,17 @@ def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.M
     assert batcher.arrived() is None
 
 
+def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.serving.batcher.ROWS_ENOUGH", 2)
+    batcher = Batcher(Limits(max_rows=1))
+    batcher.add(rows(5, 5))
+    batcher.put([job()])
+    assert batcher.arrived() == []
+    batcher.put([job()])
+    batcher.take()
+    assert len(batcher.arrived() or []) == 2
+
+
 def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
     limits = Limits(max_rows=2, max_age=1.0)
     waiting = [*rows(40, 79, 50), *rows(40, arrived=5.0)]

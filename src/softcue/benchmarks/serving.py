@@ -232,22 +232,32 @@ class Bench:
         }
 
     def memory_figures(self, plan: Plan) -> Figures:
-        """Memory of a server while cues are unloaded and loaded, and others asked."""
+        """Memory of a server while cues are unloaded and loaded; then, for the answers, while others are asked too.
+
+        What passes take is not the cues': it comes and goes with the shapes of batches. It is told beside.
+        """
         sizes, kinds = self.sizes, len(self.cues)
         names = copied(self.cues, self.folder / "changing", 2 * kinds)
         asked = Stock(self.stock.samples, names).questions("distinct", kinds, sizes.meanwhile)
         with self.another(servers.softcue_words, self.folder / "changing") as server:
-            self.ask(asked, server.port, sizes.few_clients)  # the passes' own memory is not the cues'
-            seconds = server.reload(names[kinds:], sizes.warm_cycles) * (1 + sizes.cycles / sizes.warm_cycles)
-            self.loader.begin(Load(server.port, _questions([[one] for one in asked]), rate=len(asked) / seconds))
-            server.reload(names[kinds:], sizes.warm_cycles)
-            held = [server.resident_bytes()]
-            for _ in range(CHECKS):
-                server.reload(names[kinds:], -(-sizes.cycles // CHECKS))
-                held.append(server.resident_bytes())
+            self.ask(asked, server.port, sizes.few_clients)
+            seconds = server.reload(names[kinds:], sizes.warm_cycles)
+
+            def held(num_cycles: int) -> list[int]:
+                found = [server.resident_bytes()]
+                for _ in range(CHECKS):
+                    server.reload(names[kinds:], -(-num_cycles // CHECKS))
+                    found.append(server.resident_bytes())
+                return found
+
+            idle = held(sizes.cycles)
+            rate = len(asked) * sizes.warm_cycles / (seconds * sizes.cycles)  # over all cycles
+            self.loader.begin(Load(server.port, _questions([[one] for one in asked]), rate=rate))
+            busy = held(sizes.cycles)
             judged([[one] for one in asked], self.loader.replies(), self.tally)
-        self.tables["memory_mb"] = [round(value / 2**20, 1) for value in held]
-        return {"reload_memory": servers.flatness(held, sizes.cycles)}
+        self.tables["memory_mb"] = [round(value / 2**20, 1) for value in idle]
+        self.tables["memory_mb_while_asked"] = [round(value / 2**20, 1) for value in busy]
+        return {"reload_memory": servers.flatness(idle, sizes.cycles)}
 
     def answer_figures(self, plan: Plan) -> Figures:
         """What became of all questions so far."""

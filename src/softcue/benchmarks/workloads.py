@@ -34,10 +34,10 @@ class Sizes:
     cues: tuple[int, ...] = (8, 64, 1000)  # loads go to so many; all are loaded
     steps: int = 32  # of training: enough that answers differ between texts
     texts: int = 333  # of each sample cue
-    seconds: float = 5.0  # of a turn, at the offline engine's speed
+    seconds: float = 6.0  # of a turn, at the offline engine's speed
     latency_seconds: float = 15.0  # of a turn in open loop
     overload_seconds: float = 12.0
-    clients: int = 256  # in closed loop: they fill several batches, as the offline engine's queue does
+    clients: int = 128  # in closed loop: they fill several batches, as the offline engine's queue does
     few_clients: int = 32  # where cues are switched
     several: int = 8  # questions of a request, where it has several
     warm_cycles: int = 100

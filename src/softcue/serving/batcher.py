@@ -20,7 +20,7 @@ from softcue.serving.jobs import Job, Row
 from softcue.serving.pace import PASS_TOKENS, Pace
 from softcue.serving.refusals import Refusal, busy, draining
 
-ROWS_READY = 1024  # rows that wait prepared; more would not make better batches
+ROWS_ENOUGH, ROWS_READY = 128, 1024  # prepared rows: with more no others are prepared, so many are at most
 CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not keep all others waiting
 NEIGHBOURS = 64  # rows on either side in length that are looked at for a batch
 
@@ -166,7 +166,13 @@ class Batcher:
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining)
             size = 0
-            while self._arrived and size < CHARACTERS_AT_ONCE and len(self._waiting) + len(jobs) < ROWS_READY:
+            is_enough = len(self._waiting) >= ROWS_ENOUGH
+            while (
+                not is_enough
+                and self._arrived
+                and size < CHARACTERS_AT_ONCE
+                and len(self._waiting) + len(jobs) < ROWS_READY
+            ):
                 jobs.append(self._arrived.popleft())
                 size += sum(map(len, jobs[-1].example.texts))
             is_over = self.is_draining and not jobs and not self._waiting
