@@ -246,7 +246,7 @@ def test_collate_mixes_rows_with_and_without_segments() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
 def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) -> None:
     lengths = torch.randint(1, 40, (50,)).tolist()
-    batches = by_length(lengths, batch_size)
+    batches = by_length(lengths, batch_size, max_tokens=0)
     order = [row for batch in batches for row in batch]
     assert sorted(order) == list(range(50))
     assert all(0 < len(batch) <= batch_size for batch in batches)
@@ -254,7 +254,7 @@ def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) ->
 
 
 def test_no_rows_make_no_batches() -> None:
-    assert by_length([], 4) == []
+    assert by_length([], 4, max_tokens=0) == []
 
 
 def _between_ends(ids: tuple[int, ...]) -> list[list[int]]:

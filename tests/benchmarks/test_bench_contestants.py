@@ -53,7 +53,7 @@ def test_peft_scores_label_words_as_we_do() -> None:
     backbone, cue = predicting.decoder_cue()
     examples = contestants.random_examples([3, 9, 5, 7])
     ours = predicting.answering(backbone, [(cue, example) for example in examples])()
-    theirs = peft_answering(predicting.peft_twin(cue), backbone, cue, examples, 3)()
+    theirs = peft_answering(predicting.peft_twin(cue), backbone, cue, examples, 3, 100)()
     scores = torch.tensor([list(answer.scores.values()) for answer in ours])
     torch.testing.assert_close(torch.tensor(theirs), scores, rtol=0, atol=1e-5)
     assert scores.std(dim=0).max() > 1e-4  # rows differ, so their order is tested
@@ -280,7 +280,7 @@ def test_pefts_twin_of_a_loaded_model_computes_what_ours_does(family: str, monke
     monkeypatch.setattr(real_models, "PAPER_PROMPT", 3)
     backbone = tiny(family)
     cue = real_models.new_cue(backbone, TOY, real_models.scoring(backbone))
-    theirs = peft_answering(real_models.peft_twin(backbone, cue).eval(), backbone, cue, EXAMPLES, 3)()
+    theirs = peft_answering(real_models.peft_twin(backbone, cue).eval(), backbone, cue, EXAMPLES, 3, 100)()
     ours = predicting.answering(backbone, [(cue, example) for example in EXAMPLES])()
     scores = torch.tensor([list(answer.scores.values()) for answer in ours])
     torch.testing.assert_close(torch.tensor(theirs), scores, rtol=0, atol=1e-5)
@@ -291,7 +291,16 @@ def test_pefts_twin_of_a_loaded_model_computes_what_ours_does(family: str, monke
     assert loss == pytest.approx(float(found.total.detach()) / found.count, rel=1e-4)
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_pefts_twin_of_an_encoder_has_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_models, "PAPER_PROMPT", 3)
+    backbone = tiny("bert")
+    twin = real_models.peft_twin(backbone, real_models.new_cue(backbone, TOY, real_models.scoring(backbone)))
+    ours, theirs = backbone.base.state_dict(), twin.base_model.base_model.state_dict()
+    alike = [name for name, value in ours.items() if name in theirs and torch.equal(value, theirs[name])]
+    assert len(alike) > 20 and all(name in alike for name in ours if "layer" in name)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 def test_figures_of_a_model_are_under_its_name(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PAPER_PROMPT", 3), ("ROWS", 2), ("TEXTS", 4), ("CUES", 2)):
         monkeypatch.setattr(real_models, name, value)

@@ -40,6 +40,12 @@ def test_length_leaves_out_a_prompt_that_is_run_once_for_all_rows() -> None:
     assert Row.of(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((1, 2, 3), None, 0)).length == 3  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("case", "settings"), [("m-idpg-phm", {}), ("prompt-tuning", {"insert_at": "end"})])
+def test_length_counts_a_prompt_that_every_row_has_by_itself(case: str, settings: dict[str, Any]) -> None:
+    model = make_model(tiny("gpt2"), case, readout={"name": "label-words"}, **settings)
+    assert Row.of(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4  # type: ignore[arg-type]
+
+
 def test_length_counts_what_may_be_written() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
     writing = Job(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
@@ -151,6 +157,19 @@ def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch
     batcher.put([job()])
     batcher.take()
     assert len(batcher.arrived() or []) == 2
+
+
+def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.serving.batcher.ROWS_ENOUGH", 1)
+    batcher = Batcher(Limits())
+    batcher.add(rows(5))
+    left, late, good = job(), job(deadline=time.monotonic() - 1), job()
+    left.is_dropped = True
+    batcher.put([left, good, late])
+    assert batcher.arrived() == [left, late]
+    assert batcher.arrived() == []
+    batcher.take()
+    assert batcher.arrived() == [good]
 
 
 def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:

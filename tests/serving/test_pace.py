@@ -30,6 +30,21 @@ def test_passes_of_one_size_teach_nothing() -> None:
     assert learned(a=0.01, b=0.0001, sizes=(64,)) == PASS_TOKENS
 
 
+def test_passes_of_nearly_one_size_do_not_mislead() -> None:
+    draws = random.Random(0)
+    sizes = tuple(draws.randint(900, 1024) for _ in range(40))
+    for noise in (0.1, 0.3):
+        assert learned(a=0.001, b=0.0001, noise=noise, sizes=sizes) == PASS_TOKENS
+
+
+def test_slow_first_passes_do_not_count() -> None:
+    pace = Pace()
+    for number in range(60):
+        tokens = (30, 100, 300)[number % 3]
+        pace.ran(tokens, 5.0 if number < 3 else 0.001 + 0.0001 * tokens)
+    assert pace.pass_tokens == pytest.approx(10)
+
+
 def test_what_was_learned_long_ago_is_forgotten() -> None:
     pace = Pace()
     for cost in (0.1, 0.001):

@@ -15,7 +15,7 @@ from softcue.backbones import Backbone, load_backbone
 from softcue.benchmarks.contestants import cues_alike
 from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, peak_bytes, ratio_of
 from softcue.benchmarks.parts import Figures, Plan, told
-from softcue.benchmarks.peers import peft_answering, peft_model, with_prompt_of, without_dropout
+from softcue.benchmarks.peers import faster, peft_answering, peft_model, with_prompt_of, without_dropout
 from softcue.benchmarks.predicting import answering
 from softcue.benchmarks.steps import PAPER_PROMPT, prompt_of
 from softcue.benchmarks.texts import real_rows
@@ -23,6 +23,7 @@ from softcue.configuration import method_config
 from softcue.data import Rows
 from softcue.methods import METHODS, TaskModel, make_task_model
 from softcue.readouts import ReadoutConfig
+from softcue.tokens import TOKENS_AT_ONCE
 from softcue.training import Studied, Trainer, TrainingConfig
 from softcue.types import Tokens
 
@@ -72,16 +73,19 @@ def answer_figures(plan: Plan, backbone: Backbone, rows: Rows) -> Figures:
     alone = [(cue, example) for example in examples]
     cues = cues_alike(cue, CUES)
     mixed = [(cues[number % CUES], example) for number, example in enumerate(examples)]
+    twin = peft_twin(backbone, cue).eval()
     steps: dict[str, Step] = {
         "ours": answering(backbone, alone), "mixed": answering(backbone, mixed),
-        "peft": peft_answering(peft_twin(backbone, cue).eval(), backbone, cue, examples, TEXTS),
+        **{name: peft_answering(twin, backbone, cue, examples, TEXTS, size)
+           for name, size in (("small passes", backbone.tokens_at_once), ("large passes", TOKENS_AT_ONCE))},
     }  # fmt: skip
     seconds = interleaved_seconds(steps, plan.repeats, warmup=1)
     meaning = f"{TEXTS} texts of {rows.task.name}, {PAPER_PROMPT} vectors, {backbone.kind}"
-    score, score_spread = ratio_of(seconds, "peft", "ours")
+    peft = faster(seconds, "small passes", "large passes")
+    score, score_spread = ratio_of(seconds, peft, "ours")
     several, several_spread = ratio_of(seconds, "ours", "mixed")
     return {
-        "score_vs_peft": figure(score, 1.0, score_spread, plan.repeats, f"PEFT / ours: {meaning}, time", ">="),
+        "score_vs_peft": figure(score, 1.0, score_spread, plan.repeats, f"PEFT ({peft}) / ours: {meaning}, time", ">="),
         f"mixed{CUES}_vs_single": figure(
             several, 0.95, several_spread, plan.repeats, f"rows a second: of {CUES} cues / of one, {meaning}", ">="
         ),
@@ -108,8 +112,10 @@ def peft_twin(backbone: Backbone, cue: TaskModel) -> Any:
     if backbone.kind == "encoder":
         from transformers import AutoModelForSequenceClassification
 
-        num_labels = len(cue.task.label_names)
-        bare = AutoModelForSequenceClassification.from_pretrained(str(backbone.folder), num_labels=num_labels)
+        config = copy.deepcopy(backbone.model.config)
+        config.num_labels = len(cue.task.label_names)
+        bare = AutoModelForSequenceClassification.from_config(config).to(backbone.dtype)
+        bare.base_model.load_state_dict(backbone.base.state_dict(), strict=False)  # poolers may differ
     else:
         bare = copy.deepcopy(backbone.model)
         for module in bare.modules():  # without what we look in by

@@ -151,7 +151,9 @@ def flatness(held: Sequence[int], num_cycles: int) -> dict[str, Any]:
         >>> flatness([100, 101, 100], 1000)["met"], flatness([100, 103, 106], 1000)["met"]
         (True, False)
     """
-    meaning = f"resident memory over {num_cycles} cycles of unloading and loading a cue: largest / smallest"
+    meaning = (
+        f"resident memory over {num_cycles} cycles of unloading and loading a cue, nothing asked: largest / smallest"
+    )
     return figure(max(held) / min(held), FLAT, 0.0, 1, meaning)
 
 

@@ -65,6 +65,11 @@ class Method(nn.Module, ABC):
     num_reading: int = 0  # how many prompt tokens, the last ones, are to differ between inputs
     changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
 
+    @property
+    def reads_input(self) -> bool:
+        """Whether prompts differ between inputs."""
+        return self.num_reading > 0 or self.representation is not None
+
     @classmethod
     @abstractmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:

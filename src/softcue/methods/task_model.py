@@ -82,7 +82,8 @@ class TaskModel(nn.Module):
         decoding, prompt_length = self.readout.decoding, self.method.prompt_length
         if decoding:
             return (len(tokens.ids) + prompt_length + self.readout.max_target_length) * decoding.num_beams
-        is_run_once = self.wording.kind == "decoder" and not self.method.num_reading
+        is_in_front = self.method.insert_at in ("front", "start")
+        is_run_once = self.wording.kind == "decoder" and is_in_front and not self.method.reads_input
         return max(1, len(tokens.ids) + (0 if is_run_once else prompt_length))
 
     def _asked(self, example: Example) -> list[Example]:

@@ -22,7 +22,7 @@ from softcue.serving.refusals import Refusal, busy, draining
 
 ROWS_ENOUGH, ROWS_READY = 128, 1024  # prepared rows: with more no others are prepared, so many are at most
 CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not keep all others waiting
-NEIGHBOURS = 64  # rows on either side in length that are looked at for a batch
+NEIGHBOURS = 64  # rows on either side in length that are looked at for a batch, if it may not be larger
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def chosen(waiting: Sequence[Row], now: float, limits: Limits, pass_tokens: floa
     a batch can be filled with rows beyond the age bound, only those are looked at.
     """
     oldest = waiting[0]
-    budget = limits.token_budget or oldest.job.model.tokens_at_once
+    budget = oldest.job.model.tokens_at_once if limits.token_budget is None else limits.token_budget
     num_passes = 1 + (oldest.job.model.readout.max_target_length if oldest.job.decoding else 0)
     alike = [row for row in waiting if row.job.decoding == oldest.job.decoding]
 
@@ -58,12 +58,13 @@ def chosen(waiting: Sequence[Row], now: float, limits: Limits, pass_tokens: floa
 
     others = [_Unit(row.length, [row]) for row in alike if row.job.group is not oldest.job.group]
     overdue = [unit for unit in others if unit.rows[0].job.arrived < now - limits.max_age]
-    if len(overdue) >= limits.max_rows:
+    if len(overdue) >= limits.max_rows or sum(map(_length, overdue)) >= budget:
         others = overdue
     others.reverse()
     others.sort(key=_length)  # of equals the oldest come last, next to their own
     place = bisect_right(others, own.length, key=_length)
-    below, above = others[max(0, place - NEIGHBOURS) : place], others[place : place + NEIGHBOURS]
+    reach = max(NEIGHBOURS, limits.max_rows)
+    below, above = others[max(0, place - reach) : place], others[place : place + reach]
     return _divided(below, own, above, num_passes * pass_tokens, fits)
 
 
@@ -166,13 +167,12 @@ class Batcher:
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining)
             size = 0
-            is_enough = len(self._waiting) >= ROWS_ENOUGH
-            while (
-                not is_enough
-                and self._arrived
-                and size < CHARACTERS_AT_ONCE
-                and len(self._waiting) + len(jobs) < ROWS_READY
-            ):
+            if len(self._waiting) >= ROWS_ENOUGH:  # only those that give their place back
+                now = time.monotonic()
+                jobs = [job for job in self._arrived if job.is_gone(now)]
+                self._arrived = deque(job for job in self._arrived if job not in jobs)
+                return jobs
+            while self._arrived and size < CHARACTERS_AT_ONCE and len(self._waiting) + len(jobs) < ROWS_READY:
                 jobs.append(self._arrived.popleft())
                 size += sum(map(len, jobs[-1].example.texts))
             is_over = self.is_draining and not jobs and not self._waiting
@@ -185,7 +185,7 @@ class Batcher:
     def take(self) -> tuple[list[Row], list[Job]]:
         """The next batch, and jobs that are out of time or dropped, none of whose rows is in it."""
         now = time.monotonic()
-        gone = {row.job: None for row in self._waiting if row.job.is_dropped or row.job.deadline <= now}
+        gone = {row.job: None for row in self._waiting if row.job.is_gone(now)}
         left = [row for row in self._waiting if row.job not in gone and not row.job.result.done()]
         batch = chosen(left, now, self.limits, self.pace.pass_tokens) if left else []
         taken = set(batch)

@@ -248,10 +248,10 @@ class Engine:
 
     def _is_gone(self, job: Job) -> bool:
         """Whether nobody waits for the job, or it waited too long; then it has its refusal."""
-        is_late = job.deadline <= time.monotonic()
-        if is_late or job.is_dropped:
+        is_gone = job.is_gone(time.monotonic())
+        if is_gone:
             self._finish(job, too_late())
-        return is_late or job.is_dropped
+        return is_gone
 
     def _prepared(self, jobs: Sequence[Job]) -> list[Row]:
         """Rows of all jobs, made together; a job that cannot be read is refused alone."""
@@ -321,7 +321,7 @@ class Engine:
             answers = [answer for answer in job.answers if answer is not None]
             if len(answers) == len(job.answers):
                 self._finish(job, folded(job, answers))
-        if not writers:
+        if not writers and not rows[0].job.model.knows_features:  # those are several passes, or none
             self._batcher.pace.ran(len(rows) * max(row.length for row in rows), time.monotonic() - began)
         self._report(rows, seconds)
 

@@ -91,7 +91,7 @@ def explained(served: Served, text: str | Sequence[str]) -> Explanation:
     [example] = cue.examples([text])
     found: Explanation = {
         "task": served.name, "version": served.version, "method": cue.record.method["name"],
-        "reads_input": method.num_reading > 0 or method.representation is not None, "vectors": [],
+        "reads_input": method.reads_input, "vectors": [],
     }  # fmt: skip
     encoder = method.prompt_encoder()
     if encoder is None:

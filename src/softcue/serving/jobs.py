@@ -90,6 +90,10 @@ class Job:
         """How its answer is written token by token, if it is: that would keep others in its batch waiting."""
         return self.model.readout.decoding
 
+    def is_gone(self, now: float) -> bool:
+        """Whether nobody waits for it any more, or it has waited too long."""
+        return self.is_dropped or self.deadline <= now
+
     def has_no_one(self) -> bool:
         """Whether nobody waits for it any more."""
         return self.is_dropped
@@ -138,7 +142,7 @@ class BatchReport:
 
     num_rows: int
     num_tasks: int
-    num_tokens: int  # prompts included
+    num_tokens: int  # prompts included, unless they are run once for all rows
     num_padding: int
     seconds: float
     queue_seconds: tuple[float, ...]  # of jobs that began with it

@@ -7,13 +7,15 @@ padding is what costs. Neither is guessed: both are fitted to the passes of late
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 PASS_TOKENS = 64.0  # until it is learned
 MOST_PASS_TOKENS = 16384.0  # what a pass without any cost per token would come to
+WARM = 3  # passes that do not count: the first ones are slow
 KEPT = 0.98  # of what is known when another pass has run: the last fifty count
 FEW = 8.0  # passes that say little
-LEAST_SPREAD = 0.05  # of 1 / tokens, as a share: passes of one size cannot tell a from b
+SURE_TOKENS = 32.0  # a standard error that does no harm; or half of what is found
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Pace:
 
     Example:
         >>> pace = Pace()
-        >>> for tokens in (50, 100, 200, 400) * 3:
+        >>> for tokens in (50, 100, 200, 400) * 4:
         ...     pace.ran(tokens, seconds=0.010 + 0.0001 * tokens)
         >>> round(pace.pass_tokens)
         100
@@ -30,7 +32,8 @@ class Pace:
 
     answer_seconds: float = 0.0
     pass_tokens: float = PASS_TOKENS  # a / b: so many tokens take as long as a pass takes by itself
-    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    _num_passes: int = 0
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 6)
 
     def answered(self, num_answers: int, seconds: float) -> None:
         """So many answers in this time, everything counted."""
@@ -39,14 +42,24 @@ class Pace:
         self.answer_seconds = min(now, 0.8 * known + 0.2 * now) if known else now  # a slow moment is no pace
 
     def ran(self, num_tokens: int, seconds: float) -> None:
-        """One pass. Fitted is seconds / tokens = b + a / tokens: its noise is the same for short and long passes."""
-        x, y = 1 / num_tokens, seconds / num_tokens
-        self._sums = [KEPT * known + new for known, new in zip(self._sums, (1.0, x, y, x * x, x * y), strict=True)]
-        number, sum_x, sum_y, sum_xx, sum_xy = self._sums
-        mean_x, mean_y = sum_x / number, sum_y / number
-        variance = sum_xx / number - mean_x**2
-        if number < FEW or variance < (LEAST_SPREAD * mean_x) ** 2:
+        """One pass. Fitted is seconds / tokens = b + a / tokens: its noise is the same for short and long passes.
+
+        What is found is taken only if it is well known: passes of nearly one size cannot tell a from b.
+        """
+        self._num_passes += 1
+        if self._num_passes <= WARM:
             return
-        a = (sum_xy / number - mean_x * mean_y) / variance
+        x, y = 1 / num_tokens, seconds / num_tokens
+        new = (1.0, x, y, x * x, x * y, y * y)
+        self._sums = [KEPT * known + more for known, more in zip(self._sums, new, strict=True)]
+        number = self._sums[0]
+        _, mean_x, mean_y, mean_xx, mean_xy, mean_yy = (value / number for value in self._sums)
+        spread_x = mean_xx - mean_x**2
+        if number < FEW or spread_x <= 1e-6 * mean_x**2:
+            return
+        a = (mean_xy - mean_x * mean_y) / spread_x
         b = mean_y - a * mean_x
-        self.pass_tokens = 0.0 if a <= 0 else min(MOST_PASS_TOKENS, a / b) if b > 0 else MOST_PASS_TOKENS
+        left = max(0.0, mean_yy - mean_y**2 - a * a * spread_x)  # what the line leaves unexplained
+        error = math.sqrt(left / (spread_x * (number - 2)))  # of a
+        if error <= max(SURE_TOKENS * b, a / 2):
+            self.pass_tokens = 0.0 if a <= 0 else min(MOST_PASS_TOKENS, a / b) if b > 0 else MOST_PASS_TOKENS

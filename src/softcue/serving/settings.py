@@ -37,7 +37,9 @@ class ServerSettings(BaseModel):
         None, ge=1, description="tokens of a batch, prompts and padding counted; null is what suits the device"
     )
     max_rows: int = Field(Limits.max_rows, ge=1, description="rows of a batch")
-    max_age: float = Field(Limits.max_age, ge=0, description="seconds after which rows go before better fitting ones")
+    max_age: float = Field(
+        Limits.max_age, ge=0, description="seconds after which rows that fill a batch go before better fitting ones"
+    )
     max_characters: int = Field(20_000, ge=1, description="of the texts of one input")
     max_new_tokens: int = Field(256, ge=1, description="most that a request may ask a cue to write")
     log_texts: bool = Field(False, description="write texts and error messages into the log")
