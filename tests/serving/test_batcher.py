@@ -12,6 +12,7 @@ from serving_cues import TITLES
 from tiny import tiny
 from toy import EXAMPLES, make_model
 
+from softcue.backbones.trials import PASS_TOKENS
 from softcue.serving.batcher import Batcher, Limits, chosen
 from softcue.serving.jobs import Job, Options, Row
 from softcue.serving.refusals import Refusal
@@ -54,16 +55,16 @@ def test_length_counts_what_may_be_written() -> None:
 
 def test_oldest_row_goes_with_those_nearest_in_length() -> None:
     limits = Limits(max_rows=3)
-    assert lengths(chosen(rows(40, 90, 42, 80, 39, 500), 0.0, limits)) == [39, 40, 42]
+    assert lengths(chosen(rows(40, 90, 42, 80, 39, 500), 0.0, limits, PASS_TOKENS)) == [39, 40, 42]
 
 
 def test_token_budget_counts_padding() -> None:
-    assert lengths(chosen(rows(40, 40, 50, 40), 0.0, Limits(token_budget=150))) == [40, 40, 40]
-    assert lengths(chosen(rows(40, 50, 50, 40), 0.0, Limits(token_budget=149))) == [40, 40]
+    assert lengths(chosen(rows(40, 40, 50, 40), 0.0, Limits(token_budget=150), PASS_TOKENS)) == [40, 40, 40]
+    assert lengths(chosen(rows(40, 50, 50, 40), 0.0, Limits(token_budget=149), PASS_TOKENS)) == [40, 40]
 
 
 def test_a_row_longer_than_the_budget_runs_alone() -> None:
-    assert lengths(chosen(rows(500, 500), 0.0, Limits(token_budget=100))) == [500]
+    assert lengths(chosen(rows(500, 500), 0.0, Limits(token_budget=100), PASS_TOKENS)) == [500]
 
 
 def test_rows_share_what_a_pass_costs_unless_padding_costs_more() -> None:
@@ -108,7 +109,9 @@ def test_all_rows_together_take_the_least_time(pass_tokens: float, seed: int) ->
 
 def test_of_equal_rows_the_oldest_go() -> None:
     waiting = rows(*[40] * 6)
-    assert {row.job for row in chosen(waiting, 0.0, Limits(max_rows=3))} == {row.job for row in waiting[:3]}
+    assert {row.job for row in chosen(waiting, 0.0, Limits(max_rows=3), PASS_TOKENS)} == {
+        row.job for row in waiting[:3]
+    }
 
 
 def test_rows_that_write_count_a_pass_for_each_token() -> None:
@@ -122,7 +125,7 @@ def test_rows_that_write_count_a_pass_for_each_token() -> None:
 def test_cues_of_an_ensemble_share_a_batch_whatever_their_length() -> None:
     waiting = rows(40, 40, 40, 400)
     waiting[3].job.group = waiting[0].job.group
-    assert lengths(chosen(waiting, 0.0, Limits(max_rows=2))) == [40, 400]
+    assert lengths(chosen(waiting, 0.0, Limits(max_rows=2), PASS_TOKENS)) == [40, 400]
 
 
 def test_beams_count_as_rows_of_their_own() -> None:
@@ -134,7 +137,7 @@ def test_beams_count_as_rows_of_their_own() -> None:
 def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.batcher.CHARACTERS_AT_ONCE", 2 * len(EXAMPLES[0].texts[0]))
     monkeypatch.setattr("softcue.serving.batcher.ROWS_READY", 3)
-    batcher = Batcher(Limits())
+    batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([job() for _ in range(6)])
     assert len(batcher.arrived() or []) == 2  # so many characters
     batcher.add(rows(5, 5))
@@ -150,7 +153,7 @@ def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.M
 
 def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.batcher.ROWS_ENOUGH", 2)
-    batcher = Batcher(Limits(max_rows=1))
+    batcher = Batcher(Limits(max_rows=1), PASS_TOKENS)
     batcher.add(rows(5, 5))
     batcher.put([job()])
     assert batcher.arrived() == []
@@ -161,7 +164,7 @@ def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch
 
 def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.batcher.ROWS_ENOUGH", 1)
-    batcher = Batcher(Limits())
+    batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.add(rows(5))
     left, late, good = job(), job(deadline=time.monotonic() - 1), job()
     left.is_dropped = True
@@ -175,20 +178,20 @@ def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch:
 def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
     limits = Limits(max_rows=2, max_age=1.0)
     waiting = [*rows(40, 79, 50), *rows(40, arrived=5.0)]
-    assert lengths(chosen(waiting, 5.5, limits)) == [40, 50]
-    assert lengths(chosen(waiting, 0.5, limits)) == [40, 40]
+    assert lengths(chosen(waiting, 5.5, limits, PASS_TOKENS)) == [40, 50]
+    assert lengths(chosen(waiting, 0.5, limits, PASS_TOKENS)) == [40, 40]
 
 
 def test_rows_that_write_have_batches_of_their_own() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
     writing = Row(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((), None, 0), 40)  # type: ignore[arg-type]
     reading = rows(40, 40)
-    assert chosen([writing, *reading], 0.0, Limits()) == [writing]
-    assert chosen([reading[0], writing, reading[1]], 0.0, Limits()) == reading[::-1]
+    assert chosen([writing, *reading], 0.0, Limits(), PASS_TOKENS) == [writing]
+    assert chosen([reading[0], writing, reading[1]], 0.0, Limits(), PASS_TOKENS) == reading[::-1]
 
 
 def test_room_is_bounded_and_given_back() -> None:
-    batcher = Batcher(Limits(max_in_flight=3))
+    batcher = Batcher(Limits(max_in_flight=3), PASS_TOKENS)
     batcher.put([job(), job()])
     with pytest.raises(Refusal, match="busy"):
         batcher.put([job(), job()])
@@ -201,17 +204,27 @@ def test_room_is_bounded_and_given_back() -> None:
 
 
 def test_whoever_finds_no_room_is_told_when_half_of_what_waits_will_be_done() -> None:
-    batcher = Batcher(Limits(max_in_flight=8))
+    batcher = Batcher(Limits(max_in_flight=8), PASS_TOKENS)
     batcher.put([job() for _ in range(8)])
     for seconds, told in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
-        batcher.pace.answer_seconds = seconds
+        batcher.answer_seconds = seconds
         with pytest.raises(Refusal) as refused:
             batcher.put([job()])
         assert refused.value.retry_after == told
 
 
+def test_a_slow_moment_is_no_pace() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.answered(10, 1.0)
+    assert batcher.answer_seconds == 0.1
+    batcher.answered(1, 100.0)
+    assert batcher.answer_seconds > 0.1
+    batcher.answered(10, 0.5)
+    assert batcher.answer_seconds == 0.05
+
+
 def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
-    batcher = Batcher(Limits(max_in_flight=1))
+    batcher = Batcher(Limits(max_in_flight=1), PASS_TOKENS)
     batcher.put([job()])
     threading.Timer(0.05, batcher.release).start()
     batcher.put([job()], seconds=10)
@@ -221,7 +234,7 @@ def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
 
 
 def test_there_is_no_timer() -> None:
-    batcher = Batcher(Limits())
+    batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([job()])
     began = time.monotonic()
     assert len(batcher.arrived() or []) == 1
@@ -231,7 +244,7 @@ def test_there_is_no_timer() -> None:
 
 
 def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
-    batcher = Batcher(Limits())
+    batcher = Batcher(Limits(), PASS_TOKENS)
     now = time.monotonic()
     late, dropped, good = job(deadline=now - 1), job(), job()
     dropped.is_dropped = True
@@ -243,7 +256,7 @@ def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
 
 
 def test_draining_takes_nothing_new_and_ends_when_all_is_taken() -> None:
-    batcher = Batcher(Limits())
+    batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([job()])
     batcher.drain()
     with pytest.raises(Refusal, match="draining"):

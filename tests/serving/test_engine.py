@@ -395,7 +395,7 @@ def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any) -> Non
         held.go.clear()
         found = engine.submit([("topics", "ok")] * 4, Options())
         several = engine.expected_seconds
-        assert several == pytest.approx(4 * engine._batcher.pace.answer_seconds) and several > 0
+        assert several == pytest.approx(4 * engine._batcher.answer_seconds) and several > 0
         held.go.set()
         for pending in found:
             pending.result.result(20)

@@ -25,6 +25,7 @@ from softcue.backbones.layout import lay_out
 from softcue.backbones.prefixes import PrefixStore, shared_parts
 from softcue.backbones.reading import EncoderDecoderReading, EncoderReading, Reading
 from softcue.backbones.representation import Pooling
+from softcue.backbones.trials import LENGTH, pass_tokens
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
 from softcue.tokens import TOKENS_AT_ONCE, Kind, PaddingSide
@@ -129,6 +130,11 @@ class Backbone:
     def tokens_at_once(self) -> int:
         """Tokens of a pass that keeps no gradients, where speed counts: what a processor's caches hold, or memory."""
         return CACHED_TOKENS if self.device.type == "cpu" else TOKENS_AT_ONCE
+
+    @cached_property
+    def pass_tokens(self) -> float:
+        """How many tokens take as long as a pass takes by itself; measured in a moment."""
+        return pass_tokens(self.model, min(LENGTH, self.max_length))
 
     @property
     def start_id(self) -> int:

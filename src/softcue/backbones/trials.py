@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from softcue.backbones.architectures import architecture_of
 
 ROWS, LENGTH, ANSWER = 8, 64, 4  # a typical batch
+MANY_ROWS, MOST_ROWS = 8, 256  # that keep a processor busy; that are as many as one likes
+PASS_TOKENS = 64.0  # what a pass costs by itself, where it is not measured
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # between implementations, of the largest number
 
 Run = Callable[[], object]
@@ -49,6 +51,39 @@ def typical_pass(model: Any) -> Callable[[], Outcome]:
         return real.detach(), gradient[is_real].float()
 
     return run
+
+
+def pass_tokens(model: Any, length: int = LENGTH, seconds: float = 0.5) -> float:
+    """How many tokens take as long as a pass takes by itself: a / b, where a pass over n tokens takes a + b n.
+
+    A GPU has a large a and hardly any b, so it should be given many rows, whatever their length; with one core of a
+    processor it is the other way round, and padding is what costs. Large models are not tried, as that would take
+    longer than it helps.
+
+    Example:
+        pass_tokens(model)     # MiniLM: 23 to 30 on one core, 40 to 85 on two
+    """
+    table = model.get_input_embeddings().weight.detach()  # [V D]
+
+    @torch.no_grad()
+    def read(num_rows: int) -> None:
+        ids = torch.arange(num_rows * length, device=table.device) * 7 % len(table)
+        inputs: dict[str, Any] = {"inputs_embeds": table[ids].view(num_rows, length, -1)}  # [B T D]
+        kind = architecture_of(model.config.model_type).kind
+        if kind != "encoder":
+            inputs["use_cache"] = False
+        if kind == "encoder-decoder":
+            inputs["decoder_inputs_embeds"] = inputs["inputs_embeds"][:, :1]
+        model.base_model(**inputs)
+
+    read(1)  # warms up
+    if _seconds(lambda: read(1), table.device) * MANY_ROWS > 2 * seconds:
+        return PASS_TOKENS
+    found = race({"one": lambda: read(1), "many": lambda: read(MANY_ROWS)}, table.device, seconds)
+    one, many = min(found["one"]), min(found["many"])
+    each = (many - one) / (MANY_ROWS - 1)  # b times the length of a row
+    alone = one - each  # a
+    return length * max(0.0, alone) / each if each * MOST_ROWS > alone else float(length * MOST_ROWS)
 
 
 @contextmanager

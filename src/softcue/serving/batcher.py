@@ -2,7 +2,7 @@
 
 There is no timer: whoever is free to run a batch gets one at once, of what is there. The oldest row is always in it,
 and with it go rows near it in length, as many as are worth it: together they share what a pass costs by itself, but are
-padded to the longest. Where the balance lies is learned from the passes that ran (`pace.py`).
+padded to the longest. Where the balance lies is measured (`Backbone.pass_tokens`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from softcue.serving.jobs import Job, Row
-from softcue.serving.pace import PASS_TOKENS, Pace
 from softcue.serving.refusals import Refusal, busy, draining
 
 ROWS_ENOUGH, ROWS_READY = 128, 1024  # prepared rows: with more no others are prepared, so many are at most
@@ -35,7 +34,7 @@ class Limits:
     max_age: float = 5.0  # seconds after which rows may go before younger ones of a better length
 
 
-def chosen(waiting: Sequence[Row], now: float, limits: Limits, pass_tokens: float = PASS_TOKENS) -> list[Row]:
+def chosen(waiting: Sequence[Row], now: float, limits: Limits, pass_tokens: float) -> list[Row]:
     """The next batch, from rows in the order of arrival: the oldest, its ensemble, and what goes well with them.
 
     The rows near them in length are divided into batches that take the least time altogether; theirs is the next. Once
@@ -111,11 +110,11 @@ def _divided(
 class Batcher:
     """Jobs in, rows out. Anyone may put jobs; one thread prepares and takes rows."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, pass_tokens: float) -> None:
+        self.limits, self.pass_tokens = limits, pass_tokens
         self.num_in_flight = 0
         self.is_draining = False
-        self.pace = Pace()
+        self.answer_seconds = 0.0  # at the pace of late
         self._changed = threading.Condition()
         self._arrived: deque[Job] = deque()
         self._waiting: list[Row] = []  # in the order of arrival; only the taking thread changes it
@@ -128,7 +127,7 @@ class Batcher:
     @property
     def expected_seconds(self) -> float:
         """How long what waits and runs will take, at the pace of late."""
-        return self.num_in_flight * self.pace.answer_seconds
+        return self.num_in_flight * self.answer_seconds
 
     def put(self, jobs: Sequence[Job], seconds: float = 0.0) -> None:
         """Take jobs in, all or none; where there is no room, wait so long for it."""
@@ -148,6 +147,11 @@ class Batcher:
             self.num_in_flight += len(jobs)
             self._arrived.extend(jobs)
             self._changed.notify_all()
+
+    def answered(self, num_answers: int, seconds: float) -> None:
+        """So many answers in this time, everything counted."""
+        now, known = seconds / num_answers, self.answer_seconds
+        self.answer_seconds = min(now, 0.8 * known + 0.2 * now) if known else now  # a slow moment is no pace
 
     def drain(self) -> None:
         """Take nothing new; what is here is finished."""
@@ -187,7 +191,7 @@ class Batcher:
         now = time.monotonic()
         gone = {row.job: None for row in self._waiting if row.job.is_gone(now)}
         left = [row for row in self._waiting if row.job not in gone and not row.job.result.done()]
-        batch = chosen(left, now, self.limits, self.pace.pass_tokens) if left else []
+        batch = chosen(left, now, self.limits, self.pass_tokens) if left else []
         taken = set(batch)
         self._waiting = [row for row in left if row not in taken]
         return batch, [job for job in gone if not job.result.done()]

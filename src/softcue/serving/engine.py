@@ -58,7 +58,7 @@ class Engine:
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None)
         self.registry.load_all()
-        self._batcher = Batcher(limits or Limits())
+        self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
         self._on_batch = on_batch
         self._num_answered = 0
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
@@ -243,7 +243,7 @@ class Engine:
         if batch:
             self._answer(batch)
         if answered := self._num_answered - before:
-            self._batcher.pace.answered(answered, time.monotonic() - began)
+            self._batcher.answered(answered, time.monotonic() - began)
         return True
 
     def _is_gone(self, job: Job) -> bool:
@@ -321,8 +321,6 @@ class Engine:
             answers = [answer for answer in job.answers if answer is not None]
             if len(answers) == len(job.answers):
                 self._finish(job, folded(job, answers))
-        if not writers and not rows[0].job.model.knows_features:  # those are several passes, or none
-            self._batcher.pace.ran(len(rows) * max(row.length for row in rows), time.monotonic() - began)
         self._report(rows, seconds)
 
     def _report(self, rows: Sequence[Row], seconds: float) -> None:
