@@ -28,33 +28,47 @@ def joined(prompts: Sequence[Prompt], rows: Sequence[Tensor]) -> Prompt:
     first = prompts[0].tokens
     tokens = first.new_zeros(num_rows, length, first.shape[2])  # [B P D]
     mask = torch.zeros(num_rows, length, dtype=torch.bool, device=first.device)  # [B P]
-    for prompt, index in zip(prompts, rows, strict=True):
-        tokens[index, : prompt.tokens.shape[1]] = prompt.tokens
-        mask[index, : prompt.tokens.shape[1]] = prompt.mask
-    parts = [(p.deeper, index) for p, index in zip(prompts, rows, strict=True) if p.deeper is not None]
+    places = [_place(index) for index in rows]
+    for prompt, place in zip(prompts, places, strict=True):
+        tokens[place, : prompt.tokens.shape[1]] = prompt.tokens
+        mask[place, : prompt.tokens.shape[1]] = prompt.mask
+    parts = [(p.deeper, place) for p, place in zip(prompts, places, strict=True) if p.deeper is not None]
 
     def deeper(layer: int, hidden: Tensor, text_mask: Tensor) -> LayerPrompt | None:
-        taken = [(part(layer, hidden[index], text_mask[index]), index) for part, index in parts]
-        return _joined_layer([(part, index) for part, index in taken if part is not None], num_rows, length)
+        taken = [(part(layer, hidden[place], text_mask[place]), place) for part, place in parts]
+        return _joined_layer([(part, place) for part, place in taken if part is not None], num_rows, length)
 
     aux_loss = torch.stack([prompt.aux_loss for prompt in prompts]).sum()
     return Prompt(tokens, mask, aux_loss, deeper if parts else None, parts=tuple(zip(rows, prompts, strict=True)))
 
 
-def _joined_layer(parts: Sequence[tuple[LayerPrompt, Tensor]], num_rows: int, length: int) -> LayerPrompt | None:
+Place = Tensor | slice
+
+
+def _place(index: Tensor) -> Place:
+    """Rows that stand together as a slice: many cues make many small assignments, and those by index are slow."""
+    numbers = index.tolist()
+    is_run = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False
+    return slice(numbers[0], numbers[0] + len(numbers)) if is_run else index
+
+
+def _joined_layer(parts: Sequence[tuple[LayerPrompt, Place]], num_rows: int, length: int) -> LayerPrompt | None:
     """Rows of a cue that takes nothing here keep their states: zeros are added, and no keys are set."""
     found: dict[str, Tensor] = {}
-    for part, index in parts:
+    for part, place in parts:
         for name in ("states", "keys", "values"):
             value = getattr(part, name)  # [b p X]
             if value is None:
                 continue
             if name not in found:
                 found[name] = value.new_zeros(num_rows, length, value.shape[2])
-            found[name][index, : value.shape[1]] = value.to(found[name].dtype)
-        for name, is_set, otherwise in (("adds", part.states, True), ("sets", part.keys, False)):
-            if is_set is not None:
-                flags = found.setdefault(name, torch.full((num_rows,), otherwise, device=index.device))
-                given = getattr(part, name)
-                flags[index] = True if given is None else given
+            found[name][place, : value.shape[1]] = value
+    for name, of, otherwise in (("adds", "states", True), ("sets", "keys", False)):
+        given = [(getattr(part, name), place) for part, place in parts if getattr(part, of) is not None]
+        # Where nobody says otherwise all rows add; rows of others must not have keys set.
+        if given and not (otherwise and all(own is None for own, _ in given)):
+            some = found[of]
+            found[name] = torch.full((num_rows,), otherwise, device=some.device)
+            for own, place in given:
+                found[name][place] = True if own is None else own
     return LayerPrompt(**found) if found else None
