@@ -337,8 +337,9 @@ def _answers(
             if summary not in features:
                 features[summary] = reading.features(summary)
             own = features[summary][span]
-        narrowed = reading.rows(span)
-        answers += part.model.readout.predict(narrowed if summary is None else replace(narrowed, known_features=own))
+        # A readout with a summary reads nothing else: the rest need not be copied.
+        known = reading.rows(span) if summary is None else replace(reading, known_features=own)
+        answers += part.model.readout.predict(known)
     return answers
 
 
