@@ -31,7 +31,7 @@ from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
 from softcue.tokens import TOKENS_AT_ONCE, Kind, PaddingSide
 from softcue.types import Batch, Prompt, Words
 
-CACHED_TOKENS = 1024  # with 8,192 in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/benchmarks.md)
+CACHED_TOKENS = 1024  # with 8,192 in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md)
 _READINGS: dict[Kind, type[Reading]] = {
     "encoder": EncoderReading,
     "encoder-decoder": EncoderDecoderReading,

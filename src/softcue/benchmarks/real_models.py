@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from softcue.backbones import Backbone, load_backbone
+from softcue.benchmarks import peers
 from softcue.benchmarks.contestants import cues_alike
 from softcue.benchmarks.measuring import Step, figure, interleaved_seconds, peak_bytes, ratio_of
 from softcue.benchmarks.parts import Figures, Plan, told
@@ -128,8 +129,7 @@ def peft_twin(backbone: Backbone, cue: TaskModel) -> Any:
 
 
 def peft_step(model: Any, backbone: Backbone, rows: Sequence[Tokens]) -> Step:
-    """A step as PEFT's examples do one: a padded batch, the model's own loss."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    """A step of PEFT on these rows, padded."""
     is_decoder = backbone.kind == "decoder"
     texts = [torch.tensor([*row.ids, *(row.target_ids if is_decoder else ())]) for row in rows]
     ids = pad_sequence(texts, batch_first=True, padding_value=backbone.tokenizer.pad_token_id)  # [B T]
@@ -140,11 +140,5 @@ def peft_step(model: Any, backbone: Backbone, rows: Sequence[Tokens]) -> Step:
         answers = [torch.tensor([*([-100] * len(row.ids) if is_decoder else ()), *row.target_ids]) for row in rows]
         labels = pad_sequence(answers, batch_first=True, padding_value=-100)  # [B T] or [B U]
 
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return step
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return peers.peft_step(model, lambda: batch)

@@ -243,17 +243,17 @@ class Bench:
             self.ask(asked, server.port, sizes.few_clients)
             seconds = server.reload(names[kinds:], sizes.warm_cycles)
 
-            def held(num_cycles: int) -> list[int]:
+            def held() -> list[int]:
                 found = [server.resident_bytes()]
                 for _ in range(CHECKS):
-                    server.reload(names[kinds:], -(-num_cycles // CHECKS))
+                    server.reload(names[kinds:], -(-sizes.cycles // CHECKS))
                     found.append(server.resident_bytes())
                 return found
 
-            idle = held(sizes.cycles)
+            idle = held()
             rate = len(asked) * sizes.warm_cycles / (seconds * sizes.cycles)  # over all cycles
             self.loader.begin(Load(server.port, _questions([[one] for one in asked]), rate=rate))
-            busy = held(sizes.cycles)
+            busy = held()
             judged([[one] for one in asked], self.loader.replies(), self.tally)
         self.tables["memory_mb"] = [round(value / 2**20, 1) for value in idle]
         self.tables["memory_mb_while_asked"] = [round(value / 2**20, 1) for value in busy]

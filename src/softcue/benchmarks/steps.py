@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from softcue.backbones import Backbone
+from softcue.benchmarks import peers
 from softcue.benchmarks.contestants import random_backbone, random_cue, random_examples, random_model
 from softcue.benchmarks.measuring import Step
 from softcue.benchmarks.peers import peft_model, without_dropout
@@ -99,7 +100,6 @@ def peft_twin(contest: Contest, config: str = "PromptTuningConfig", **settings: 
 
 def peft_step(contest: Contest, model: Any) -> Callable[[], float]:
     """A step of PEFT on the contest's rows, as its examples do one; it gives the loss."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     ids, labels = contest.ids, contest.target_ids
     if contest.backbone.kind == "decoder":
         ids = torch.cat([ids, labels], dim=1)
@@ -107,12 +107,7 @@ def peft_step(contest: Contest, model: Any) -> Callable[[], float]:
     elif contest.backbone.kind == "encoder":
         labels = torch.zeros(len(ids), dtype=torch.long)
 
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        batch = {"input_ids": ids.clone(), "attention_mask": torch.ones_like(ids), "labels": labels.clone()}
-        loss = model(**batch).loss  # a new batch each step, as ours collates one
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
+    def batch() -> dict[str, torch.Tensor]:  # a new one each step, as ours collates one
+        return {"input_ids": ids.clone(), "attention_mask": torch.ones_like(ids), "labels": labels.clone()}
 
-    return step
+    return peers.peft_step(model, batch)
