@@ -318,7 +318,7 @@ def _answers(
 ) -> list[Prediction]:
     """Answers of all models in one pass; rows stand part by part."""
     spans = torch.arange(batch.size, device=batch.ids.device).split([len(part.span) for part in parts])
-    reading = backbone.read(batch, joined([part.prompt for part in parts], spans), embeds)
+    reading = backbone.read(batch, joined([part.prompt for part in parts]), embeds)
     reading = replace(reading, listeners=listeners)
     knows = parts[0].model.knows_features
     shared = set() if knows else {part.model.readout.shared_pass for part in parts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,25 +11,26 @@ from torch import Tensor
 from softcue.types import LayerPrompt, Prompt
 
 
-def joined(prompts: Sequence[Prompt], rows: Sequence[Tensor]) -> Prompt:
-    """One prompt for all rows: row `rows[g][i]` of the batch takes row i of prompt g.
+def joined(prompts: Sequence[Prompt]) -> Prompt:
+    """One prompt for all rows of a batch, which stand prompt by prompt.
 
     Shorter prompts are padded and masked; cues without deep prompts get zeros there, which add nothing.
 
     Example:
         >>> from softcue.prompts.encoder import whole_prompt
         >>> short, long = whole_prompt(torch.ones(1, 1, 4)), whole_prompt(torch.ones(1, 3, 4))
-        >>> joined([short, long], [torch.tensor([1]), torch.tensor([0])]).mask.tolist()
+        >>> joined([long, short]).mask.tolist()
         [[True, True, True], [True, False, False]]
     """
     if len(prompts) == 1:
         return prompts[0]
-    num_rows = sum(len(index) for index in rows)
+    ends = list(accumulate(len(prompt.tokens) for prompt in prompts))
+    num_rows = ends[-1]
+    places = [slice(end - len(prompt.tokens), end) for prompt, end in zip(prompts, ends, strict=True)]
     length = max(prompt.tokens.shape[1] for prompt in prompts)
     first = prompts[0].tokens
     tokens = first.new_zeros(num_rows, length, first.shape[2])  # [B P D]
     mask = torch.zeros(num_rows, length, dtype=torch.bool, device=first.device)  # [B P]
-    places = [_place(index) for index in rows]
     for prompt, place in zip(prompts, places, strict=True):
         tokens[place, : prompt.tokens.shape[1]] = prompt.tokens
         mask[place, : prompt.tokens.shape[1]] = prompt.mask
@@ -39,20 +41,11 @@ def joined(prompts: Sequence[Prompt], rows: Sequence[Tensor]) -> Prompt:
         return _joined_layer([(part, place) for part, place in taken if part is not None], num_rows, length)
 
     aux_loss = torch.stack([prompt.aux_loss for prompt in prompts]).sum()
+    rows = [torch.arange(place.start, place.stop, device=first.device) for place in places]
     return Prompt(tokens, mask, aux_loss, deeper if parts else None, parts=tuple(zip(rows, prompts, strict=True)))
 
 
-Place = Tensor | slice
-
-
-def _place(index: Tensor) -> Place:
-    """Rows that stand together as a slice: many cues make many small assignments, and those by index are slow."""
-    numbers = index.tolist()
-    is_run = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False
-    return slice(numbers[0], numbers[0] + len(numbers)) if is_run else index
-
-
-def _joined_layer(parts: Sequence[tuple[LayerPrompt, Place]], num_rows: int, length: int) -> LayerPrompt | None:
+def _joined_layer(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: int, length: int) -> LayerPrompt | None:
     """Rows of a cue that takes nothing here keep their states: zeros are added, and no keys are set."""
     found: dict[str, Tensor] = {}
     for part, place in parts:
