@@ -19,9 +19,16 @@ from softcue.backbones import Backbone, load_backbone
 
 # The paper's form, whatever the preset says.
 PAPER = {
-    "scale": 1, "dropout": 0.1, "dedicated": "false", "codes_from": "words", "relative_temperature": "false",
-    "temperature": 100, "decay": 0.99, "reset_below": 0, "commitment": 0.1,
-}  # fmt: skip
+    "scale": 1,
+    "dropout": 0.1,
+    "dedicated": "false",
+    "codes_from": "words",
+    "relative_temperature": "false",
+    "temperature": 100,
+    "decay": 0.99,
+    "reset_below": 0,
+    "commitment": 0.1,
+}
 CONTEXT = {**PAPER, "scale": 0, "codes_from": "context", "relative_temperature": "true", "temperature": 0.1}
 FAST = {**CONTEXT, "temperature": 0.01, "decay": 0.9, "reset_below": 0.1}
 SETTINGS: dict[str, dict[str, object]] = {
@@ -34,10 +41,17 @@ SETTINGS: dict[str, dict[str, object]] = {
     "the same without dropout (the preset)": {},
 }
 SCHEDULE = [
-    "training.steps=100", "training.batch_size=8", "training.evaluate_every=50", "training.patience=0",
-    "method.prompt_length=20", "backbone.max_length=96", "task.train_rows=400", "task.validation_rows=200",
-    "task.label_words.0=subjective", "task.label_words.1=objective",
-]  # fmt: skip
+    "training.steps=100",
+    "training.batch_size=8",
+    "training.evaluate_every=50",
+    "training.patience=0",
+    "method.prompt_length=20",
+    "backbone.max_length=96",
+    "task.train_rows=400",
+    "task.validation_rows=200",
+    "task.label_words.0=subjective",
+    "task.label_words.1=objective",
+]
 
 
 def main() -> None:
@@ -68,9 +82,16 @@ def main() -> None:
 def train(data: Path, backbone: Backbone, run: Run) -> None:
     words = [*SCHEDULE, *(f"method.{key}={value}" for key, value in SETTINGS[run.method].items())]
     softcue.train(
-        run.folder, backbone=backbone, method="vip", train=str(data / "subj/train.tsv"), text="sentence",
-        label="label", overrides=words, resume=True, progress=False,
-    )  # fmt: skip
+        run.folder,
+        backbone=backbone,
+        method="vip",
+        train=str(data / "subj/train.tsv"),
+        text="sentence",
+        label="label",
+        overrides=words,
+        resume=True,
+        progress=False,
+    )
 
 
 def draw(runs: list[Run], picture: Path) -> None:

@@ -1,7 +1,7 @@
 """The few-shot table of docs/results.md (IDPG's protocol, Wu et al. 2022): methods x tasks x seeds on MiniLM.
 
     python benchmarks/few_shot.py --data ../shared/data            run what is missing, then print the table
-    python benchmarks/few_shot.py --data ... --search m-idpg-phm method.rule=kv training.network_rate=0.001
+    python benchmarks/few_shot.py --data ... --search m-idpg-phm method.rule=kv training.network_learning_rate=0.001
                                                                    one setting on validation rows alone
 
 Every run is an ordinary `softcue.train` of K rows, with its own sample for each seed (the same for all methods).
@@ -18,9 +18,16 @@ import softcue
 from softcue.backbones import Backbone, load_backbone
 
 METHODS = (
-    "linear-probe", "prompt-tuning", "p-tuning-v2", "s-idpg-phm", "m-idpg-phm", "m-idpg-phm-glove", "adapter",
-    "compacter", "fine-tuning",
-)  # fmt: skip
+    "linear-probe",
+    "prompt-tuning",
+    "p-tuning-v2",
+    "s-idpg-phm",
+    "m-idpg-phm",
+    "m-idpg-phm-glove",
+    "adapter",
+    "compacter",
+    "fine-tuning",
+)
 # columns, training file, test file; label words start prompts that begin at words
 TASKS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "subj": ("sentence", "subj/train.tsv", "subj/test.tsv", {"0": "subjective", "1": "objective"}),
@@ -60,17 +67,28 @@ def main() -> None:
 def train(arguments: argparse.Namespace, backbone: Backbone, run: Run) -> None:
     columns, train, test, label_words = TASKS[run.task]
     settings = {
-        **SCHEDULE, "task.validation_rows": VALIDATION_ROWS, "task.sample_seed": run.seed,
+        **SCHEDULE,
+        "task.validation_rows": VALIDATION_ROWS,
+        "task.sample_seed": run.seed,
         **{f"task.label_words.{label}": words for label, words in label_words.items()},
-    }  # fmt: skip
+    }
     if not arguments.search:
         settings |= {"task.test_rows": TEST_ROWS}
     words = [f"{key}={value}" for key, value in settings.items()] + arguments.words
     softcue.train(
-        run.folder, backbone=backbone, method=run.method, train=str(arguments.data / train), text=columns,
-        label="label", test=None if arguments.search else str(arguments.data / test), few_shot=arguments.few_shot,
-        seed=run.seed, overrides=words, resume=True, progress=False,
-    )  # fmt: skip
+        run.folder,
+        backbone=backbone,
+        method=run.method,
+        train=str(arguments.data / train),
+        text=columns,
+        label="label",
+        test=None if arguments.search else str(arguments.data / test),
+        few_shot=arguments.few_shot,
+        seed=run.seed,
+        overrides=words,
+        resume=True,
+        progress=False,
+    )
 
 
 if __name__ == "__main__":

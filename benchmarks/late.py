@@ -40,8 +40,15 @@ def measured(arguments: argparse.Namespace, layer: int, seed: int) -> dict[str, 
     if not kept.is_file():
         backbone = load_backbone(arguments.backbone)  # anew: states that are kept would make later runs faster
         began = time.process_time()
-        cue = softcue.train(folder, backbone=backbone, task=arguments.task, seed=seed, overwrite=True, progress=False,
-                            overrides={"method.insert_layer": layer})  # fmt: skip
+        cue = softcue.train(
+            folder,
+            backbone=backbone,
+            task=arguments.task,
+            seed=seed,
+            overwrite=True,
+            progress=False,
+            overrides={"method.insert_layer": layer},
+        )
         seconds = time.process_time() - began
         scores = {split: cue.scores[split]["accuracy"] for split in ("validation", "test")}
         kept.write_text(json.dumps(scores | {"seconds": seconds}))

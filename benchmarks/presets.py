@@ -14,11 +14,11 @@ from pathlib import Path
 import softcue
 
 TASKS = ("tickets", "urgency", "same-request")
-RATES = {"training.prompt_rate": 0.01, "training.network_rate": 0.005}
+RATES = {"training.learning_rate": 0.01, "training.network_learning_rate": 0.005}
 CANDIDATES: dict[str, dict[str, object]] = {
     "constant, 10 epochs, patience 4": {**RATES, "training.epochs": 10, "training.patience": 4},
     "linear, 12 epochs": {**RATES, "training.epochs": 12, "training.schedule": "linear", "training.patience": 0},
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -21,10 +21,14 @@ SETTINGS: dict[str, list[str]] = {
     "minilm": ["task.train_rows=400", "task.validation_rows=200", "task.test_rows=500", "training.patience=4"],
     "t5": ["task.train_rows=400", "task.validation_rows=200", "task.test_rows=500"],
     "smollm2": [
-        "task.train_rows=400", "task.validation_rows=100", "task.test_rows=200",
-        "training.batch_size=8", "training.steps=100", "training.evaluate_every=25",
+        "task.train_rows=400",
+        "task.validation_rows=100",
+        "task.test_rows=200",
+        "training.batch_size=8",
+        "training.steps=100",
+        "training.evaluate_every=25",
     ],
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -46,10 +50,25 @@ def main() -> None:
         for seed in range(arguments.seeds):
             folder = arguments.output / f"subj-{name}-{seed}"
             words = [
-                "train", "--backbone", backbone, "--train", str(arguments.data / "subj/train.tsv"),
-                "--test", str(arguments.data / "subj/test.tsv"), "--text", "sentence", "--label", "label",
-                "--seed", str(seed), "--output-dir", str(folder), "--resume", *WORDS, *extra,
-            ]  # fmt: skip
+                "train",
+                "--backbone",
+                backbone,
+                "--train",
+                str(arguments.data / "subj/train.tsv"),
+                "--test",
+                str(arguments.data / "subj/test.tsv"),
+                "--text",
+                "sentence",
+                "--label",
+                "label",
+                "--seed",
+                str(seed),
+                "--output-dir",
+                str(folder),
+                "--resume",
+                *WORDS,
+                *extra,
+            ]
             subprocess.run([sys.executable, "-m", "softcue", *words], check=True, stdout=subprocess.DEVNULL)
             if seed == 0:
                 commands.append(shlex.join(["softcue", *words]))
@@ -64,7 +83,7 @@ def row(name: str, seed: int, folder: Path) -> str:
     baselines = baseline_scores(folder)
     trained = record["counts"]["gradient"] + record["counts"]["head"]
     return (
-        f"| {name} | {seed} | {baselines['untrained']:.1f} | {baselines['linear_probe']:.1f} "
+        f"| {name} | {seed} | {baselines['zero_shot']:.1f} | {baselines['linear_probe']:.1f} "
         f"| {record['scores']['test']['accuracy']:.1f} | {record['scores']['validation']['accuracy']:.1f} "
         f"| {trained:,} | {metrics['steps']} | {metrics['seconds'] / 60:.1f} |"
     )
@@ -75,13 +94,13 @@ def baseline_scores(folder: Path) -> dict[str, float]:
     path = folder.with_name(folder.name.rsplit("-", 1)[0] + "-baselines.json")
     if not path.is_file():
         import softcue
-        from softcue.data import rows_of_run
-        from softcue.evaluation import linear_probe, untrained
+        from softcue.evaluation import linear_probe, zero_shot
+        from softcue.run import splits_of_run
 
         backbone = softcue.load(folder).backbone
-        rows = rows_of_run(folder)
+        rows = splits_of_run(folder)
         found = {
-            "untrained": untrained(backbone, rows.task, rows.test).main,
+            "untrained": zero_shot(backbone, rows.task, rows.test).main,
             "linear_probe": linear_probe(backbone, rows.task, rows.train, rows.validation, rows.test).main,
         }
         path.write_text(json.dumps(found))

@@ -21,7 +21,7 @@ from table import Run, make_parser, print_search, print_table, run_missing, runs
 
 import softcue
 from softcue.backbones import Backbone, load_backbone
-from softcue.evaluation import untrained
+from softcue.evaluation import zero_shot
 from softcue.tasks import Label, Task, examples_from, sample
 
 # name in the table -> method and its settings beyond the preset
@@ -34,9 +34,13 @@ METHODS: dict[str, tuple[str, list[str]]] = {
 }
 ONLY = {"vip-idp": ("CB", "RTE")}
 SCHEDULE = [
-    "training.steps=150", "training.batch_size=8", "training.evaluate_every=50", "training.patience=0",
-    "method.prompt_length=20", "backbone.max_length=128",
-]  # fmt: skip
+    "training.steps=150",
+    "training.batch_size=8",
+    "training.evaluate_every=50",
+    "training.patience=0",
+    "method.prompt_length=20",
+    "backbone.max_length=128",
+]
 Row = dict[str, Any]
 
 
@@ -56,14 +60,18 @@ def _wsc(row: Row) -> str:
 
 # how a row becomes one text, words of each label, rows for training and validation
 TASKS: dict[str, tuple[Callable[[Row], str], dict[str, str], int, int]] = {
-    "CB": (_claim,
-           {"entailment": "entailment", "contradiction": "contradiction", "neutral": "neutral"}, 200, 50),
-    "COPA": (lambda row: f"choice1: {row['choice1']} choice2: {row['choice2']} premise: {row['premise']} "
-             f"question: {row['question']}", {"0": "choice1", "1": "choice2"}, 300, 100),
+    "CB": (_claim, {"entailment": "entailment", "contradiction": "contradiction", "neutral": "neutral"}, 200, 50),
+    "COPA": (
+        lambda row: (
+            f"choice1: {row['choice1']} choice2: {row['choice2']} premise: {row['premise']} question: {row['question']}"
+        ),
+        {"0": "choice1", "1": "choice2"},
+        300,
+        100,
+    ),
     "WSC": (_wsc, {"False": "false", "True": "true"}, 400, 150),
-    "RTE": (_claim,
-            {"entailment": "entailment", "not_entailment": "different"}, 400, 200),
-}  # fmt: skip
+    "RTE": (_claim, {"entailment": "entailment", "not_entailment": "different"}, 400, 200),
+}
 TEST_ROWS = 200
 
 
@@ -105,7 +113,7 @@ def untrained_score(arguments: argparse.Namespace, backbone: Backbone, task: str
         labels = {name: Label(words=words) for name, words in TASKS[task][1].items()}
         described = Task(name=task, labels=labels)
         rows = examples_from(rows_of(arguments.data / "superglue" / task / "val.jsonl", task), described)
-        path.write_text(json.dumps(untrained(backbone, described, sample(rows, TEST_ROWS, seed=0)).main))
+        path.write_text(json.dumps(zero_shot(backbone, described, sample(rows, TEST_ROWS, seed=0)).main))
     return float(json.loads(path.read_text("utf-8")))
 
 
@@ -121,17 +129,28 @@ def train(arguments: argparse.Namespace, backbone: Backbone, run: Run) -> None:
     folder = arguments.data / "superglue" / run.task
     known = rows_of(folder / "train.jsonl", run.task)
     words = [
-        *SCHEDULE, f"task.train_rows={train_rows}",
-        *(f"task.label_words.{label}={words}" for label, words in label_words.items()), *settings, *arguments.words,
-    ]  # fmt: skip
+        *SCHEDULE,
+        f"task.train_rows={train_rows}",
+        *(f"task.label_words.{label}={words}" for label, words in label_words.items()),
+        *settings,
+        *arguments.words,
+    ]
     if not arguments.search:
         words.append(f"task.test_rows={TEST_ROWS}")
     softcue.train(
-        run.folder, backbone=backbone, method=method, train=known[:-validation_rows],
-        validation=known[-validation_rows:], text="text", label="label",
-        test=None if arguments.search else rows_of(folder / "val.jsonl", run.task), seed=run.seed,
-        overrides=words, resume=True, progress=False,
-    )  # fmt: skip
+        run.folder,
+        backbone=backbone,
+        method=method,
+        train=known[:-validation_rows],
+        validation=known[-validation_rows:],
+        text="text",
+        label="label",
+        test=None if arguments.search else rows_of(folder / "val.jsonl", run.task),
+        seed=run.seed,
+        overrides=words,
+        resume=True,
+        progress=False,
+    )
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import softcue
 from softcue.backbones import Backbone, load_backbone
-from softcue.data import rows_to_score
 from softcue.errors import RunError
-from softcue.evaluation import evaluate, mean, predict, vote
-from softcue.recording import locked
+from softcue.evaluation import evaluate, mean, vote
+from softcue.evaluation.evaluation_set import evaluation_set
+from softcue.inference import predict
 from softcue.tasks import find_task, sources
+from softcue.training.run_lock import lock_folder
 
 Scores = dict[str, float]
 METHODS = ("prompt-tuning", "vip", "fine-tuning")
@@ -50,7 +51,7 @@ MORE_STEPS = {("minilm", "squad"): ["training.steps=400", "training.batch_size=8
 
 
 @dataclass(frozen=True)
-class Job:
+class RequestRow:
     """One run: what it trains and scores, kept as scores.json."""
 
     folder: Path
@@ -65,7 +66,7 @@ class Job:
         if self.scores is not None:
             return
         try:
-            with locked(self.folder):
+            with lock_folder(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 scores = self.work(self.folder)
                 (self.folder / "scores.json").write_text(json.dumps(scores))
@@ -90,7 +91,7 @@ class Bench:
             self.loaded[kind] = load_backbone(self.t5 if kind == "t5" else kind)
         return self.loaded[kind]
 
-    def domain(self, kind: str, source: str, method: str, seed: int) -> Job:
+    def domain(self, kind: str, source: str, method: str, seed: int) -> RequestRow:
         """Train on one task, score on it and on others."""
 
         def work(folder: Path) -> Scores:
@@ -100,67 +101,102 @@ class Bench:
                 (folder / "cue" / "cue.safetensors").unlink()
             return found
 
-        return Job(self.output / f"domain-{kind}-{source}-{method}-{seed}", work)
+        return RequestRow(self.output / f"domain-{kind}-{source}-{method}-{seed}", work)
 
-    def learned(self, task: str, method: str) -> Job:
+    def learned(self, task: str, method: str) -> RequestRow:
         """A task with many labels, for longer and on more rows."""
 
         def work(folder: Path) -> Scores:
-            cue = self.train(folder / "cue", "minilm", task, method, 0, "training.steps=400",
-                             "training.evaluate_every=100", "task.train_rows=6400")  # fmt: skip
+            cue = self.train(
+                folder / "cue",
+                "minilm",
+                task,
+                method,
+                0,
+                "training.steps=400",
+                "training.evaluate_every=100",
+                "task.train_rows=6400",
+            )
             return cue.evaluate(str(self.data), task=task, num_rows=1000).scores
 
-        return Job(self.output / f"learned-{task}-{method}", work)
+        return RequestRow(self.output / f"learned-{task}-{method}", work)
 
-    def alone(self, kind: str, task: str, method: str) -> Job:
+    def alone(self, kind: str, task: str, method: str) -> RequestRow:
         """One task of the mixture by itself."""
         steps = "training.steps=" + str(_steps(kind) // len(TOGETHER) * 3)
 
         def work(folder: Path) -> Scores:
             return {task: self.score(self.train(folder / "cue", kind, task, method, 0, steps), task)}
 
-        return Job(self.output / f"alone-{kind}-{task}-{method}", work)
+        return RequestRow(self.output / f"alone-{kind}-{task}-{method}", work)
 
-    def together(self, kind: str, method: str) -> Job:
+    def together(self, kind: str, method: str) -> RequestRow:
         """One prompt for all of them, with as many steps as they have alone."""
 
         def work(folder: Path) -> Scores:
-            cues = softcue.train_together(
-                folder / "cues", [str(self.task_file(folder, task)) for task in TOGETHER], method=method, resume=True,
-                backbone=self.backbone(kind), progress=False,
+            cues = softcue.train(
+                folder / "cues",
+                tasks=[str(self.task_file(folder, task)) for task in TOGETHER],
+                method=method,
+                resume=True,
+                backbone=self.backbone(kind),
+                progress=False,
                 overrides=[*STEPS[kind], *ROWS, *_prompt(method), f"training.steps={_steps(kind) * 3}"],
-            )  # fmt: skip
+            )
             return {task: self.score(cues[task], task) for task in TOGETHER}
 
-        return Job(self.output / f"together-{kind}-{method}", work)
+        return RequestRow(self.output / f"together-{kind}-{method}", work)
 
-    def ensemble(self) -> Job:
+    def ensemble(self) -> RequestRow:
         """Cues of one task that differ in their seed, each by itself and as one."""
 
         def work(folder: Path) -> Scores:
             task, size = ENSEMBLE
-            cues = [self.train(folder / f"seed{seed}", "minilm", task, "prompt-tuning", seed, "task.train_rows=0",
-                               "task.few_shot=100") for seed in range(size)]  # fmt: skip
-            test = rows_to_score(cues[0].task, str(self.data), task=task)
+            cues = [
+                self.train(
+                    folder / f"seed{seed}",
+                    "minilm",
+                    task,
+                    "prompt-tuning",
+                    seed,
+                    "task.train_rows=0",
+                    "task.few_shot=100",
+                )
+                for seed in range(size)
+            ]
+            test = evaluation_set(cues[0].task, str(self.data), task=task)
             found = predict(cues[0].backbone, [(cue.model, example) for cue in cues for example in test.examples])
             per_row = [found.answers[row :: len(test.examples)] for row in range(len(test.examples))]
-            scores = {f"seed {seed}": evaluate(cue.backbone, cue.model, test.examples).main
-                      for seed, cue in enumerate(cues)}  # fmt: skip
+            scores = {
+                f"seed {seed}": evaluate(cue.backbone, cue.model, test.examples).main for seed, cue in enumerate(cues)
+            }
             for name, join in (("vote", vote), ("mean", mean)):
                 scores[name] = test.transfer.score([join(answers) for answers in per_row], test.examples).main
             return scores
 
-        return Job(self.output / "ensemble", work)
+        return RequestRow(self.output / "ensemble", work)
 
     def train(self, folder: Path, kind: str, task: str, method: str, seed: int, *words: str) -> softcue.Cue:
         """A cue from the task's training file alone."""
         [path] = sources(find_task(task), self.data)["train"]
         return softcue.train(
-            folder, backbone=self.backbone(kind), method=method, task=task, train=path, seed=seed, resume=True,
+            folder,
+            backbone=self.backbone(kind),
+            method=method,
+            task=task,
+            train=path,
+            seed=seed,
+            resume=True,
             progress=False,
-            overrides=[*STEPS[kind], *MORE_STEPS.get((kind, task), []), *ROWS, *LONG.get(task, []), *_prompt(method),
-                       *words],
-        )  # fmt: skip
+            overrides=[
+                *STEPS[kind],
+                *MORE_STEPS.get((kind, task), []),
+                *ROWS,
+                *LONG.get(task, []),
+                *_prompt(method),
+                *words,
+            ],
+        )
 
     def score(self, cue: softcue.Cue, task: str) -> float:
         return cue.evaluate(str(self.data), task=task, num_rows=TEST_ROWS.get(task, 200)).main
@@ -193,8 +229,10 @@ def main() -> None:
     bench = Bench(arguments)
     domains = {
         (kind, source, method): [bench.domain(kind, source, method, seed) for seed in range(arguments.seeds)]
-        for kind in ("minilm", "t5") for source in DOMAINS for method in METHODS
-    }  # fmt: skip
+        for kind in ("minilm", "t5")
+        for source in DOMAINS
+        for method in METHODS
+    }
     prompts = METHODS[:2]
     together = {method: bench.together("minilm", method) for method in prompts}
     alone = {(method, task): bench.alone("minilm", task, method) for method in prompts for task in TOGETHER}
@@ -211,7 +249,7 @@ def main() -> None:
     print_ensemble(ensemble)
 
 
-def print_domains(domains: dict[tuple[str, str, str], list[Job]]) -> None:
+def print_domains(domains: dict[tuple[str, str, str], list[RequestRow]]) -> None:
     """In domain, and how much is lost on each other one."""
     for source, targets in DOMAINS.items():
         print(f"\n| trained on {source} | seeds | {' | '.join(targets)} | mean loss out of domain |")
@@ -228,14 +266,14 @@ def print_domains(domains: dict[tuple[str, str, str], list[Job]]) -> None:
             print(f"| {method} on {kind} | {len(done)} | {' | '.join(cells)} | {statistics.mean(losses):.1f} |")
 
 
-def print_learned(learned: dict[tuple[str, str], Job]) -> None:
+def print_learned(learned: dict[tuple[str, str], RequestRow]) -> None:
     print("\n| minilm | task | scores on 1,000 test rows |\n|---|---|---|")
     for (task, method), job in learned.items():
         shown = ", ".join(f"{name} {value:.1f}" for name, value in (job.scores or {}).items()) or "not run"
         print(f"| {method} | {task} | {shown} |")
 
 
-def print_together(together: dict[str, Job], alone: dict[tuple[str, str], Job]) -> None:
+def print_together(together: dict[str, RequestRow], alone: dict[tuple[str, str], RequestRow]) -> None:
     print(f"\n| minilm | {' | '.join(TOGETHER)} | mean |")
     print("|---" * (len(TOGETHER) + 2) + "|")
     for method, job in together.items():
@@ -248,7 +286,7 @@ def print_together(together: dict[str, Job], alone: dict[tuple[str, str], Job]) 
             print(f"| {method}, {name} | {' | '.join(cells)} |")
 
 
-def print_ensemble(job: Job) -> None:
+def print_ensemble(job: RequestRow) -> None:
     scores = job.scores or {}
     members = [value for name, value in scores.items() if name.startswith("seed")]
     if members:

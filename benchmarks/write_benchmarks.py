@@ -53,8 +53,13 @@ def main() -> None:
 
 def measure(name: str, data: Path | None, folder: Path) -> None:
     """Run one bench in a process of its own and keep what it prints."""
-    words = ["bench", name, *(_models() if name == "models" else ()), "--json",
-             *(["--data", str(data)] if data and name not in WITHOUT_DATA else [])]  # fmt: skip
+    words = [
+        "bench",
+        name,
+        *(_models() if name == "models" else ()),
+        "--json",
+        *(["--data", str(data)] if data and name not in WITHOUT_DATA else []),
+    ]
     load = os.getloadavg()[0]
     print(f"softcue {' '.join(words)}", file=sys.stderr, flush=True)
     quiet = os.environ | {"KINETO_LOG_LEVEL": "99"}  # torch's profiler tells of every start and stop
@@ -117,10 +122,17 @@ def section(saved: Saved) -> str:
 
 def _figures(figures: dict[str, dict[str, Any]]) -> str:
     rows = [
-        [name, f"{'at most' if one['comparison'] == '<=' else 'at least'} {one['target']:g}", f"{one['ratio']:.3f}",
-         f"{one['spread']:.3f}" if one["runs"] > 1 else "exact", str(one["runs"]), _verdict(one), one["meaning"]]
+        [
+            name,
+            f"{'at most' if one['comparison'] == '<=' else 'at least'} {one['target']:g}",
+            f"{one['ratio']:.3f}",
+            f"{one['spread']:.3f}" if one["runs"] > 1 else "exact",
+            str(one["runs"]),
+            _verdict(one),
+            one["meaning"],
+        ]
         for name, one in figures.items()
-    ]  # fmt: skip
+    ]
     return _table(["figure", "to reach", "found", "spread", "runs", "reached", "what it is"], rows)
 
 
@@ -134,10 +146,16 @@ def _verdict(one: dict[str, Any]) -> str:
 
 def _contestants(found: dict[str, dict[str, Any]]) -> str:
     rows = [
-        [name, f"{one['seconds']:.1f}", ", ".join("-" if s is None else f"{s:.1f}" for s in one["seconds_to_score"]),
-         ", ".join(f"{score:.1f}" for score in one["wanted"]), f"{one['validation']:.1f}", f"{one['test']:.1f}"]
+        [
+            name,
+            f"{one['seconds']:.1f}",
+            ", ".join("-" if s is None else f"{s:.1f}" for s in one["seconds_to_score"]),
+            ", ".join(f"{score:.1f}" for score in one["wanted"]),
+            f"{one['validation']:.1f}",
+            f"{one['test']:.1f}",
+        ]
         for name, one in found.items()
-    ]  # fmt: skip
+    ]
     return _table(["contestant", "seconds, all", "seconds to the score", "score wanted", "validation", "test"], rows)
 
 
@@ -146,28 +164,45 @@ def _growth(curves: dict[str, list[dict[str, Any]]]) -> str:
     for axis, points in curves.items():
         for point in points if axis != "cues" else []:
             seconds, memory, operations = (point[part] for part in ("seconds", "bytes", "operations"))
-            rows.append([
-                f"{axis} {point[axis]}", f"{seconds['ours']:.3f}", f"{seconds['peft']:.3f}",
-                f"{seconds['peft'] / seconds['ours']:.2f}", f"{operations['peft'] / operations['ours']:.2f}",
-                f"{memory['ours'] / 2**20:.0f}", f"{memory['peft'] / 2**20:.0f}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{axis} {point[axis]}",
+                    f"{seconds['ours']:.3f}",
+                    f"{seconds['peft']:.3f}",
+                    f"{seconds['peft'] / seconds['ours']:.2f}",
+                    f"{operations['peft'] / operations['ours']:.2f}",
+                    f"{memory['ours'] / 2**20:.0f}",
+                    f"{memory['peft'] / 2**20:.0f}",
+                ]
+            )
     steps = _table(["step", "ours, s", "PEFT, s", "PEFT / ours", "by theory", "ours, MB", "PEFT, MB"], rows)
-    cues = _table(["cues in a batch of 1,000 rows", "seconds"],
-                  [[str(point["cues"]), f"{point['seconds']['ours']:.2f}"] for point in curves["cues"]])  # fmt: skip
-    return "\n\n".join([
-        "![Seconds and peak memory of a step by prompt vectors, text tokens and rows](plots/growth-steps.png)", steps,
-        "![Seconds to answer a batch by the number of cues in it](plots/growth-cues.png)", cues,
-    ])  # fmt: skip
+    cues = _table(
+        ["cues in a batch of 1,000 rows", "seconds"],
+        [[str(point["cues"]), f"{point['seconds']['ours']:.2f}"] for point in curves["cues"]],
+    )
+    return "\n\n".join(
+        [
+            "![Seconds and peak memory of a step by prompt vectors, text tokens and rows](plots/growth-steps.png)",
+            steps,
+            "![Seconds to answer a batch by the number of cues in it](plots/growth-cues.png)",
+            cues,
+        ]
+    )
 
 
 def _served(saved: Saved) -> list[str]:
     """What the figures of the server consist of."""
     setting, peak, flood, answers = (saved[part] for part in ("setting", "peak", "overload", "answers"))
     rates = [
-        [row["popularity"], f"{row['cues']:,}", str(row["inputs"]), f"{row['answers_per_second']:.1f}",
-         f"{row['least']:.1f} to {row['most']:.1f}"]
+        [
+            row["popularity"],
+            f"{row['cues']:,}",
+            str(row["inputs"]),
+            f"{row['answers_per_second']:.1f}",
+            f"{row['least']:.1f} to {row['most']:.1f}",
+        ]
         for row in saved["throughput"]
-    ]  # fmt: skip
+    ]
     latency = [
         [f"{row['load']:.0%}", f"{row['rate']:.1f}", *(f"{row[key]:.0f}" for key in LATENCIES)]
         for row in saved["latency"]
@@ -188,7 +223,7 @@ def _served(saved: Saved) -> list[str]:
         f"up after five attempts ({flood['mean_attempts']:.1f} on average). Memory: {min(memory):.1f} to "
         f"{max(memory):.1f} MB, {memory[0]:.1f} at first and {memory[-1]:.1f} at last; while others were asked too, "
         f"{min(busy):.1f} to {max(busy):.1f}. "
-        f"Answers compared: {answers['compared']:,}.",
+        f"Answers compared: {answers['compare_texts']:,}.",
     ]
 
 

@@ -29,10 +29,19 @@ RENAMED = {"training.prompt_rate": "training.learning_rate", "training.network_r
 
 MODELS = ("bert", "t5", "gpt2")
 METHODS = (
-    "prompt-tuning", "m-idpg-phm", "vip",  # the three papers
-    "s-idpg-phm", "m-idpg-dnn", "vip-c", "vip-idp", "p-tuning-v2", "prefix-tuning", "adapter", "compacter",
+    "prompt-tuning",
+    "m-idpg-phm",
+    "vip",  # the three papers
+    "s-idpg-phm",
+    "m-idpg-dnn",
+    "vip-c",
+    "vip-idp",
+    "p-tuning-v2",
+    "prefix-tuning",
+    "adapter",
+    "compacter",
     "fine-tuning",
-)  # fmt: skip
+)
 SHORT = {"method.prompt_length": 6, "training.steps": 8, "training.epochs": None, "training.batch_size": 8}
 RATES = {"training.prompt_rate": 0.01, "training.network_rate": 0.005}
 SMALL = {  # settings that fit a width of 32
@@ -58,19 +67,29 @@ EXTRA = {  # beside method x model, on tickets: task, model, method, settings
 def cases() -> dict[str, dict[str, Any]]:
     """Every run by its name."""
     runs = {f"{model} {method}": ("tickets", model, method, {}) for model in MODELS for method in METHODS}
-    runs |= {f"{name}: {model} {method}": (task, model, method, more)
-             for name, (task, model, method, more) in EXTRA.items()}  # fmt: skip
+    runs |= {
+        f"{name}: {model} {method}": (task, model, method, more) for name, (task, model, method, more) in EXTRA.items()
+    }
     described = {}
     for name, (task, model, method, more) in runs.items():
         settings: dict[str, Any] = {**SHORT, **RATES, **SMALL.get(method, {}), **more}
-        settings |= {"task.train_rows": 48, "task.validation_rows": 24, "task.test_rows": 24, "backbone.dtype": "float32"}
+        settings |= {
+            "task.train_rows": 48,
+            "task.validation_rows": 24,
+            "task.test_rows": 24,
+            "backbone.dtype": "float32",
+        }
         settings["backbone.attention"] = "eager"
         if method in NO_PROMPT or method == "linear-probe":
             settings.pop("method.prompt_length")
         if method == "linear-probe":
             settings = {key: value for key, value in settings.items() if not key.startswith("training.")}
-        described[name] = {"task": task, "model": model, "method": method,
-                           "settings": {key: value for key, value in settings.items() if value is not None}}  # fmt: skip
+        described[name] = {
+            "task": task,
+            "model": model,
+            "method": method,
+            "settings": {key: value for key, value in settings.items() if value is not None},
+        }
     return described
 
 
@@ -89,12 +108,21 @@ def train_all(models: Path) -> dict[str, dict[str, str]]:
     for name, case in cases().items():
         overrides = {keys.get(key, key): value for key, value in case["settings"].items()}
         with tempfile.TemporaryDirectory() as folder:
-            cue = softcue.train(Path(folder) / "cue", task=case["task"], method=case["method"], seed=3,
-                                backbone=str(models / case["model"]), overrides=overrides, progress=False)  # fmt: skip
+            cue = softcue.train(
+                Path(folder) / "cue",
+                task=case["task"],
+                method=case["method"],
+                seed=3,
+                backbone=str(models / case["model"]),
+                overrides=overrides,
+                progress=False,
+            )
             tensors = load_file(Path(folder) / "cue" / "cue.safetensors")
             taken = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in sorted(tensors.items())}
             rows = [("My invoice is wrong.", "Where is my parcel?")[: len(cue.task.text)]] * 2
-            told = [prediction.as_dict() for prediction in cue.predict([row if len(row) > 1 else row[0] for row in rows])]
+            told = [
+                prediction.as_dict() for prediction in cue.predict([row if len(row) > 1 else row[0] for row in rows])
+            ]
             scores = json.loads((Path(folder) / "cue" / "metrics.json").read_text())["scores"]
             taken["(predictions)"] = hashlib.sha256(json.dumps(told).encode()).hexdigest()
             taken["(scores)"] = json.dumps(scores)
@@ -154,8 +182,11 @@ def main() -> int:
         save_models(old, models)
         before = run_commit(old, work, models)
         after = run_commit(new, work, models)
-    different = {case: [key for key in taken | after[case] if taken.get(key) != after[case].get(key)]
-                 for case, taken in before.items() if taken != after[case]}  # fmt: skip
+    different = {
+        case: [key for key in taken | after[case] if taken.get(key) != after[case].get(key)]
+        for case, taken in before.items()
+        if taken != after[case]
+    }
     if given.json:
         facts = {"processor": platform.processor() or platform.machine(), "old": before, "new": after}
         given.json.write_text(json.dumps(facts, indent=1) + "\n")

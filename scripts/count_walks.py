@@ -74,8 +74,21 @@ def row_to_cue(walk: Walk, models: Path, work: Path) -> None:
         writer = csv.writer(handle)
         writer.writerow(["text", "label"])
         writer.writerows([f"{text} {number}", label] for number in range(20) for label, text in MESSAGES.items())
-    words = ["softcue", "train", "training.epochs=1", "--train", str(path), "--text", "text", "--label", "label",
-             "--backbone", str(models / "bert"), "--output-dir", str(work / "cues" / "messages")]  # fmt: skip
+    words = [
+        "softcue",
+        "train",
+        "training.epochs=1",
+        "--train",
+        str(path),
+        "--text",
+        "text",
+        "--label",
+        "label",
+        "--backbone",
+        str(models / "bert"),
+        "--output-dir",
+        str(work / "cues" / "messages"),
+    ]
     sys.argv = words
     walk.is_open = True
     try:
@@ -100,7 +113,9 @@ def request_to_answer(walk: Walk, models: Path, work: Path) -> None:
     body = json.dumps({"inputs": [{"task": "messages", "text": "The invoice is wrong."}]}).encode()
     for is_counted in (False, True):
         walk.is_open = is_counted
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/predict", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/predict", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=30) as response:
             answer = json.load(response)
         time.sleep(0.5)  # what is done behind the response: log, metrics
@@ -114,6 +129,7 @@ def _app(backbone: str, cues: Path) -> Any:
 
     try:
         from softcue.serving.http.app import create_app
+
         from softcue.serving.http.service import Service, make_engine
     except ModuleNotFoundError:  # before the rooms were changed
         from softcue.serving.app import create_app

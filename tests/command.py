@@ -16,8 +16,16 @@ from softcue.cli.app import main
 
 # what `evaluate --json` tells of one cue
 EVALUATED = {
-    "cue", "data", "rows", "scores", "truncated", "illegal", "illegal_share", "main", "predicted_labels",
-}  # fmt: skip
+    "cue",
+    "data",
+    "rows",
+    "scores",
+    "truncated",
+    "illegal",
+    "illegal_share",
+    "main",
+    "predicted_labels",
+}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from tiny import tiny
 from toy import make_model
 
 from softcue.configuration import method_config
-from softcue.cue import Cue
-from softcue.record import BackboneRecord, CueRecord
+from softcue.cue.cue import Cue
+from softcue.cue.cue_file import CueBackbone, CueFile
 from softcue.tasks import Label, Task
 
 TWO = {"a": Label(words="account"), "b": Label(words="billing")}
@@ -54,13 +54,20 @@ def save_cue(
     )
     model = make_model(backbone, case, task, readout, seed)
     settings = model.method.config.model_dump(mode="json")
-    record = CueRecord(
-        format=1, task=task, method=method_config(settings).model_dump(mode="json"), readout=model.readout.config,
-        tensors_sha256="", backbone=BackboneRecord(
-            name=backbone.name, kind=backbone.kind, dtype="float32", max_length=model.max_length,
+    record = CueFile(
+        format=1,
+        task=task,
+        method=method_config(settings).model_dump(mode="json"),
+        readout=model.readout.config,
+        tensors_sha256="",
+        backbone=CueBackbone(
+            name=backbone.name,
+            kind=backbone.kind,
+            dtype="float32",
+            max_length=model.max_length,
             fingerprint=dict(vars(backbone.fingerprint)),
         ),
-    )  # fmt: skip
+    )
     cue = Cue(model, backbone, record)
     cue.save(folder)
     return cue

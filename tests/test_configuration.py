@@ -55,7 +55,7 @@ def test_preset_lies_below_what_the_user_sets() -> None:
     below = preset("prompt-tuning", "encoder")["training"]
     run = resolved("training.epochs=3", kind="encoder")
     assert run.training.epochs == 3 != below["epochs"]
-    assert run.training.prompt_rate == below["prompt_rate"]
+    assert run.training.learning_rate == below["learning_rate"]
 
 
 def test_without_a_kind_no_preset_is_used() -> None:
@@ -90,7 +90,7 @@ def test_every_method_resolves_out_of_the_box(name: str, kind: str) -> None:
 
 
 def test_settings_survive_a_yaml_file(tmp_path: Path) -> None:
-    run = resolved("task.text=a,b", "task.label_words.0=no", "training.prompt_rate=1e-3", kind="encoder")
+    run = resolved("task.text=a,b", "task.label_words.0=no", "training.learning_rate=1e-3", kind="encoder")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(run.as_settings()))
     assert resolve(read_settings(path), "encoder") == run
@@ -100,9 +100,9 @@ def test_settings_survive_a_yaml_file(tmp_path: Path) -> None:
     ("word", "expected"),
     [
         ("training.epochs=3", 3),
-        ("training.prompt_rate=1e-3", 0.001),
-        ("training.prompt_rate=1E-3", 0.001),
-        ("training.prompt_rate=0.3", 0.3),
+        ("training.learning_rate=1e-3", 0.001),
+        ("training.learning_rate=1E-3", 0.001),
+        ("training.learning_rate=0.3", 0.3),
         ("training.tensorboard=true", True),
         ("training.optimizer=adafactor", "adafactor"),
         ("backbone.max_length=null", None),
@@ -184,9 +184,9 @@ def test_unknown_method_suggests_the_nearest() -> None:
         ("training.epochs=1.5", "valid integer"),
         ("training.epochs=0", "greater than or equal to 1"),
         ("training.epochs=[1]", "valid integer"),
-        ("training.prompt_rate=fast", "valid number"),
-        ("training.prompt_rate=-1e-3", "greater than or equal to 0"),
-        ("training.prompt_rate=.nan", "a finite number"),
+        ("training.learning_rate=fast", "valid number"),
+        ("training.learning_rate=-1e-3", "greater than or equal to 0"),
+        ("training.learning_rate=.nan", "a finite number"),
         ("training.optimizer=sgd", "'adafactor' or 'adamw'"),
         ("method.prompt_length=0", "greater than or equal to 1"),
         ("method.init=random", "'uniform', 'vocabulary', 'labels'"),
@@ -216,9 +216,9 @@ def test_value_that_is_no_yaml_is_refused() -> None:
 
 def test_settings_are_read_from_yaml(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("training:\n  prompt_rate: 1e-3\ntask:\n  text: [a, b]\n  label_words: {0: bad, 1: good}\n")
+    path.write_text("training:\n  learning_rate: 1e-3\ntask:\n  text: [a, b]\n  label_words: {0: bad, 1: good}\n")
     run = resolve(read_settings(path))
-    assert run.training.prompt_rate == 0.001
+    assert run.training.learning_rate == 0.001
     assert run.task.text == ("a", "b")
     assert run.task.label_words == {"0": "bad", "1": "good"}
     path.write_text("# nothing yet\n")

@@ -12,9 +12,9 @@ from toy import EXAMPLES, make_model
 
 import softcue.prompts.idpg as idpg
 from softcue.errors import ConfigurationError
+from softcue.inputs.collate import collate
 from softcue.phm import check_divides, kronecker_sum
 from softcue.prompts.idpg import Generator, GeneratorShape
-from softcue.tokens import collate
 from softcue.types import Instance
 
 SIZES = [(1, 3, 5), (2, 1, 1), (2, 3, 4), (3, 4, 2), (4, 8, 40), (5, 2, 3), (16, 2, 4)]  # n, rows of B, columns of B
@@ -55,8 +55,16 @@ def test_a_matrix_of_ones_and_zeros_is_put_together_block_by_block() -> None:
 
 
 def shape(**changes: Any) -> GeneratorShape:
-    values = {"inputs": 12, "bottleneck": 8, "outputs": 20, "phm_n": 4, "shares_a": False, "activation": "tanh",
-              "dropout": 0.0, "first_std": 0.5}  # fmt: skip
+    values = {
+        "inputs": 12,
+        "bottleneck": 8,
+        "outputs": 20,
+        "phm_n": 4,
+        "shares_a": False,
+        "activation": "tanh",
+        "dropout": 0.0,
+        "first_std": 0.5,
+    }
     return GeneratorShape(**{**values, **changes})
 
 

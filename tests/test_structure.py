@@ -1,4 +1,4 @@
-"""The way data flows is the way packages import: each only from those before it."""
+"""The rules of the house: import direction, where transformers may be imported, what no module may contain."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
+# Data flows from left to right; a package imports only from itself and from those before it.
 FLOW = [
-    "errors", "types", "files", "draws", "phm", "tasks", "tokens", "prompts", "backbones", "representations",
-    "token_cache", "readouts", "methods", "evaluation", "training", "configuration", "data", "record", "card", "cue",
-    "recording", "api", "inspection", "serving", "benchmarks", "cli",
-]  # fmt: skip
+    *("errors", "types", "files", "randomness", "phm"),
+    *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
+    *("inference", "evaluation", "training", "configuration", "cue", "run", "api", "inspection", "serving", "cli"),
+]
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -22,29 +21,33 @@ def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-def imported(path: Path) -> set[str]:
-    found = set()
+def imported_packages(path: Path) -> set[str]:
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("softcue."):
-            found.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom) and node.module == "softcue":
+            names |= {alias.name for alias in node.names} & set(FLOW)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("softcue."):
+            names.add(node.module.split(".")[1])
         elif isinstance(node, ast.Import):
-            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("softcue.")}
-    return found
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("softcue.")}
+    return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_package_imports_only_from_those_before_it(path: Path) -> None:
-    package = package_of(path)
-    if package in ("__init__", "__main__"):
-        return
-    assert package in FLOW, f"put {package} into FLOW where it belongs"
-    later = {other for other in imported(path) if FLOW.index(other) > FLOW.index(package)}
-    assert not later, f"{path.relative_to(SOURCE)} imports {later}, which come later in the flow"
-
-
-def test_only_backbones_and_benchmarks_import_models_of_transformers() -> None:
+def test_a_package_imports_only_from_those_before_it() -> None:
+    wrong = []
     for path in MODULES:
-        if package_of(path) not in ("backbones", "benchmarks"):
+        package = package_of(path)
+        if package in ("__init__", "__main__"):
+            continue
+        assert package in FLOW, f"put {package} into FLOW where it belongs"
+        later = {other for other in imported_packages(path) if FLOW.index(other) > FLOW.index(package)}
+        wrong += [f"{path.relative_to(SOURCE)} imports {other}" for other in sorted(later)]
+    assert not wrong
+
+
+def test_only_backbones_import_models_of_transformers() -> None:
+    for path in MODULES:
+        if package_of(path) != "backbones":
             assert not re.search(r"^\s*(from|import) transformers", path.read_text("utf-8"), re.MULTILINE), path
 
 
@@ -52,7 +55,7 @@ def test_shared_code_never_asks_for_a_methods_name() -> None:
     from softcue.methods import METHODS
 
     names = re.compile(rf"""["']({"|".join(METHODS)})["']""")
-    for package in ("training", "backbones", "prompts", "readouts"):
+    for package in ("training", "backbones", "prompts", "readouts", "inference", "serving"):
         for path in (SOURCE / package).rglob("*.py"):
             assert not names.search(path.read_text("utf-8")), path
 
@@ -63,14 +66,15 @@ def test_nothing_is_pickled() -> None:
         assert not re.search(r"torch\.(load|save)\(|^\s*import pickle|pickle\.(load|dump)", text, re.MULTILINE), path
 
 
-def test_modules_stay_small() -> None:
-    long = {
-        str(path.relative_to(SOURCE)): count for path in MODULES if (count := path.read_text("utf-8").count("\n")) > 350
-    }
-    assert not long
+def test_the_formatter_is_switched_off_only_for_tables() -> None:
+    skipped = [path for path in MODULES for _ in re.findall(r"# fmt: (?:skip|off)", path.read_text("utf-8"))]
+    assert len(skipped) <= 20, skipped
 
 
-def test_every_package_file_is_in_the_readme_tree() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    missing = {package_of(path) for path in MODULES if f"{package_of(path)}" not in readme}
-    assert not missing - {"__init__", "__main__"}
+def test_no_two_classes_of_the_package_have_the_same_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert not {name: where for name, where in places.items() if len(where) > 1}

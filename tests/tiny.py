@@ -10,18 +10,22 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from softcue.backbones import Backbone
-from softcue.backbones.architectures import ARCHITECTURES
+from softcue.backbones.families import FAMILIES
 from softcue.tasks import examples_from, library_task
 
 VOCABULARY = 400
 SIZES: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 96, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 96,
+    "pad_token_id": 0,
+}
 SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<mask>"]
-ENCODERS = [name for name, entry in ARCHITECTURES.items() if entry.kind == "encoder"]
-ENCODER_DECODERS = [name for name, entry in ARCHITECTURES.items() if entry.kind == "encoder-decoder"]
-DECODERS = [name for name, entry in ARCHITECTURES.items() if entry.kind == "decoder"]
+ENCODERS = [name for name, entry in FAMILIES.items() if entry.kind == "encoder"]
+ENCODER_DECODERS = [name for name, entry in FAMILIES.items() if entry.kind == "encoder-decoder"]
+DECODERS = [name for name, entry in FAMILIES.items() if entry.kind == "decoder"]
 ONE_OF_EACH_KIND = ["bert", "t5", "gpt2"]
 
 
@@ -48,36 +52,93 @@ def _model(model_type: str, **more: Any) -> Any:
         case "xlm-roberta":
             return hf.XLMRobertaForMaskedLM(hf.XLMRobertaConfig(**sizes, **ends))
         case "distilbert":
-            return hf.DistilBertForMaskedLM(hf.DistilBertConfig(
-                vocab_size=VOCABULARY, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=96,
-                pad_token_id=0))  # fmt: skip
+            return hf.DistilBertForMaskedLM(
+                hf.DistilBertConfig(
+                    vocab_size=VOCABULARY,
+                    dim=32,
+                    n_layers=3,
+                    n_heads=4,
+                    hidden_dim=48,
+                    max_position_embeddings=96,
+                    pad_token_id=0,
+                )
+            )
         case "electra":
             return hf.ElectraForMaskedLM(hf.ElectraConfig(**sizes, embedding_size=24))
         case "deberta-v2":
-            return hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(
-                **sizes, relative_attention=True, pos_att_type=["c2p", "p2c"], type_vocab_size=0,
-                position_biased_input=False, position_buckets=16, share_att_key=True, norm_rel_ebd="layer_norm"))  # fmt: skip
+            return hf.DebertaV2ForMaskedLM(
+                hf.DebertaV2Config(
+                    **sizes,
+                    relative_attention=True,
+                    pos_att_type=["c2p", "p2c"],
+                    type_vocab_size=0,
+                    position_biased_input=False,
+                    position_buckets=16,
+                    share_att_key=True,
+                    norm_rel_ebd="layer_norm",
+                )
+            )
         case "modernbert":
-            return hf.ModernBertForMaskedLM(hf.ModernBertConfig(
-                **sizes, **ends, cls_token_id=2, sep_token_id=1, global_attn_every_n_layers=2, local_attention=64))  # fmt: skip
+            return hf.ModernBertForMaskedLM(
+                hf.ModernBertConfig(
+                    **sizes, **ends, cls_token_id=2, sep_token_id=1, global_attn_every_n_layers=2, local_attention=64
+                )
+            )
         case "t5" | "mt5":
-            maker, model = {"t5": (hf.T5Config, hf.T5ForConditionalGeneration),
-                            "mt5": (hf.MT5Config, hf.MT5ForConditionalGeneration)}[model_type]  # fmt: skip
-            return model(maker(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4,
-                               pad_token_id=0, eos_token_id=1, decoder_start_token_id=0))  # fmt: skip
+            maker, model = {
+                "t5": (hf.T5Config, hf.T5ForConditionalGeneration),
+                "mt5": (hf.MT5Config, hf.MT5ForConditionalGeneration),
+            }[model_type]
+            return model(
+                maker(
+                    vocab_size=VOCABULARY,
+                    d_model=32,
+                    d_kv=8,
+                    d_ff=48,
+                    num_layers=3,
+                    num_heads=4,
+                    pad_token_id=0,
+                    eos_token_id=1,
+                    decoder_start_token_id=0,
+                )
+            )
         case "bart":
-            return hf.BartForConditionalGeneration(hf.BartConfig(
-                vocab_size=VOCABULARY, d_model=32, encoder_layers=3, decoder_layers=2, encoder_attention_heads=4,
-                decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=96,
-                pad_token_id=0, bos_token_id=2, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=None))  # fmt: skip
+            return hf.BartForConditionalGeneration(
+                hf.BartConfig(
+                    vocab_size=VOCABULARY,
+                    d_model=32,
+                    encoder_layers=3,
+                    decoder_layers=2,
+                    encoder_attention_heads=4,
+                    decoder_attention_heads=4,
+                    encoder_ffn_dim=48,
+                    decoder_ffn_dim=48,
+                    max_position_embeddings=96,
+                    pad_token_id=0,
+                    bos_token_id=2,
+                    eos_token_id=1,
+                    decoder_start_token_id=1,
+                    forced_eos_token_id=None,
+                )
+            )
         case "gpt2":
             return hf.GPT2LMHeadModel(
                 hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=96, **ends)
             )
         case "opt":
-            return hf.OPTForCausalLM(hf.OPTConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, ffn_dim=48,
-                                                  num_attention_heads=4, max_position_embeddings=96, word_embed_proj_dim=32,
-                                                  pad_token_id=0, **ends))  # fmt: skip
+            return hf.OPTForCausalLM(
+                hf.OPTConfig(
+                    vocab_size=VOCABULARY,
+                    hidden_size=32,
+                    num_hidden_layers=3,
+                    ffn_dim=48,
+                    num_attention_heads=4,
+                    max_position_embeddings=96,
+                    word_embed_proj_dim=32,
+                    pad_token_id=0,
+                    **ends,
+                )
+            )
         case "gpt_neox":
             return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**sizes, **ends))
         case "llama" | "mistral" | "qwen2" | "qwen3":
@@ -93,8 +154,12 @@ def _backend() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     task = library_task("tickets")
     tokenizer.train_from_iterator([row.texts[0] for row in examples_from(task.train, task)], trainer)
     return tokenizer.to_str()
@@ -103,20 +168,29 @@ def _backend() -> str:
 def tiny_tokenizer(model_type: str) -> Any:
     """The same pieces for all; special tokens placed as each kind expects them."""
     tokenizer = Tokenizer.from_str(_backend())
-    kind = ARCHITECTURES[model_type].kind
+    kind = FAMILIES[model_type].kind
     ids = [(token, SPECIAL.index(token)) for token in ("<s>", "</s>")]
     if kind == "encoder" or model_type == "bart":
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=ids)  # fmt: skip
+            single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=ids
+        )
     elif kind == "encoder-decoder":
         tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=ids)
     elif model_type == "opt":  # a decoder whose tokenizer adds a leading token
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=ids)
     names = ["input_ids", "attention_mask"] + (["token_type_ids"] if model_type in ("bert", "electra") else [])
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token="<unk>",
-        mask_token="<mask>", cls_token="<s>", sep_token="</s>", model_input_names=names, model_max_length=96,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        bos_token="<s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        cls_token="<s>",
+        sep_token="</s>",
+        model_input_names=names,
+        model_max_length=96,
+    )
 
 
 @cache

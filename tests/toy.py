@@ -12,12 +12,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, pooled
-from softcue.methods import METHODS, Method, MethodConfig, TaskModel, make_task_model
+from softcue.backbones import Backbone, pool
+from softcue.inference import TaskModel, make_task_model
+from softcue.methods import METHODS, Method, MethodConfig
 from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.prompted import Prompted, PromptedConfig
 from softcue.prompts import PromptEncoder
-from softcue.prompts.encoder import whole_prompt
+from softcue.prompts.encoder import full_prompt
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 from softcue.types import Example, Instance, LayerPrompt, Prompt
@@ -53,17 +54,17 @@ class ReadingEncoder(PromptEncoder):
         self.replaces = replaces
 
     def forward(self, instance: Instance) -> Prompt:
-        summary = pooled(instance.embeds, instance.mask, "mean")
+        summary = pool(instance.embeds, instance.mask, "mean")
         tokens = self.start(summary).view(len(summary), self.prompt_length, -1) + self.base
 
-        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer == 0:
                 return None
-            summary = pooled(hidden.float(), mask, "mean")
+            summary = pool(hidden.float(), mask, "mean")
             states = self.deep(summary).view(len(summary), self.prompt_length, -1) * layer
             return LayerPrompt(states, torch.full((len(summary),), not self.replaces))
 
-        return replace(whole_prompt(tokens), deeper=deeper)
+        return replace(full_prompt(tokens), layer_prompts=layer_prompts)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         return [self.base]
@@ -153,9 +154,13 @@ CASES = {**EVERYWHERE, **ELSEWHERE}
 
 
 def make_model(
-    backbone: Backbone, case: str = "prompt-tuning", task: Task = TASK, readout: Settings | None = None,
-    seed: int = 0, **settings: object,
-) -> TaskModel:  # fmt: skip
+    backbone: Backbone,
+    case: str = "prompt-tuning",
+    task: Task = TASK,
+    readout: Settings | None = None,
+    seed: int = 0,
+    **settings: object,
+) -> TaskModel:
     """A task model with visible numbers: prompts, heads and changed weights far from zero."""
     torch.manual_seed(seed)
     method_class, fixed = CASES[case]

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 from softcue import errors
 
 if TYPE_CHECKING:
-    from softcue.api import train, train_together
+    from softcue.api import train
     from softcue.backbones import load_backbone
-    from softcue.cue import Cue, load
-    from softcue.serving.engine import Engine
+    from softcue.cue.cue import Cue, load
+    from softcue.serving.engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Cue", "Engine", "__version__", "errors", "load", "load_backbone", "train", "train_together"]
+__all__ = ["Cue", "Engine", "__version__", "errors", "load", "load_backbone", "train"]
 
 _HOMES = {
     "train": "softcue.api",
-    "train_together": "softcue.api",
     "load": "softcue.cue",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",

@@ -10,64 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError
 
 from softcue.backbones import BackboneConfig
-from softcue.errors import ConfigurationError, near_matches
+from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
-from softcue.tasks.task import TaskKind, text_columns
+from softcue.tasks.config import TaskConfig
 from softcue.training import MixtureConfig, TrainingConfig
 
 Settings = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
-
-
-class TaskConfig(BaseModel):
-    """Which task: one that comes with softcue, or columns of the user's own files."""
-
-    # A column or a label may be called 1, which YAML reads as a number.
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
-
-    name: str = Field("", description="a task of `softcue tasks`, a task file (.yaml), or a name for one's own")
-    data: str = Field("", description="a folder with a task's published files; else its rows come from the hub")
-    train: str = Field("", description="training rows: csv, tsv, json, jsonl (also .gz), parquet, hub:NAME@SPLIT")
-    validation: str = Field("", description="validation rows; without them a share of the training rows is held out")
-    test: str = Field("", description="test rows, scored once at the end")
-    text: tuple[str, ...] = Field((), description="the column to read, or several of them")
-    label: str = Field("", description="the column with the answer")
-    format: str = Field("", description="how the files are laid out: squad, conll, semeval, ...; empty: a row each")
-    kind: TaskKind | None = Field(None, description="classification, regression, generation, span, tags or referent")
-    label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
-    label_descriptions: dict[str, str] = Field(
-        default_factory=dict, description="label -> what it means, in a sentence"
-    )
-    metric: str = Field("", description="what early stopping watches")
-    template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
-    train_rows: int = Field(0, ge=0, description="use only this many training rows (seeded sample); 0 uses all")
-    validation_rows: int = Field(0, ge=0, description="use only this many validation rows; 0 uses all")
-    test_rows: int = Field(0, ge=0, description="use only this many test rows; 0 uses all")
-    few_shot: int = Field(
-        0, ge=0, description="train on this many rows and validate on others (validation_rows, else 1000); 0 is off"
-    )
-    stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
-    swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
-    validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
-    skip_bad_rows: bool = Field(False, description="leave out rows that cannot be used instead of stopping")
-    sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
-
-    @field_validator("text", mode="before")
-    @classmethod
-    def _listed(cls, columns: object) -> object:
-        """`a,b` on the command line is two columns."""
-        if isinstance(columns, str):
-            return [column.strip() for column in columns.split(",")] if columns else []
-        return [columns] if isinstance(columns, int) else columns
-
-    @field_validator("text")
-    @classmethod
-    def _one_or_two(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        return text_columns(columns) if columns else ()
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -101,12 +54,16 @@ def read_settings(path: str | Path) -> Settings:
     try:
         found = yaml.safe_load(Path(path).read_text("utf-8")) or {}
     except OSError as error:
-        raise ConfigurationError("configuration file", path, "a readable YAML file", str(error)) from error
+        raise ConfigurationError(
+            setting="configuration file", got=path, expected="a readable YAML file", fix=str(error)
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigurationError("configuration file", path, "valid YAML", reason) from error
+        raise ConfigurationError(setting="configuration file", got=path, expected="valid YAML", fix=reason) from error
     if not isinstance(found, dict):
-        raise ConfigurationError("configuration file", path, "sections such as `training:`", "see the README")
+        raise ConfigurationError(
+            setting="configuration file", got=path, expected="sections such as `training:`", fix="see the README"
+        )
     return found
 
 
@@ -127,7 +84,7 @@ def parse_overrides(words: Iterable[str]) -> Settings:
             # Words stay as they are written: `no` is a word for a label, not false.
             value = yaml.load(text, yaml.BaseLoader if is_label_word else yaml.SafeLoader)
         except yaml.YAMLError as error:
-            raise ConfigurationError(path, text, "a plain value", "quote it") from error
+            raise ConfigurationError(setting=path, got=text, expected="a plain value", fix="quote it") from error
         found = merged(found, override(path, value))
     return found
 
@@ -153,9 +110,11 @@ def _is_path(path: str) -> bool:
 
 def _bad_override(word: str) -> ConfigurationError:
     return ConfigurationError(
-        "override", word, "section.key=value, such as training.epochs=3",
-        f"sections: {near_matches(word.partition('.')[0], SECTIONS)}",
-    )  # fmt: skip
+        setting="override",
+        got=word,
+        expected="section.key=value, such as training.epochs=3",
+        fix=f"sections: {near_matches(word.partition('.')[0], SECTIONS)}",
+    )
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:
@@ -170,9 +129,14 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
         for section, values in layer.items():
             if section not in SECTIONS:
                 known = near_matches(str(section), SECTIONS)
-                raise ConfigurationError("section", section, "a known section", known)
+                raise ConfigurationError(setting="section", got=section, expected="a known section", fix=known)
             if not isinstance(values, Mapping):
-                raise ConfigurationError(section, values, "keys and values below it", "indent them under the section")
+                raise ConfigurationError(
+                    setting=section,
+                    got=values,
+                    expected="keys and values below it",
+                    fix="indent them under the section",
+                )
             under = found.setdefault(section, {})
             for key, value in values.items():
                 if isinstance(value, Mapping):
@@ -186,7 +150,9 @@ def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
     """Checked configuration. With the backbone's kind known, the method's preset for it lies underneath."""
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     if method_name not in METHODS:
-        raise ConfigurationError("method.name", method_name, "a known method", near_matches(method_name, METHODS))
+        raise ConfigurationError(
+            setting="method.name", got=method_name, expected="a known method", fix=near_matches(method_name, METHODS)
+        )
     under = preset(method_name, kind) if kind else {}
     whole = merged(under, settings, {"method": {"name": method_name}})
     return RunConfig(
@@ -219,23 +185,18 @@ def _checked(section: str, model: type[Part], whole: Settings) -> Part:
     values = whole.get(section, {})
     unknown = [key for key in values if key not in model.model_fields]
     if unknown:
-        raise ConfigurationError(f"{section}.{unknown[0]}", values[unknown[0]], "a known key",
-                                 near_matches(str(unknown[0]), model.model_fields))  # fmt: skip
+        raise ConfigurationError(
+            setting=f"{section}.{unknown[0]}",
+            got=values[unknown[0]],
+            expected="a known key",
+            fix=near_matches(str(unknown[0]), model.model_fields),
+        )
     for key, value in values.items():  # pydantic would take true for 1
         if isinstance(value, bool) and model.model_fields[key].annotation in (int, float, int | None):
-            raise ConfigurationError(f"{section}.{key}", value, "a number", "correct the value")
+            raise ConfigurationError(
+                setting=f"{section}.{key}", got=value, expected="a number", fix="correct the value"
+            )
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise as_configuration_error(section, error) from error
-
-
-def as_configuration_error(section: str, error: ValidationError) -> ConfigurationError:
-    """Pydantic's first complaint in our words."""
-    first = error.errors()[0]
-    path = ".".join([section, *(str(part) for part in first["loc"])])
-    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    value = first["input"]
-    if not first["loc"] and isinstance(value, Mapping):  # a complaint about keys that do not go together
-        value = value.get("name", ", ".join(map(str, value)))
-    return ConfigurationError(path, value, expected, "correct the value")

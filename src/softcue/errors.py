@@ -16,23 +16,28 @@ prints the message on one line and exits with 2; any other exception is a bug an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class SoftcueError(Exception):
     """Base of all errors meant for users.
 
     Example:
-        >>> str(SoftcueError("method.prompt_length", 0, "a whole number of at least 1", "raise it"))
-        'method.prompt_length: got 0; expected a whole number of at least 1; raise it'
+        >>> error = SoftcueError(setting="method.prompt_length", got=0, expected="at least 1", fix="raise it")
+        >>> str(error)
+        'method.prompt_length: got 0; expected at least 1; raise it'
     """
 
-    def __init__(self, setting: str, value: object, expected: str, next_step: str) -> None:
+    def __init__(self, *, setting: str, got: object, expected: str, fix: str) -> None:
         self.setting = setting
-        self.value = value
+        self.got = got
         self.expected = expected
-        self.next_step = next_step
-        super().__init__(f"{setting}: got {_shown(value)}; expected {expected}; {next_step}")
+        self.fix = fix
+        super().__init__(f"{setting}: got {_quoted(got)}; expected {expected}; {fix}")
 
 
 class ConfigurationError(SoftcueError):
@@ -63,16 +68,16 @@ class MissingExtraError(SoftcueError):
     """An optional package is not installed.
 
     Example:
-        >>> MissingExtraError("datasets", "hub").next_step
+        >>> MissingExtraError("datasets", "hub").fix
         "run in the checkout: pip install -c constraints.txt -e '.[hub]'"
     """
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"package '{package}'",
-            "not installed",
-            "it for this command",
-            f"run in the checkout: pip install -c constraints.txt -e '.[{extra}]'",
+            setting=f"package '{package}'",
+            got="not installed",
+            expected="it for this command",
+            fix=f"run in the checkout: pip install -c constraints.txt -e '.[{extra}]'",
         )
 
 
@@ -89,7 +94,18 @@ def near_matches(name: str, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names)}"
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     """A value short enough for one line; names and paths in quotes, so that a blank one is visible."""
     text = repr(str(value)) if not isinstance(value, (int, float, bool, type(None))) else repr(value)
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+def as_configuration_error(section: str, error: ValidationError) -> ConfigurationError:
+    """Pydantic's first complaint in our words."""
+    first = error.errors()[0]
+    path = ".".join([section, *(str(part) for part in first["loc"])])
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    value = first["input"]
+    if not first["loc"] and isinstance(value, Mapping):  # a complaint about keys that do not go together
+        value = value.get("name", ", ".join(map(str, value)))
+    return ConfigurationError(setting=path, got=value, expected=expected, fix="correct the value")

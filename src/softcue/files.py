@@ -26,7 +26,9 @@ def writable(setting: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(setting, path, "a place that can be written to", f"choose another: {reason}") from error
+        raise RunError(
+            setting=setting, got=path, expected="a place that can be written to", fix=f"choose another: {reason}"
+        ) from error
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
@@ -118,3 +120,8 @@ def folder_is_whole(folder: Path) -> bool:
         return bool(manifest) and all(sha256(folder / name) == digest for name, digest in manifest.items())
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def cache_folder() -> Path:
+    """Where fetched backbones are kept: SOFTCUE_HOME, else ~/.cache/softcue."""
+    return Path(os.environ.get("SOFTCUE_HOME") or Path.home() / ".cache" / "softcue").expanduser()

@@ -35,4 +35,6 @@ def check_divides(setting: str, n: int, sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
         if size % n:
             fits = [k for k in range(1, 65) if all(value % k == 0 for value in sizes.values())]
-            raise ConfigurationError(setting, n, f"a divisor of the {name}, {size}", f"use one of {fits}")
+            raise ConfigurationError(
+                setting=setting, got=n, expected=f"a divisor of the {name}, {size}", fix=f"use one of {fits}"
+            )

@@ -43,7 +43,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenizedRow:
     """One row after the tokenizer, before batching."""
 
     ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class Tokens:
     offsets: tuple[tuple[int, int], ...] | None = None  # per token: its characters in the last text, -1 if none
     token_labels: tuple[int, ...] | None = None  # per token, for readouts that answer at every token; -100: no answer
     representation: Tensor | None = field(default=None, compare=False)  # [R] M(x), for those who ask for it
-    plain: Tokens | None = None  # what M(x) reads, for those who compute it anew in every step
+    plain: TokenizedRow | None = None  # what M(x) reads, for those who compute it anew in every step
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class LayerPrompt:
 
 
 # (layer, hidden [B T D], mask [B T]) -> what it takes; `hidden` are states of the source text entering the layer
-Deeper = Callable[[int, "Tensor", "Tensor"], LayerPrompt | None]
+LayerPrompts = Callable[[int, "Tensor", "Tensor"], LayerPrompt | None]
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class Prompt:
     tokens: Tensor  # [B P D]
     mask: Tensor  # [B P]   lets unlike lengths share a batch
     aux_loss: Tensor  # []      commitment, noise resilience, ...: a mean over rows
-    deeper: Deeper | None = None  # asked once per layer, from the first to the last
-    tally: Mapping[str, Tensor] = field(default_factory=dict)  # in training: sums over rows, for `learn`
-    shared_by: nn.Module | None = None  # its encoder, if all rows have this same prompt, `deeper` included
+    layer_prompts: LayerPrompts | None = None  # asked once per layer, from the first to the last
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)  # in training: sums over rows, for `update_state`
+    shared_by: nn.Module | None = None  # its encoder, if all rows have this same prompt, `layer_prompts` included
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # of several cues' prompts in one: rows [b], and their own prompt
 
 
@@ -169,8 +169,10 @@ class Prediction:
         if self.is_illegal:
             found["illegal"] = True
         if self.spans is not None:
-            found["spans"] = [{"start": span.start, "end": span.end} | ({"label": span.label} if span.label else {})
-                              for span in self.spans]  # fmt: skip
+            found["spans"] = [
+                {"start": span.start, "end": span.end} | ({"label": span.label} if span.label else {})
+                for span in self.spans
+            ]
         return found
 
 

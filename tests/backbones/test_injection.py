@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from toy import EXAMPLES, make_model
 
-from softcue.backbones import Backbone, Reading
-from softcue.backbones.architectures import ARCHITECTURES
+from softcue.backbones import Backbone, ForwardPass
+from softcue.backbones.families import FAMILIES
 from softcue.backbones.layout import Layout, lay_out
-from softcue.draws import places_in_batch
-from softcue.methods import TaskModel
-from softcue.tokens import PaddingSide, collate
-from softcue.types import Batch, Instance, LayerPrompt, Prompt, Tokens
+from softcue.inference import TaskModel
+from softcue.inputs.collate import PaddingSide, collate
+from softcue.randomness import rows_of_global_batch
+from softcue.types import Batch, Instance, LayerPrompt, Prompt, TokenizedRow
 
 PAD = 99.0
 
@@ -34,7 +34,7 @@ def random_batch(side: PaddingSide) -> tuple[Batch, Tensor]:
         length = int(torch.randint(1, 7, (1,), generator=generator))
         target = tuple(range(500, 500 + number % 4))
         insert_at = int(torch.randint(0, length + 1, (1,), generator=generator))
-        rows.append(Tokens(tuple(range(100, 100 + length)), tuple([1] * length), insert_at, target))
+        rows.append(TokenizedRow(tuple(range(100, 100 + length)), tuple([1] * length), insert_at, target))
     prompt_mask = torch.rand(6, 5, generator=generator) > 0.3
     return collate(rows, pad_id=0, side=side), prompt_mask
 
@@ -94,8 +94,8 @@ def batch_of(model: TaskModel, backbone: Backbone) -> Batch:
     return collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id)
 
 
-def reading_of(model: TaskModel, backbone: Backbone, batch: Batch) -> Reading:
-    return model.read(model.method.on(backbone), batch)[0]
+def reading_of(model: TaskModel, backbone: Backbone, batch: Batch) -> ForwardPass:
+    return model.read(model.method.view_of(backbone), batch)[0]
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def test_no_deep_prompt_reaches_another_backbone_or_a_later_pass() -> None:
     assert prompt is not None
     plain = other.read(batch, None, other.embed(batch.ids)).text()
     asked: list[int] = []
-    whole = prompt.deeper
+    whole = prompt.layer_prompts
     assert whole is not None
 
     def nested(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
@@ -117,7 +117,7 @@ def test_no_deep_prompt_reaches_another_backbone_or_a_later_pass() -> None:
         torch.testing.assert_close(inner, plain)
         return whole(layer, hidden, mask)
 
-    backbone.read(batch, replace(prompt, deeper=nested), embeds).text()
+    backbone.read(batch, replace(prompt, layer_prompts=nested), embeds).text()
     assert asked == list(range(backbone.num_layers))
     backbone.read(batch, None, embeds).text()
     assert asked == list(range(backbone.num_layers))
@@ -133,14 +133,14 @@ def test_a_plain_pass_within_a_prompted_one_of_the_same_backbone_is_plain() -> N
     expected = reading_of(model, backbone, batch).text()
     prompt = model.method.prompt(Instance(embeds, batch.mask))
     assert prompt is not None
-    whole = prompt.deeper
+    whole = prompt.layer_prompts
     assert whole is not None
 
     def nested(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
         assert torch.equal(backbone.read(batch, None, embeds).text(), plain)
         return whole(layer, hidden, mask)
 
-    assert torch.equal(backbone.read(batch, replace(prompt, deeper=nested), embeds).text(), expected)
+    assert torch.equal(backbone.read(batch, replace(prompt, layer_prompts=nested), embeds).text(), expected)
 
 
 @pytest.mark.parametrize("case", ["toy-add", "prefix-tuning", "adapter", "fine-tuning"])
@@ -196,15 +196,15 @@ def test_backbones_on_one_model_and_on_its_twins_take_each_part_once(family: str
     for other in (same, backbone.twin(), backbone.twin().twin()):
         torch.testing.assert_close(reading_of(model, other, batch).text(), expected)
         asked: list[int] = []
-        reading = reading_of(model, other, batch)
-        if reading.prompt is None or (whole := reading.prompt.deeper) is None:
+        forward_pass = reading_of(model, other, batch)
+        if forward_pass.prompt is None or (whole := forward_pass.prompt.layer_prompts) is None:
             continue
 
         def counted(layer: int, hidden: Tensor, mask: Tensor, whole: Any = whole, asked: Any = asked) -> Any:
             asked.append(layer)
             return whole(layer, hidden, mask)
 
-        replace(reading, prompt=replace(reading.prompt, deeper=counted)).text()
+        replace(forward_pass, prompt=replace(forward_pass.prompt, layer_prompts=counted)).text()
         assert asked == list(range(backbone.num_layers))
 
 
@@ -233,7 +233,7 @@ def test_dropout_of_the_backbone_is_on_in_one_view_only() -> None:
     assert backbone.with_dropout.word_table is backbone.word_table
 
 
-FAMILIES = list(ARCHITECTURES)
+FAMILY_NAMES = list(FAMILIES)
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, Tensor
             handle.remove()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 @torch.no_grad()
 def test_a_layers_prompt_is_added_or_takes_the_place_of_states_and_text_states_stay(family: str) -> None:
     backbone = tiny(family)
@@ -265,16 +265,16 @@ def test_a_layers_prompt_is_added_or_takes_the_place_of_states_and_text_states_s
     adds = torch.tensor([True, False, True, False, False])
     assert prompt is not None
 
-    def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+    def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
         return LayerPrompt(states, adds) if layer == 1 else LayerPrompt(states) if layer == 2 else None
 
-    reading = backbone.read(batch, replace(prompt, deeper=deeper), embeds)
+    forward_pass = backbone.read(batch, replace(prompt, layer_prompts=layer_prompts), embeds)
     with calls_of(list(backbone.layers)) as calls:
-        reading.text()
+        forward_pass.text()
     for layer, always_adds in ((1, False), (2, True)):
         before, after = calls[layer - 1][1], calls[layer][0]
-        assert torch.equal(after[~reading.layout.is_prompt], before[~reading.layout.is_prompt])
-        old, new = at_prompt(reading.layout, before), at_prompt(reading.layout, after)
+        assert torch.equal(after[~forward_pass.layout.is_prompt], before[~forward_pass.layout.is_prompt])
+        old, new = at_prompt(forward_pass.layout, before), at_prompt(forward_pass.layout, after)
         for row in range(len(EXAMPLES)):
             expected = states[row] + old[row] if always_adds or adds[row] else states[row]
             torch.testing.assert_close(new[row], expected)
@@ -292,16 +292,16 @@ class Recorded(nn.Module):
         return torch.zeros_like(output)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 @torch.no_grad()
 def test_sublayers_are_all_that_a_layer_adds_to_its_input_and_each_has_its_own_change(family: str) -> None:
     backbone = tiny(family)
     batch = batch_of(make_model(backbone, "no-prompt"), backbone)
     asked: list[int] = []
     seen = backbone.with_sublayers([Recorded(number, asked) for number in range(len(backbone.sublayers))])
-    reading = seen.read(batch, None, seen.embed(batch.ids))
+    forward_pass = seen.read(batch, None, seen.embed(batch.ids))
     with calls_of(list(backbone.layers)) as calls:
-        reading.hidden()
+        forward_pass.hidden()
     num_reading = 2 * backbone.num_layers
     assert asked == list(range(num_reading))  # attention, feed-forward, layer by layer
     for entered, left in calls:  # nothing is added, so a layer gives what it got, normalised if it closes with that
@@ -309,14 +309,14 @@ def test_sublayers_are_all_that_a_layer_adds_to_its_input_and_each_has_its_own_c
         assert min(float((left - entered).abs().max()), float((left - norm).abs().max())) < 1e-3
     asked.clear()
     if backbone.kind == "encoder-decoder":
-        reading.target_logits(batch.target_ids)
+        forward_pass.target_logits(batch.target_ids)
         assert asked == list(range(num_reading, len(backbone.sublayers)))
 
 
 # Keys and values
 
 
-WITH_KEYS = [name for name, entry in ARCHITECTURES.items() if entry.keys_values is not None]
+WITH_KEYS = [name for name, entry in FAMILIES.items() if entry.keys_values is not None]
 
 
 def at_prompt(layout: Layout, values: Tensor) -> Tensor:
@@ -336,8 +336,8 @@ def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_p
     embeds = backbone.embed(batch.ids)
     words = model.method.prompt(Instance(embeds, batch.mask))
     assert words is not None
-    reading = backbone.read(batch, words, embeds)
-    entry = ARCHITECTURES[family].keys_values
+    forward_pass = backbone.read(batch, words, embeds)
+    entry = FAMILIES[family].keys_values
     assert entry is not None
     found: dict[tuple[int, str], Tensor] = {}
 
@@ -349,7 +349,7 @@ def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_p
             elif entry.packing == "by head":
                 first = 8 if which == "keys" else 16  # each of four heads has 8 of each
                 own = torch.cat([output[..., start + first : start + first + 8] for start in range(0, 96, 24)], dim=2)
-            found[number, which] = at_prompt(reading.layout, own)
+            found[number, which] = at_prompt(forward_pass.layout, own)
 
         return hook
 
@@ -358,18 +358,18 @@ def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_p
         for number, layer in enumerate(backbone.layers)
         for which, path in (("keys", entry.key), ("values", entry.value))
     ]
-    expected = reading.text()
+    expected = forward_pass.text()
     for handle in handles:
         handle.remove()
     assert found[0, "keys"].shape == (len(EXAMPLES), 4, backbone.key_width)
 
-    def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt:
+    def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt:
         return LayerPrompt(keys=found[layer, "keys"], values=found[layer, "values"])
 
-    given = replace(words, tokens=torch.zeros_like(words.tokens), deeper=deeper)
+    given = replace(words, tokens=torch.zeros_like(words.tokens), layer_prompts=layer_prompts)
     mask = batch.mask
     torch.testing.assert_close(backbone.read(batch, given, embeds).text()[mask], expected[mask], rtol=1e-4, atol=1e-4)
-    without = backbone.read(batch, replace(given, deeper=None), embeds).text()
+    without = backbone.read(batch, replace(given, layer_prompts=None), embeds).text()
     assert not torch.allclose(without[mask], expected[mask], atol=1e-2)
 
 
@@ -450,17 +450,17 @@ def test_text_attends_to_exactly_the_trained_keys_and_values(family: str, insert
     backbone = tiny(family)
     model = make_model(backbone, "prefix-tuning", insert_at=insert_at)
     batch = batch_of(model, backbone)
-    reading = reading_of(model, backbone, batch)
+    forward_pass = reading_of(model, backbone, batch)
     layer: Any = backbone.layers[0]
-    entering, leaving = (layer.get_submodule(path) for path in ATTENTIONS[family])
-    with inputs_of(entering) as states, inputs_of(leaving) as outputs:
-        reading.text()
+    input_states, leaving = (layer.get_submodule(path) for path in ATTENTIONS[family])
+    with inputs_of(input_states) as states, inputs_of(leaving) as outputs:
+        forward_pass.text()
     trained = model.method.encoder.prompts[0]  # type: ignore[union-attr, index]
     width = backbone.key_width
     trained_keys, trained_values = (part.view(4, -1, 8) for part in (trained[:, :width], trained[:, width:]))
     for row in range(len(EXAMPLES)):
-        real = reading.layout.mask[row]
-        index = reading.layout.index[row][real].tolist()  # below 4: which prompt token stands there
+        real = forward_pass.layout.mask[row]
+        index = forward_pass.layout.index[row][real].tolist()  # below 4: which prompt token stands there
         query, key, value = own_projections(family, layer, states[0][row][real])
         for slot, number in enumerate(index):
             if number < 4:
@@ -523,7 +523,7 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
     with torch.no_grad():
         without_noise = float(model(backbone, batch)[0].total)
     model.train()
-    layers = model.method.on(backbone).layers
+    layers = model.method.view_of(backbone).layers
     runs = [0] * len(layers)
     for number, layer in enumerate(layers):
 
@@ -537,15 +537,15 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
 
     def spy(instance: Instance) -> Prompt | None:
         prompt = original(instance)
-        if prompt is None or prompt.deeper is None:
+        if prompt is None or prompt.layer_prompts is None:
             return prompt
-        whole = prompt.deeper
+        whole = prompt.layer_prompts
 
-        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             asked.append(layer)
             return whole(layer, hidden, mask)
 
-        return replace(prompt, deeper=deeper)
+        return replace(prompt, layer_prompts=layer_prompts)
 
     model.method.prompt = spy  # type: ignore[method-assign]
     kept = 0
@@ -557,11 +557,17 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
 
     torch.manual_seed(7)
     counting = torch.autograd.graph.saved_tensors_hooks(pack, lambda values: values)
-    with counting, places_in_batch([4, 0, 2, 5, 1], 6):  # noise by place: over when the layers run again
+    with counting, rows_of_global_batch([4, 0, 2, 5, 1], 6):  # noise by place: over when the layers run again
         loss, aux_loss, _ = model(backbone, batch)
     total = loss.total + aux_loss
     torch.manual_seed(8)
     total.backward()
     gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-    return {"loss": total.item(), "loss without noise": without_noise, "gradients": gradients, "runs": runs,
-            "asked": asked, "kept": kept}  # fmt: skip
+    return {
+        "loss": total.item(),
+        "loss without noise": without_noise,
+        "gradients": gradients,
+        "runs": runs,
+        "asked": asked,
+        "kept": kept,
+    }

@@ -5,7 +5,7 @@ import math
 import pytest
 from tiny import tiny
 
-from softcue.backbones import trials
+from softcue.backbones.loading import trials
 
 
 def found(monkeypatch: pytest.MonkeyPatch, alone: float, each: float, length: int = 10) -> float:

@@ -13,10 +13,10 @@ from softcue.benchmarks import contestants, epochs, few_shot, growth, predicting
 from softcue.benchmarks.measuring import figure, interleaved_seconds, ratio_of
 from softcue.benchmarks.parts import Plan, measured
 from softcue.benchmarks.peers import dropout_free, peft_answering, trainer_batches, with_prompt_of
-from softcue.data import Rows
 from softcue.errors import MissingExtraError
+from softcue.inputs.collate import collate
 from softcue.readouts import ReadoutConfig
-from softcue.tokens import collate
+from softcue.tasks.splits import Splits
 from softcue.training import Trainer
 from softcue.types import Example
 
@@ -29,10 +29,23 @@ PLAN = Plan(repeats=2)
 
 @pytest.fixture(autouse=True)
 def _tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = {"vocab_size": 1000, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-               "intermediate_size": 32}  # fmt: skip
-    encoder_decoder = {"vocab_size": 1000, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2,
-                       "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}  # fmt: skip
+    encoder = {
+        "vocab_size": 1000,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    encoder_decoder = {
+        "vocab_size": 1000,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "feed_forward_proj": "gated-gelu",
+        "decoder_start_token_id": 0,
+    }
     decoder = {"vocab_size": 1000, "n_embd": 16, "n_layer": 2, "n_head": 2, "eos_token_id": 1, "bos_token_id": 1}
     tiny = {"encoder": encoder, "encoder-decoder": encoder_decoder, "decoder": decoder}
     monkeypatch.setattr(contestants, "SHAPES", tiny)
@@ -150,9 +163,16 @@ def test_prediction_figures_have_all_fields(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(predicting, "MANY", 24)
     monkeypatch.setattr(predicting, "SERVED", 2)
     found = predicting.predicting_figures(PLAN)
-    check_figures(found, "decoder_score_vs_peft", "mixed8_vs_single", "mixed24_vs_single", "ensemble5_vs_five_passes",
-                  "ensemble5_vs_five_passes_64_rows", "small_passes_vs_one_encoder",
-                  "small_passes_vs_one_encoder_decoder")  # fmt: skip
+    check_figures(
+        found,
+        "decoder_score_vs_peft",
+        "mixed8_vs_single",
+        "mixed24_vs_single",
+        "ensemble5_vs_five_passes",
+        "ensemble5_vs_five_passes_64_rows",
+        "small_passes_vs_one_encoder",
+        "small_passes_vs_one_encoder_decoder",
+    )
 
 
 def test_every_row_has_a_turn() -> None:
@@ -181,11 +201,15 @@ def test_all_figures_that_were_promised_of_training_are_measured(monkeypatch: py
     parts = [part for part in training.PARTS if part not in (training.start_figures, training.real_epoch_figures)]
     found = measured(parts, PLAN)
     promised = {
-        "decoder_train_vs_peft": (5.0, ">="), "decoder_train_memory_vs_peft": (0.5, "<="),
-        "encoder_train_vs_peft": (1.7, ">="), "t5_train_vs_peft": (1.7, ">="), "step_vs_bare_backbone": (1.05, "<="),
-        "m_idpg_vs_p_tuning_v2": (1.15, "<="), "vip_vs_prompt_tuning": (1.10, "<="),
+        "decoder_train_vs_peft": (5.0, ">="),
+        "decoder_train_memory_vs_peft": (0.5, "<="),
+        "encoder_train_vs_peft": (1.7, ">="),
+        "t5_train_vs_peft": (1.7, ">="),
+        "step_vs_bare_backbone": (1.05, "<="),
+        "m_idpg_vs_p_tuning_v2": (1.15, "<="),
+        "vip_vs_prompt_tuning": (1.10, "<="),
         "late_vs_prompt_tuning": (0.5, "<="),
-    }  # fmt: skip
+    }
     assert {name: (found[name]["target"], found[name]["comparison"]) for name in promised} == promised
 
 
@@ -219,11 +243,11 @@ def test_growth_has_a_point_for_every_value(monkeypatch: pytest.MonkeyPatch) -> 
 # --- few-shot ---
 
 
-def few_rows() -> Rows:
+def few_rows() -> Splits:
     good, bad = ("works well today", "all is fine again"), ("it broke again", "nothing works now")
     rows = [Example((text,), label) for label, own in (("one", good), ("two", bad)) for text in own]
     task = contestants.random_cue(contestants.random_backbone("encoder"), "no-prompt", {}).task
-    return Rows(task, rows, rows, rows)
+    return Splits(task, rows, rows, rows)
 
 
 def test_the_clock_stands_still_while_a_contestant_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,15 +266,20 @@ def test_few_shot_compares_contestants_on_the_same_rows(monkeypatch: pytest.Monk
     monkeypatch.setattr(few_shot, "load_backbone", lambda name: contestants.random_backbone("encoder"))
     monkeypatch.setattr(few_shot, "real_rows", lambda data, **sampling: rows)
 
-    def peer(backbone: object, given: Rows, wanted: float) -> few_shot.Run:
+    def peer(backbone: object, given: Splits, wanted: float) -> few_shot.Run:
         assert given is rows
         return few_shot.Run(wanted, seconds=3.0, reached=2.0, test=50.0, best=60.0)
 
     ours = few_shot.CONTESTANTS
-    monkeypatch.setattr(few_shot, "CONTESTANTS", {
-        "linear probe (softcue)": ours["linear probe (softcue)"],
-        "prompt-tuning (softcue)": ours["prompt-tuning (softcue)"], "SetFit": peer,
-    })  # fmt: skip
+    monkeypatch.setattr(
+        few_shot,
+        "CONTESTANTS",
+        {
+            "linear probe (softcue)": ours["linear probe (softcue)"],
+            "prompt-tuning (softcue)": ours["prompt-tuning (softcue)"],
+            "SetFit": peer,
+        },
+    )
     found = few_shot.few_shot_figures(PLAN)
     assert set(found["figures"]) == {"few_shot_vs_setfit", "few_shot_vs_linear_probe"}
     assert all(set(one) == FIELDS for one in found["figures"].values())
@@ -272,7 +301,7 @@ def test_a_missing_peer_is_named() -> None:
 # --- models with real weights, here tiny ones ---
 
 
-TOY = Rows(TASK, EXAMPLES, EXAMPLES, EXAMPLES)
+TOY = Splits(TASK, EXAMPLES, EXAMPLES, EXAMPLES)
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
@@ -285,9 +314,9 @@ def test_pefts_twin_of_a_loaded_model_computes_what_ours_does(family: str, monke
     scores = torch.tensor([list(answer.scores.values()) for answer in ours])
     torch.testing.assert_close(torch.tensor(theirs), scores, rtol=0, atol=1e-5)
     cue = real_models.new_cue(backbone, TOY, ReadoutConfig())
-    lessons = cue.rows(backbone, cue.lessons(EXAMPLES), with_answer=True)
-    found = cue(backbone, collate(lessons, backbone.tokenizer.pad_token_id)).loss
-    loss = real_models.peft_step(real_models.peft_twin(backbone, cue), backbone, lessons)()
+    training_examples = cue.rows(backbone, cue.training_examples(EXAMPLES), with_answer=True)
+    found = cue(backbone, collate(training_examples, backbone.tokenizer.pad_token_id)).loss
+    loss = real_models.peft_step(real_models.peft_twin(backbone, cue), backbone, training_examples)()
     assert loss == pytest.approx(float(found.total.detach()) / found.count, rel=1e-4)
 
 
@@ -307,5 +336,10 @@ def test_figures_of_a_model_are_under_its_name(family: str, monkeypatch: pytest.
     monkeypatch.setattr(real_models, "load_backbone", lambda _: tiny(family))
     monkeypatch.setattr(real_models, "real_rows", lambda _: TOY)
     found = real_models.model_figures(PLAN, "models/My-Model")
-    check_figures(found, "my_model_train_vs_peft", "my_model_train_memory_vs_peft", "my_model_score_vs_peft",
-                  "my_model_mixed2_vs_single")  # fmt: skip
+    check_figures(
+        found,
+        "my_model_train_vs_peft",
+        "my_model_train_memory_vs_peft",
+        "my_model_score_vs_peft",
+        "my_model_mixed2_vs_single",
+    )

@@ -25,9 +25,9 @@ from softcue.benchmarks.load import Load, Loader, Reply, sent
 from softcue.benchmarks.parts import Plan
 from softcue.benchmarks.workloads import Asked, Sample, Sizes, Stock, copied, judged, real_texts, verdict
 from softcue.errors import MissingExtraError, RunError
-from softcue.serving.app import create_app
-from softcue.serving.engine import Engine
-from softcue.serving.service import Service
+from softcue.serving.engine.engine import Engine
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 
 OK, BUSY = "200 OK", "429 Too Many Requests\r\nRetry-After: 7"
@@ -237,9 +237,9 @@ RIGHT = [{"task": one.task, **(one.wanted or {}), "version": "1"} for one in ASK
 
 
 def tallied(*results: Any, status: int = 200, may_refuse: bool = False) -> dict[str, int]:
-    tally: Counter[str] = Counter()
-    judged([ASKED], [Reply(status, 0.0, 1.0, 1, results)], tally, may_refuse)
-    return dict(tally)
+    statistics: Counter[str] = Counter()
+    judged([ASKED], [Reply(status, 0.0, 1.0, 1, results)], statistics, may_refuse)
+    return dict(statistics)
 
 
 def test_right_answers_are_right() -> None:
@@ -323,12 +323,31 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- all of it, on a tiny model ---
 
-SIZES = Sizes(cues=(3, 7), steps=2, texts=6, seconds=0.05, latency_seconds=0.05, overload_seconds=0.1, clients=4,
-              few_clients=2, several=3, warm_cycles=2, cycles=20, meanwhile=4)  # fmt: skip
+SIZES = Sizes(
+    cues=(3, 7),
+    steps=2,
+    texts=6,
+    seconds=0.05,
+    latency_seconds=0.05,
+    overload_seconds=0.1,
+    clients=4,
+    few_clients=2,
+    several=3,
+    warm_cycles=2,
+    cycles=20,
+    meanwhile=4,
+)
 NAMES = {
-    "serve_vs_offline", "serve7_vs_identical", "p99_vs_p50", "overload_vs_peak", "serve_vs_switching",
-    "serve_vs_switching_static", "serve_vs_one_cue_batches", "reload_memory", "wrong_answers",
-}  # fmt: skip
+    "serve_vs_offline",
+    "serve7_vs_identical",
+    "p99_vs_p50",
+    "overload_vs_peak",
+    "serve_vs_switching",
+    "serve_vs_switching_static",
+    "serve_vs_one_cue_batches",
+    "reload_memory",
+    "wrong_answers",
+}
 
 
 def in_this_process(backbone: Path) -> Any:
@@ -371,9 +390,15 @@ def test_the_whole_bench(bench_folder: Path, model_folders: dict[str, Path], mon
     assert found["figures"]["wrong_answers"]["met"]
     assert found["answers"]["compared"] > 100
     assert [(row["popularity"], row["cues"], row["inputs"]) for row in found["throughput"]] == [
-        ("identical", 1, 1), ("uniform", 3, 1), ("skewed", 3, 1), ("distinct", 3, 1), ("uniform", 7, 1),
-        ("skewed", 7, 1), ("distinct", 7, 1), ("uniform", 7, 3),
-    ]  # fmt: skip
+        ("identical", 1, 1),
+        ("uniform", 3, 1),
+        ("skewed", 3, 1),
+        ("distinct", 3, 1),
+        ("uniform", 7, 1),
+        ("skewed", 7, 1),
+        ("distinct", 7, 1),
+        ("uniform", 7, 3),
+    ]
     assert [row["load"] for row in found["latency"]] == list(serving.SHARES)
     assert len(found["memory_mb"]) == len(found["memory_mb_while_asked"]) == serving.CHECKS + 1
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
@@ -388,7 +413,7 @@ def test_the_whole_bench(bench_folder: Path, model_folders: dict[str, Path], mon
 def test_a_server_that_answers_wrongly_is_found_out(
     bench_folder: Path, model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from softcue.serving import engine
+    from softcue.serving.engine import engine
 
     plain, first = engine.predict_mixed, []
 
@@ -401,4 +426,4 @@ def test_a_server_that_answers_wrongly_is_found_out(
         bench.ask(bench.hardest(12), clients=4)
         [figure] = bench.answer_figures(bench.plan).values()
     assert not figure["met"]
-    assert bench.tally["crossed"] == figure["ratio"] == 12 - bench.tally["right"] > 0
+    assert bench.statistics["crossed"] == figure["ratio"] == 12 - bench.statistics["right"] > 0

@@ -59,8 +59,14 @@ def test_growth_becomes_small_pictures_and_a_table(
 ) -> None:
     def point(axis: str, value: int) -> dict[str, Any]:
         pair = {"ours": value, "peft": 4 * value}
-        return {axis: value, "seconds": pair, "bytes": pair, "operations": pair, "positions": pair,
-                "words": {"ours": 1, "peft": value}}  # fmt: skip
+        return {
+            axis: value,
+            "seconds": pair,
+            "bytes": pair,
+            "operations": pair,
+            "positions": pair,
+            "words": {"ours": 1, "peft": value},
+        }
 
     curves = {axis: [point(axis, value) for value in (1, 2, 5)] for axis in ("prompt", "text", "rows")}
     curves["cues"] = [{"cues": value, "seconds": {"ours": 1.0}} for value in (1, 10)]

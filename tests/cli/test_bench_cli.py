@@ -16,10 +16,13 @@ CURVES = {"prompt": [{"prompt": 20, "seconds": {"ours": 0.5, "peft": 2.0}, "byte
 FOUND: dict[str, tuple[str, Any, Any]] = {  # verb -> what measures, what it gives, what --json prints
     "train": ("training.training_figures", {"speed": FIGURE}, {"figures": {"speed": FIGURE}}),
     "predict": ("predicting.predicting_figures", {"speed": FIGURE}, {"figures": {"speed": FIGURE}}),
-    "few-shot": ("few_shot.few_shot_figures", {"figures": {"speed": FIGURE}, "contestants": {"SetFit": CONTESTANT}},
-                 {"figures": {"speed": FIGURE}, "contestants": {"SetFit": CONTESTANT}}),
+    "few-shot": (
+        "few_shot.few_shot_figures",
+        {"figures": {"speed": FIGURE}, "contestants": {"SetFit": CONTESTANT}},
+        {"figures": {"speed": FIGURE}, "contestants": {"SetFit": CONTESTANT}},
+    ),
     "growth": ("growth.growth", CURVES, {"growth": CURVES}),
-}  # fmt: skip
+}
 
 
 def measures(monkeypatch: pytest.MonkeyPatch, verb: str) -> list[Plan]:
@@ -37,10 +40,15 @@ def test_bench_prints_one_json_object(verb: str, monkeypatch: pytest.MonkeyPatch
     assert plans == [Plan(7)]
 
 
-@pytest.mark.parametrize(("verb", "cells"), [
-    ("train", ["speed", "1.230", "NO"]), ("predict", ["speed", ">= 1.5"]), ("few-shot", ["SetFit", "79.0", "speed"]),
-    ("growth", ["prompt", "ours, seconds", "0.5", "peft, bytes"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verb", "cells"),
+    [
+        ("train", ["speed", "1.230", "NO"]),
+        ("predict", ["speed", ">= 1.5"]),
+        ("few-shot", ["SetFit", "79.0", "speed"]),
+        ("growth", ["prompt", "ours, seconds", "0.5", "peft, bytes"]),
+    ],
+)
 def test_bench_prints_tables(verb: str, cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     measures(monkeypatch, verb)
     found = run("bench", verb)

@@ -71,8 +71,19 @@ def cues(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path
     for name, words in wanted.items():
         found = run("train", "--backbone", model_folders["bert"], "--output-dir", folder / name, *words, *QUICK)
         assert found.code == 0, found.err
-    found = run("train", "--backbone", model_folders["bert"], "--output-dir", folder / "bare", *own,
-                "--label", "team", "--method", "no-prompt", "training.epochs=1")  # fmt: skip
+    found = run(
+        "train",
+        "--backbone",
+        model_folders["bert"],
+        "--output-dir",
+        folder / "bare",
+        *own,
+        "--label",
+        "team",
+        "--method",
+        "no-prompt",
+        "training.epochs=1",
+    )
     assert found.code == 0, found.err
     return Cues(folder, model_folders)
 
@@ -100,7 +111,7 @@ def test_help_lists_every_verb() -> None:
 @pytest.mark.parametrize("verb", ["methods", "tasks", "backbones", "doctor"])
 def test_lists_are_one_json_object_or_a_table(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
-    monkeypatch.setattr("softcue.backbones.aliases.ALIASES", {})  # their weights are large
+    monkeypatch.setattr("softcue.backbones.loading.sources.ALIASES", {})  # their weights are large
     found = run(verb, "--json")
     assert found.json
     assert found.err == ""
@@ -148,10 +159,15 @@ def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     "words",
     [
-        ["no-such-verb"], ["train", "--no-such-flag"], ["predict", "cue"], ["evaluate"], ["inspect"],
-        ["inspect", "cue", "--top", "0"], ["predict", "cue", "--input", "-", "--batch-size", "none"],
+        ["no-such-verb"],
+        ["train", "--no-such-flag"],
+        ["predict", "cue"],
+        ["evaluate"],
+        ["inspect"],
+        ["inspect", "cue", "--top", "0"],
+        ["predict", "cue", "--input", "-", "--batch-size", "none"],
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str]) -> None:
     found = run(*words)
     assert (found.code, found.out) == (2, "")
@@ -194,8 +210,8 @@ def test_process_reports_an_error_on_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_reader_that_leaves_early_is_no_error(unbuffered: str) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
+    forward_pass, writing = os.pipe()
+    os.close(forward_pass)
     command = [sys.executable, "-m", "softcue", "--help"]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     found = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, env=environment)
@@ -248,7 +264,8 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
     "too few rows": (_own(rows=(("hi", "a"), ("ho", "b"))), ["task.validation", "--validation FILE"]),
     "unknown label": (
         lambda folder: [
-            *_own()(folder), "--validation",
+            *_own()(folder),
+            "--validation",
             csv_file(folder / "in" / "v.csv", ("message", "team"), ("hi", "biling")),
         ],
         ["v.csv, line 2, column 'team'", "'biling'", "did you mean 'billing'?"],
@@ -287,7 +304,7 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
         _own("--method=no-prompt", "readout.name=label-words", "task.label_words={billing: a, hardware: b}"),
         ["method.name", "something to train", "choose another method"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_TRAINING)
@@ -310,8 +327,19 @@ def test_training_without_an_output_folder_is_refused() -> None:
 
 def test_finished_cue_is_not_overwritten(cues: Cues) -> None:
     before = {path.name: path.read_bytes() for path in cues["teams"].iterdir()}
-    words = ["train", "--train", cues["rows.csv"], "--text", "message", "--label", "team",
-             "--backbone", cues.models["bert"], "--output-dir", cues["teams"]]  # fmt: skip
+    words = [
+        "train",
+        "--train",
+        cues["rows.csv"],
+        "--text",
+        "message",
+        "--label",
+        "team",
+        "--backbone",
+        cues.models["bert"],
+        "--output-dir",
+        cues["teams"],
+    ]
     check_refused(run(*words), "--output-dir", cues["teams"], "--overwrite")
     assert {path.name: path.read_bytes() for path in cues["teams"].iterdir()} == before
 
@@ -406,8 +434,17 @@ def test_inspecting_a_cue_without_prompt_is_refused(cues: Cues) -> None:
 
 
 def test_training_prints_a_table_and_writes_a_cue(tmp_path: Path, model_folders: dict[str, Path]) -> None:
-    found = run("train", "--task", "tickets", "task.train_rows=24", *QUICK,
-                "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue")  # fmt: skip
+    found = run(
+        "train",
+        "--task",
+        "tickets",
+        "task.train_rows=24",
+        *QUICK,
+        "--backbone",
+        model_folders["bert"],
+        "--output-dir",
+        tmp_path / "cue",
+    )
     assert found.code == 0
     assert all(word in found.out for word in ("validation", "test", "accuracy", "prompt-tuning"))
     assert {"cue.json", "cue.safetensors", "metrics.json", "README.md"} <= {
@@ -419,9 +456,22 @@ def test_training_prints_a_table_and_writes_a_cue(tmp_path: Path, model_folders:
 @pytest.mark.parametrize("model_type", ["bert", "t5", "gpt2"])
 def test_training_takes_one_step_on_every_kind(model_type: str, tmp_path: Path, model_folders: dict[str, Path]) -> None:
     rows = own_rows(tmp_path / "rows.csv")
-    found = run("train", "--train", rows, "--text", "message", "--label", "team",
-                "--backbone", model_folders[model_type], "--output-dir", tmp_path / "cue", "--json",
-                "training.steps=1", "method.prompt_length=6")  # fmt: skip
+    found = run(
+        "train",
+        "--train",
+        rows,
+        "--text",
+        "message",
+        "--label",
+        "team",
+        "--backbone",
+        model_folders[model_type],
+        "--output-dir",
+        tmp_path / "cue",
+        "--json",
+        "training.steps=1",
+        "method.prompt_length=6",
+    )
     assert (found.json["steps"], found.json["best_step"]) == (1, 1)
     assert found.json["cue"] == str(tmp_path / "cue")
     assert found.json["counts"]["gradient"] == 6 * 32
@@ -435,19 +485,40 @@ def test_settings_come_from_file_flags_and_overrides_in_that_order(
 ) -> None:
     (tmp_path / "run.yaml").write_text(
         "task: {name: urgency, train_rows: 12, validation_rows: 6, test_rows: 6}\n"
-        "training: {steps: 3, seed: 5, prompt_rate: 1e-3}\nmethod: {prompt_length: 3}\n"
+        "training: {steps: 3, seed: 5, learning_rate: 1e-3}\nmethod: {prompt_length: 3}\n"
     )
-    found = run("train", tmp_path / "run.yaml", "--seed", "6", "--output-dir", tmp_path / "cue", "--json",
-                "--backbone", model_folders["bert"], "training.steps=1")  # fmt: skip
+    found = run(
+        "train",
+        tmp_path / "run.yaml",
+        "--seed",
+        "6",
+        "--output-dir",
+        tmp_path / "cue",
+        "--json",
+        "--backbone",
+        model_folders["bert"],
+        "training.steps=1",
+    )
     assert found.json["steps"] == 1
     record = json.loads((tmp_path / "cue" / "cue.json").read_text())
-    assert (record["training"]["seed"], record["training"]["prompt_rate"]) == (6, 0.001)
+    assert (record["training"]["seed"], record["training"]["learning_rate"]) == (6, 0.001)
     assert (record["method"]["prompt_length"], record["task"]["name"]) == (3, "urgency")
 
 
 def test_overwriting_and_resuming_a_finished_cue(tmp_path: Path, model_folders: dict[str, Path]) -> None:
-    words = ["train", "--task", "urgency", "training.steps=1", "--json", "--output-dir", tmp_path / "cue",
-             "--backbone", model_folders["bert"], "task.train_rows=12", *QUICK[1:]]  # fmt: skip
+    words = [
+        "train",
+        "--task",
+        "urgency",
+        "training.steps=1",
+        "--json",
+        "--output-dir",
+        tmp_path / "cue",
+        "--backbone",
+        model_folders["bert"],
+        "task.train_rows=12",
+        *QUICK[1:],
+    ]
     first = run(*words).json
     assert run(*words, "--overwrite").json == first
     assert run(*words, "--resume").json == first
@@ -563,8 +634,16 @@ def test_one_cue_s_answers_are_written_as_csv_and_json_lines(cues: Cues, tmp_pat
 
 
 def test_several_cues_answers_are_written_as_csv(cues: Cues, tmp_path: Path) -> None:
-    found = run("predict", cues["tickets"], cues["urgency"], "--input", "-", "--output", tmp_path / "out.csv",
-                stdin='it broke, "again"\nzweite Zeile ü\n'.encode())  # fmt: skip
+    found = run(
+        "predict",
+        cues["tickets"],
+        cues["urgency"],
+        "--input",
+        "-",
+        "--output",
+        tmp_path / "out.csv",
+        stdin='it broke, "again"\nzweite Zeile ü\n'.encode(),
+    )
     assert found.code == 0
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))

@@ -16,9 +16,18 @@ ROWS = [{"text": "the invoice is wrong", "label": "a"}, {"text": "where is my pa
 
 
 def trained(folder: Path, backbone: Path, method: str) -> softcue.Cue:
-    words = ["training.steps=2", "training.batch_size=4", "training.prompt_rate=0.01"]
-    return softcue.train(folder, backbone=str(backbone), method=method, train=ROWS, validation=ROWS, text="text",
-                         label="label", overrides=words, progress=False)  # fmt: skip
+    words = ["training.steps=2", "training.batch_size=4", "training.learning_rate=0.01"]
+    return softcue.train(
+        folder,
+        backbone=str(backbone),
+        method=method,
+        train=ROWS,
+        validation=ROWS,
+        text="text",
+        label="label",
+        overrides=words,
+        progress=False,
+    )
 
 
 def test_an_exported_cue_reads_as_the_fine_tuned_model_did(tmp_path: Path, model_folders: dict[str, Path]) -> None:
@@ -26,7 +35,7 @@ def test_an_exported_cue_reads_as_the_fine_tuned_model_did(tmp_path: Path, model
     found = CliRunner().invoke(app, ["backbones", "export", str(tmp_path / "cue"), str(tmp_path / "tuned")])
     assert found.exit_code == 0, found.output
     tuned = softcue.backbones.load_backbone(str(tmp_path / "tuned"))
-    twin = cue.model.method.on(cue.backbone)
+    twin = cue.model.method.view_of(cue.backbone)
     batch_ids = twin.tokenizer("the invoice is wrong", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         own, other = (one.base(input_ids=batch_ids).last_hidden_state for one in (twin, tuned))

@@ -15,10 +15,24 @@ from softcue.cli.app import main
 from softcue.methods import METHODS
 
 ROWS = [
-    "fine-tuning", "adapter", "compacter", "prompt-tuning", "prompt-tuning-134", "p-tuning-v2", "prefix-tuning",
-    "s-idpg-phm", "s-idpg-dnn", "m-idpg-phm", "m-idpg-phm-s", "m-idpg-phm-l", "m-idpg-phm-glove", "m-idpg-dnn", "efl",
-    "linear-probe", "no-prompt",
-]  # fmt: skip
+    "fine-tuning",
+    "adapter",
+    "compacter",
+    "prompt-tuning",
+    "prompt-tuning-134",
+    "p-tuning-v2",
+    "prefix-tuning",
+    "s-idpg-phm",
+    "s-idpg-dnn",
+    "m-idpg-phm",
+    "m-idpg-phm-s",
+    "m-idpg-phm-l",
+    "m-idpg-phm-glove",
+    "m-idpg-dnn",
+    "efl",
+    "linear-probe",
+    "no-prompt",
+]
 
 
 def run(*words: str) -> tuple[int, str, str]:

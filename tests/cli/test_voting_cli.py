@@ -14,10 +14,10 @@ import pytest
 from command import EVALUATED, Ended, check_refused, run
 
 import softcue
-from softcue.data import rows_of_run
-from softcue.evaluation import Predicted
-from softcue.serving.engine import Engine
-from softcue.serving.jobs import Answer
+from softcue.inference import Predictions
+from softcue.run import splits_of_run
+from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.requests import Answer
 from softcue.types import Example, Prediction
 
 
@@ -34,8 +34,18 @@ class Cues:
         return [self.folder / f"seed{seed}" / "teams" for seed in range(3)]
 
     def train(self, name: str, *words: object) -> Ended:
-        return run("train", "--train", self["rows.csv"], "--backbone", self.backbone, "--output-dir", self[name],
-                   "training.steps=2", "method.prompt_length=4", *words)  # fmt: skip
+        return run(
+            "train",
+            "--train",
+            self["rows.csv"],
+            "--backbone",
+            self.backbone,
+            "--output-dir",
+            self[name],
+            "training.steps=2",
+            "method.prompt_length=4",
+            *words,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +56,10 @@ def cues(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path
         writer = csv.writer(handle)
         writer.writerow(("message", "copy", "team", "tone", "score"))
         for number in range(24):
-            text, team, tone = [("please refund invoice {}", "billing", "kind"),
-                                ("badge reader {} is dead", "hardware", "curt")][number % 2]  # fmt: skip
+            text, team, tone = [
+                ("please refund invoice {}", "billing", "kind"),
+                ("badge reader {} is dead", "hardware", "curt"),
+            ][number % 2]
             writer.writerow((text.format(number), text.format(number), team, tone, number % 5))
     own = ["--text", "message", "--label"]
     wanted: dict[str, list[object]] = {f"seed{seed}/teams": [*own, "team", "--seed", seed] for seed in range(3)}
@@ -71,21 +83,21 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
     """Let cues answer by hand-worked probabilities; the passes that were asked for."""
     passes: list[list[Any]] = []
 
-    def answers(backbone: object, requests: Sequence[tuple[Any, Example]], batch_size: int = 64) -> Predicted:
+    def answers(backbone: object, requests: Sequence[tuple[Any, Example]], batch_size: int = 64) -> Predictions:
         passes.append([model for model, _ in requests])
         flat = [probability for cue in zip(*ballots, strict=True) for probability in cue]
         found = [
             Prediction("billing" if p > 0.5 else "hardware", scores={"billing": p, "hardware": 1 - p}) for p in flat
         ]
         assert len(found) == len(requests)
-        return Predicted(found, 0)
+        return Predictions(found, 0)
 
     def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[Answer]:
         found = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
         return [Answer(one, {}, {}, False, 0.0, 0.0) for one in found.answers]
 
-    monkeypatch.setattr("softcue.evaluation.predict", answers)
-    monkeypatch.setattr("softcue.serving.engine.Engine.predict", results)
+    monkeypatch.setattr("softcue.inference.predict", answers)
+    monkeypatch.setattr("softcue.serving.engine.engine.Engine.predict", results)
     return passes
 
 
@@ -99,8 +111,10 @@ def test_vote_is_one_answer_per_row_with_its_counts(cues: Cues, monkeypatch: pyt
     assert [row["message"] for row in rows] == LINES.decode().split("\n")[:3]
     assert [row["label"] for row in rows] == WINNERS
     assert [row["votes"] for row in rows] == [
-        {"billing": 2, "hardware": 1}, {"hardware": 2, "billing": 1}, {"hardware": 3},
-    ]  # fmt: skip
+        {"billing": 2, "hardware": 1},
+        {"hardware": 2, "billing": 1},
+        {"hardware": 3},
+    ]
     assert rows[0]["scores"] == pytest.approx({"billing": 0.6, "hardware": 0.4})
     assert rows[1]["scores"]["billing"] == pytest.approx(1.85 / 3)  # likelier, and outvoted
     assert len(passes) == 1  # all cues' rows go through the mixed batches together
@@ -211,8 +225,21 @@ def test_text_column_called_votes_is_told_from_the_answer(cues: Cues, tmp_path: 
     file = tmp_path / "rows.csv"
     file.write_text("votes,team\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(12)))
     cue = tmp_path / "cue"
-    found = run("train", "--train", file, "--text", "votes", "--label", "team", "--backbone", cues.backbone,
-                "--output-dir", cue, "training.steps=1", "method.prompt_length=4")  # fmt: skip
+    found = run(
+        "train",
+        "--train",
+        file,
+        "--text",
+        "votes",
+        "--label",
+        "team",
+        "--backbone",
+        cues.backbone,
+        "--output-dir",
+        cue,
+        "training.steps=1",
+        "method.prompt_length=4",
+    )
     assert found.code == 0, found.err
     row = run("predict", cue, "--vote", "--input", "-", "--json", stdin=b"hello").json["rows"][0]
     assert row["input.votes"] == "hello"
@@ -227,16 +254,21 @@ def test_few_shot_trains_on_that_many_rows(cues: Cues, tmp_path: Path) -> None:
     found = cues.train("few", *words, "--few-shot", "6")
     assert found.code == 0, found.err
     assert "warning" not in found.err
-    rows = rows_of_run(cues["few"])
+    rows = splits_of_run(cues["few"])
     assert Counter(row.target for row in rows.train) == {"billing": 3, "hardware": 3}
     assert len(rows.validation) == 8
     record = json.loads((cues["few"] / "cue.json").read_text())["training"]
     assert (record["train_rows"], record["validation_rows"]) == (6, 8)
     cue = softcue.train(
-        tmp_path / "cue", train=str(cues["rows.csv"]), text="message", label="team", few_shot=6, progress=False,
-        backbone=str(cues.backbone), overrides={"task.validation_rows": 8, "task.stratified": True,
-                                                "training.steps": 2, "method.prompt_length": 4},
-    )  # fmt: skip
+        tmp_path / "cue",
+        train=str(cues["rows.csv"]),
+        text="message",
+        label="team",
+        few_shot=6,
+        progress=False,
+        backbone=str(cues.backbone),
+        overrides={"task.validation_rows": 8, "task.stratified": True, "training.steps": 2, "method.prompt_length": 4},
+    )
     assert cue.record.training["run"] == record["run"]  # the same rows and settings
 
 
@@ -252,8 +284,18 @@ def test_bad_few_shot_settings_are_refused_and_nothing_written(cues: Cues) -> No
 
 
 def test_descriptions_and_swapped_pairs_reach_the_cue(cues: Cues) -> None:
-    found = cues.train("pairs", "--text", "message,copy", "--label", "team", "task.swap_pairs=true", "--few-shot", "6",
-                       "task.validation_rows=4", "task.label_descriptions.billing='It is about money.'")  # fmt: skip
+    found = cues.train(
+        "pairs",
+        "--text",
+        "message,copy",
+        "--label",
+        "team",
+        "task.swap_pairs=true",
+        "--few-shot",
+        "6",
+        "task.validation_rows=4",
+        "task.label_descriptions.billing='It is about money.'",
+    )
     assert found.code == 0, found.err
     record = json.loads((cues["pairs"] / "cue.json").read_text())
     assert record["task"]["labels"]["billing"]["description"] == "It is about money."

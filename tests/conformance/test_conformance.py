@@ -14,12 +14,12 @@ from toy import CASES, ELSEWHERE, EVERYWHERE, EXAMPLES, PAIRS, TASK, make_model
 
 from softcue.backbones import Backbone, Decoding
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.evaluation import predict
-from softcue.methods import METHODS, TaskModel, predict_mixed
+from softcue.inference import TaskModel, predict, predict_mixed
+from softcue.inputs.collate import PaddingSide, collate
+from softcue.methods import METHODS
 from softcue.tasks import Label, Task
-from softcue.tokens import PaddingSide, collate
-from softcue.training import Studied, Trainer, TrainingConfig
-from softcue.types import Batch, Example, Instance, LayerPrompt, Prompt, Tokens
+from softcue.training import TaskData, Trainer, TrainingConfig
+from softcue.types import Batch, Example, Instance, LayerPrompt, Prompt, TokenizedRow
 
 FAMILIES = ENCODERS + ENCODER_DECODERS + DECODERS
 WRITERS = ENCODER_DECODERS + DECODERS
@@ -27,15 +27,30 @@ WRITERS = ENCODER_DECODERS + DECODERS
 # What cannot work, with the setting that the refusal names.
 REFUSED: dict[tuple[str, str], tuple[type[Exception], str]] = {
     # ELECTRA's embeddings are narrower than its hidden states: one generator cannot make both
-    **{("electra", case): (ConfigurationError, r"method\.sharing") for case in (
-        "m-idpg-phm", "m-idpg-phm S", "m-idpg-phm first", "m-idpg-phm replace", "m-idpg-dnn", "m-idpg-phm-glove",
-        "m-idpg-phm words", "m-idpg-phm normed",
-    )},
+    **{
+        ("electra", case): (ConfigurationError, r"method\.sharing")
+        for case in (
+            "m-idpg-phm",
+            "m-idpg-phm S",
+            "m-idpg-phm first",
+            "m-idpg-phm replace",
+            "m-idpg-dnn",
+            "m-idpg-phm-glove",
+            "m-idpg-phm words",
+            "m-idpg-phm normed",
+        )
+    },
     # DeBERTa's key projection serves relative positions, too
-    **{("deberta-v2", case): (BackboneError, r"method\.rule") for case in (
-        "prefix-tuning", "prefix-tuning network", "p-tuning-v2 kv", "m-idpg-phm kv",
-    )},
-}  # fmt: skip
+    **{
+        ("deberta-v2", case): (BackboneError, r"method\.rule")
+        for case in (
+            "prefix-tuning",
+            "prefix-tuning network",
+            "p-tuning-v2 kv",
+            "m-idpg-phm kv",
+        )
+    },
+}
 INSTEAD = [("electra", "m-idpg-phm L"), ("electra", "m-idpg-phm kv"), ("deberta-v2", "p-tuning-v2")]
 COMBINATIONS = [
     *[(family, case) for case in EVERYWHERE for family in FAMILIES if (family, case) not in REFUSED],
@@ -51,7 +66,7 @@ def each_combination(families: Sequence[str] = FAMILIES) -> pytest.MarkDecorator
 
 def unfolded(model: TaskModel, examples: Sequence[Example] = EXAMPLES) -> list[Example]:
     """The examples as they are put to the backbone; five rows of them are enough."""
-    return [part for example in examples for part in model.unfold(example)][:5]
+    return [part for example in examples for part in model.split(example)][:5]
 
 
 def batch_of(
@@ -61,12 +76,12 @@ def batch_of(
     return collate(rows, backbone.tokenizer.pad_token_id, side)
 
 
-def row_of(model: TaskModel, backbone: Backbone, example: Example) -> Tokens:
-    return model.rows(backbone, model.unfold(example))[0]
+def row_of(model: TaskModel, backbone: Backbone, example: Example) -> TokenizedRow:
+    return model.rows(backbone, model.split(example))[0]
 
 
 def text_states(model: TaskModel, backbone: Backbone, batch: Batch) -> Tensor:
-    return model.read(model.method.on(backbone), batch)[0].text()
+    return model.read(model.method.view_of(backbone), batch)[0].text()
 
 
 def tensors_of(part: LayerPrompt | None) -> list[Tensor]:
@@ -138,9 +153,10 @@ def test_a_method_changes_what_the_backbone_reads_if_it_says_so(family: str, cas
 
 
 DEEP = [
-    (family, case) for family, case in COMBINATIONS
+    (family, case)
+    for family, case in COMBINATIONS
     if case.startswith(("m-idpg", "p-tuning-v2", "prefix-tuning", "toy"))
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("family", "case"), DEEP)
@@ -150,11 +166,11 @@ def test_deep_prompts_reach_every_layer(family: str, case: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone, EXAMPLES)
-    seen = model.method.on(backbone)
-    embeds = seen.entering(batch)
+    seen = model.method.view_of(backbone)
+    embeds = seen.input_states(batch)
     prompt = model.prompt(seen, batch, embeds)
-    assert prompt is not None and prompt.deeper is not None
-    whole = prompt.deeper
+    assert prompt is not None and prompt.layer_prompts is not None
+    whole = prompt.layer_prompts
 
     def states(without: int | None) -> tuple[Tensor, list[LayerPrompt | None]]:
         """The text's states when one layer is left out, and what layers were given."""
@@ -165,7 +181,7 @@ def test_deep_prompts_reach_every_layer(family: str, case: str) -> None:
             given.append(None if layer == without else whole(layer, hidden, mask))
             return given[-1]
 
-        return seen.read(batch, replace(prompt, deeper=recorded), embeds).text(), given
+        return seen.read(batch, replace(prompt, layer_prompts=recorded), embeds).text(), given
 
     everything, given = states(without=None)
     takes_keys = any(part is not None and part.keys is not None for part in given)
@@ -187,11 +203,11 @@ def test_generated_prompts_differ_between_inputs_on_every_level(family: str, cas
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone, EXAMPLES)
-    seen = model.method.on(backbone)
-    reading, _ = model.read(seen, batch)
-    assert reading.prompt is not None
-    whole = reading.prompt.deeper
-    found: list[Tensor] = [] if case.endswith("kv") else [reading.prompt.tokens]
+    seen = model.method.view_of(backbone)
+    forward_pass, _ = model.read(seen, batch)
+    assert forward_pass.prompt is not None
+    whole = forward_pass.prompt.layer_prompts
+    found: list[Tensor] = [] if case.endswith("kv") else [forward_pass.prompt.tokens]
 
     def recorded(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
         assert whole is not None
@@ -200,7 +216,7 @@ def test_generated_prompts_differ_between_inputs_on_every_level(family: str, cas
         return part
 
     if whole is not None:
-        replace(reading, prompt=replace(reading.prompt, deeper=recorded)).text()
+        replace(forward_pass, prompt=replace(forward_pass.prompt, layer_prompts=recorded)).text()
     num_levels = 1 if case.startswith("s-") else seen.num_layers
     assert len(found) == num_levels * (2 if case.endswith("kv") else 1)
     for values in found:
@@ -219,16 +235,16 @@ def test_changing_the_target_never_changes_the_prompt(family: str, case: str) ->
     def spy(instance: Instance) -> Prompt | None:
         prompt = original(instance)
         found.append(instance.embeds if prompt is None else prompt.tokens)
-        if prompt is None or prompt.deeper is None:
+        if prompt is None or prompt.layer_prompts is None:
             return prompt
-        whole = prompt.deeper
+        whole = prompt.layer_prompts
 
-        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             part = whole(layer, hidden, mask)
             found.extend(tensors_of(part))
             return part
 
-        return replace(prompt, deeper=deeper)
+        return replace(prompt, layer_prompts=layer_prompts)
 
     model.method.prompt = spy  # type: ignore[method-assign, assignment]
     examples = unfolded(model)
@@ -237,7 +253,7 @@ def test_changing_the_target_never_changes_the_prompt(family: str, case: str) ->
     model(backbone, batch_of(model, backbone, examples, answers=True))
     first = list(found)
     found.clear()
-    model.method.on(backbone).prefixes.forget()  # what is kept from the first pass would not ask the prompt again
+    model.method.view_of(backbone).prefixes.forget()  # what is kept from the first pass would not ask the prompt again
     model(backbone, batch_of(model, backbone, others, answers=True))
     assert len(first) == len(found) > 0
     for one, two in zip(first, found, strict=True):
@@ -252,8 +268,8 @@ def test_training_changes_only_tunable_numbers(family: str, case: str) -> None:
         model = make_model(backbone, case, readout={"name": "classifier"})
     before = {name: value.clone() for name, value in backbone.model.state_dict().items()}
     numbers = {name: value.clone() for name, value in model.named_parameters()}
-    config = TrainingConfig(steps=2, batch_size=3, prompt_rate=0.1, network_rate=0.1)
-    Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], config)._step()
+    config = TrainingConfig(steps=2, batch_size=3, learning_rate=0.1, network_learning_rate=0.1)
+    Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], config)._step()
     for name, value in backbone.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     for parameter in backbone.model.parameters():
@@ -293,7 +309,7 @@ def test_a_mixed_batch_of_all_methods_equals_separate_runs(family: str) -> None:
         models.append(make_model(backbone, "prefix-tuning", prompt_length=6, seed=9))
         models.append(make_model(backbone, "p-tuning-v2 kv", prompt_length=1, seed=10))
     pairs = [Example(("My invoice", "The parcel is late")), Example(("a", "b"))]
-    rows: list[tuple[TaskModel, Tokens]] = []
+    rows: list[tuple[TaskModel, TokenizedRow]] = []
     for number, model in enumerate(models):
         examples = [EXAMPLES[number % 5], EXAMPLES[(number + 2) % 5]] if model.task is TASK else pairs
         rows += [(model, row) for row in model.rows(backbone, unfolded(model, examples))]
@@ -333,7 +349,7 @@ def test_prompts_of_all_kinds_share_one_pass_and_changed_backbones_have_their_ow
     adapted = [make_model(backbone, "adapter", readout=head, seed=seed) for seed in (1, 2)]
     others = [(model, row_of(model, backbone, EXAMPLES[0])) for model in adapted]
 
-    def num_passes(some: list[tuple[TaskModel, Tokens]]) -> int:
+    def num_passes(some: list[tuple[TaskModel, TokenizedRow]]) -> int:
         passes: list[object] = []
         handle = backbone.layers[0].register_forward_pre_hook(lambda module, args: passes.append(module))
         predict_mixed(backbone, some)
@@ -352,7 +368,7 @@ def test_prompts_of_all_kinds_share_one_pass_and_changed_backbones_have_their_ow
 def test_cached_decoding_equals_uncached(family: str, case: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, case)
-    seen = model.method.on(backbone)
+    seen = model.method.view_of(backbone)
     examples = unfolded(model)
     written = model.read(seen, batch_of(model, backbone, examples))[0].generate(Decoding(1, 4))
     for number, example in enumerate(examples):  # word by word, the whole text read anew for each
@@ -360,8 +376,8 @@ def test_cached_decoding_equals_uncached(family: str, case: str) -> None:
         answer: list[int] = []
         for _ in range(4):
             forced = collate([replace(row, target_ids=(*answer, 0))], backbone.tokenizer.pad_token_id)
-            reading, _ = model.read(seen, forced, with_target=True)
-            answer.append(int(reading.target_logits(forced.target_ids)[0, -1].argmax()))
+            forward_pass, _ = model.read(seen, forced, with_target=True)
+            answer.append(int(forward_pass.target_logits(forced.target_ids)[0, -1].argmax()))
         assert _until_end(written[number]) == _until_end(answer)
 
 
@@ -370,7 +386,7 @@ def test_cached_decoding_equals_uncached(family: str, case: str) -> None:
 def test_beams_of_a_row_alone_equal_those_in_a_padded_batch(family: str, case: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, case)
-    seen = model.method.on(backbone)
+    seen = model.method.view_of(backbone)
     examples = unfolded(model)
 
     def written(some: list[Example]) -> list[list[int]]:
@@ -394,8 +410,8 @@ def test_ranking_gives_the_likelihood_that_training_sees(family: str, case: str)
         assert model.readout.summary is not None  # a head, also here: there are no answers to rank
         return
     examples = unfolded(model)[:3]
-    reading, _ = model.read(model.method.on(backbone), batch_of(model, backbone, examples))
-    ranked = reading.rank(model.readout.candidates)  # type: ignore[arg-type]
+    forward_pass, _ = model.read(model.method.view_of(backbone), batch_of(model, backbone, examples))
+    ranked = forward_pass.rank(model.readout.candidates)  # type: ignore[arg-type]
     for column, label in enumerate(model.readout.task.label_names):
         for row, example in enumerate(examples):
             loss, _, _ = model(backbone, batch_of(model, backbone, [Example(example.texts, label)], answers=True))

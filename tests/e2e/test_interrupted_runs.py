@@ -20,19 +20,31 @@ from softcue.training.checkpoints import Checkpoints
 ROWS = [
     {"text": text, "label": label}
     for text, label in [
-        ("my invoice is wrong", "billing"), ("please refund me", "billing"), ("charged twice again", "billing"),
-        ("the parcel is late", "shipping"), ("where is the box", "shipping"), ("wrong address on it", "shipping"),
-        ("two invoices for one month", "billing"), ("tracking says lost", "shipping"),
+        ("my invoice is wrong", "billing"),
+        ("please refund me", "billing"),
+        ("charged twice again", "billing"),
+        ("the parcel is late", "shipping"),
+        ("where is the box", "shipping"),
+        ("wrong address on it", "shipping"),
+        ("two invoices for one month", "billing"),
+        ("tracking says lost", "shipping"),
     ]
-]  # fmt: skip
+]
 OVERRIDES = {"training.epochs": 3, "training.batch_size": 4, "training.checkpoint_every": 1, "training.patience": 0}
 
 
 def run(folder: Path, **options: object) -> softcue.Cue:
     return softcue.train(
-        folder, train=ROWS, validation=ROWS, text="text", label="label", backbone=tiny("bert"), overrides=OVERRIDES,
-        progress=False, **options,
-    )  # type: ignore[arg-type]  # fmt: skip
+        folder,
+        train=ROWS,
+        validation=ROWS,
+        text="text",
+        label="label",
+        backbone=tiny("bert"),
+        overrides=OVERRIDES,
+        progress=False,
+        **options,
+    )  # type: ignore[arg-type]
 
 
 def cue_bytes(folder: Path) -> tuple[bytes, bytes]:
@@ -94,7 +106,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 def test_a_finished_run_is_never_overwritten_unless_told(tmp_path: Path) -> None:
     run(tmp_path / "cue")
     before = cue_bytes(tmp_path / "cue")
-    with pytest.raises(RunError, match="--overwrite"):
+    with pytest.raises(RunError, match="`overwrite=True`"):
         run(tmp_path / "cue", seed=5)
     assert cue_bytes(tmp_path / "cue") == before
     assert run(tmp_path / "cue", resume=True).scores  # nothing to do: it is loaded
@@ -113,7 +125,7 @@ def test_an_unfinished_run_must_be_resumed_or_overwritten(tmp_path: Path, monkey
     with pytest.raises(Crash):
         run(tmp_path / "cue")
     monkeypatch.setattr(Checkpoints, "save", save)
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match="`resume=True`"):
         run(tmp_path / "cue")
     with pytest.raises(RunError, match="same run"):
         run(tmp_path / "cue", resume=True, seed=9)
@@ -123,10 +135,26 @@ def test_an_unfinished_run_must_be_resumed_or_overwritten(tmp_path: Path, monkey
 def command(folder: Path, model: Path, data: Path, *more: str) -> list[str]:
     overrides = [f"{key}={value}" for key, value in OVERRIDES.items()]
     return [
-        "-m", "softcue", "train", "--backbone", str(model), "--train", str(data), "--validation", str(data),
-        "--text", "text", "--label", "label", "--output-dir", str(folder), "--json", *more, *overrides,
+        "-m",
+        "softcue",
+        "train",
+        "--backbone",
+        str(model),
+        "--train",
+        str(data),
+        "--validation",
+        str(data),
+        "--text",
+        "text",
+        "--label",
+        "label",
+        "--output-dir",
+        str(folder),
+        "--json",
+        *more,
+        *overrides,
         "training.epochs=30",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -222,22 +250,33 @@ def test_a_run_that_dies_while_its_cue_is_written_resumes_to_the_same_cue(
 
 def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
     softcue.train(
-        tmp_path / "cue", train=ROWS, validation=ROWS, text="text", label="label", backbone=tiny("bert"),
-        overrides={**OVERRIDES, "training.tensorboard": True}, progress=False,
-    )  # fmt: skip
+        tmp_path / "cue",
+        train=ROWS,
+        validation=ROWS,
+        text="text",
+        label="label",
+        backbone=tiny("bert"),
+        overrides={**OVERRIDES, "training.tensorboard": True},
+        progress=False,
+    )
     assert list((tmp_path / "cue/tensorboard").glob("events.*"))
 
 
 def test_overrides_of_the_library_take_any_text_and_paths(tmp_path: Path) -> None:
     cue = softcue.train(
-        tmp_path / "cue", train=ROWS, validation=ROWS, text="text", label="label", backbone=tiny("bert"),
+        tmp_path / "cue",
+        train=ROWS,
+        validation=ROWS,
+        text="text",
+        label="label",
+        backbone=tiny("bert"),
         overrides={**OVERRIDES, "method.init": "text", "method.init_text": "😀 hi", "method.init_from": Path("x")},
         progress=False,
-    )  # fmt: skip
+    )
     assert cue.record.method["init_text"] == "😀 hi"
 
 
 def test_an_output_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "cue/config.yaml").mkdir(parents=True)
-    with pytest.raises(RunError, match="--output-dir"):
+    with pytest.raises(RunError, match="output_dir: got"):
         run(tmp_path / "cue")

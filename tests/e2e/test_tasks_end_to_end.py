@@ -29,8 +29,11 @@ def write_json(path: Path, value: object) -> Path:
 
 def squad(number: int) -> dict[str, Any]:
     context = f"Order {number} left the depot in Lyon on day {number} of the month."
-    question = {"id": str(number), "question": f"Where is order {number}?",
-                "answers": [{"text": "Lyon", "answer_start": context.index("Lyon")}]}  # fmt: skip
+    question = {
+        "id": str(number),
+        "question": f"Where is order {number}?",
+        "answers": [{"text": "Lyon", "answer_start": context.index("Lyon")}],
+    }
     return {"title": "t", "paragraphs": [{"context": context, "qas": [question]}]}
 
 
@@ -56,8 +59,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [columns, *((f"{first} {number}", second, label) for number, (first, second, label) in enumerate(pairs))]
         (folder / name).write_text("".join("\t".join(row) + "\n" for row in rows))
     (folder / "MRPC").mkdir()
-    rows = [("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
-            *((label, "1", "2", first, second) for first, second, label in pairs)]  # fmt: skip
+    rows = [
+        ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+        *((label, "1", "2", first, second) for first, second, label in pairs),
+    ]
     (folder / "MRPC/dev.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     return folder
 
@@ -67,12 +72,26 @@ def cues(data: Path, tmp_path_factory: pytest.TempPathFactory, model_folders: di
     """A span and a tag cue on an encoder, a span cue on an encoder-decoder, and paraphrases with two seeds."""
     folder = tmp_path_factory.mktemp("cues")
     wanted = {
-        "span": ("squad", "bert", []), "tags": ("conll2003", "bert", []), "written": ("squad", "t5", []),
-        "same0": ("qqp", "bert", []), "same1": ("qqp", "bert", ["--seed", "1"]),
-    }  # fmt: skip
+        "span": ("squad", "bert", []),
+        "tags": ("conll2003", "bert", []),
+        "written": ("squad", "t5", []),
+        "same0": ("qqp", "bert", []),
+        "same1": ("qqp", "bert", ["--seed", "1"]),
+    }
     for name, (task, family, words) in wanted.items():
-        found = run("train", "--task", task, "--data", data, "--backbone", model_folders[family], "--output-dir",
-                    folder / name, *SMALL, *words)  # fmt: skip
+        found = run(
+            "train",
+            "--task",
+            task,
+            "--data",
+            data,
+            "--backbone",
+            model_folders[family],
+            "--output-dir",
+            folder / name,
+            *SMALL,
+            *words,
+        )
         assert found.code == 0, found.err
     return folder
 
@@ -105,8 +124,11 @@ def test_marks_come_back_as_lines_and_as_csv(cues: Path, tmp_path: Path) -> None
 
 
 def test_scores_of_each_kind_are_those_of_its_task(cues: Path, data: Path) -> None:
-    for name, metrics in {"span": {"exact_match", "word_f1"}, "written": {"exact_match", "word_f1"},
-                          "tags": {"span_f1", "span_precision", "span_recall"}}.items():  # fmt: skip
+    for name, metrics in {
+        "span": {"exact_match", "word_f1"},
+        "written": {"exact_match", "word_f1"},
+        "tags": {"span_f1", "span_precision", "span_recall"},
+    }.items():
         found = run("evaluate", cues / name, "--data", data, "--json")
         assert found.code == 0, found.err
         assert metrics <= set(json.loads(found.out)["scores"])
@@ -158,9 +180,21 @@ def test_spans_have_no_probabilities_to_average(cues: Path, data: Path) -> None:
 def test_several_tasks_share_a_prompt_and_get_a_cue_each(
     data: Path, tmp_path: Path, model_folders: dict[str, Path]
 ) -> None:
-    found = run("train", "--tasks", "qqp, conll2003,squad", "--data", data, "--backbone", model_folders["bert"],
-                "--output-dir", tmp_path / "all", *SMALL, "mixture.sampling=equal", "--json",
-                "method.prompt_length=6")  # fmt: skip
+    found = run(
+        "train",
+        "--tasks",
+        "qqp, conll2003,squad",
+        "--data",
+        data,
+        "--backbone",
+        model_folders["bert"],
+        "--output-dir",
+        tmp_path / "all",
+        *SMALL,
+        "mixture.sampling=equal",
+        "--json",
+        "method.prompt_length=6",
+    )
     assert found.code == 0, found.err
     assert [Path(cue["cue"]).name for cue in json.loads(found.out)["cues"]] == ["qqp", "conll2003", "squad"]
     together = [tmp_path / "all" / name for name in ("conll2003", "squad")]
@@ -182,12 +216,25 @@ def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, P
     rows = [{"body": f"where is parcel {number}", "urgent": number % 2} for number in range(12)]
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
-    task = {"name": "mine", "text": ["text"], "columns": {"text": ["body"]}, "label": "urgent",
-            "labels": {"yes": {"words": "yes", "also": ["1"]}, "no": {"words": "no", "also": ["0"]}},
-            "train": "rows.jsonl.gz"}  # fmt: skip
+    task = {
+        "name": "mine",
+        "text": ["text"],
+        "columns": {"text": ["body"]},
+        "label": "urgent",
+        "labels": {"yes": {"words": "yes", "also": ["1"]}, "no": {"words": "no", "also": ["0"]}},
+        "train": "rows.jsonl.gz",
+    }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task, sort_keys=False))
-    found = run("train", "--task", tmp_path / "mine.yaml", "--backbone", model_folders["bert"], "--output-dir",
-                tmp_path / "cue", *SMALL)  # fmt: skip
+    found = run(
+        "train",
+        "--task",
+        tmp_path / "mine.yaml",
+        "--backbone",
+        model_folders["bert"],
+        "--output-dir",
+        tmp_path / "cue",
+        *SMALL,
+    )
     assert found.code == 0, found.err
     again = run("evaluate", tmp_path / "cue", "--task", tmp_path / "mine.yaml", "--split", "train", "--json")
     assert json.loads(again.out)["rows"] == 12, again.err
@@ -206,8 +253,16 @@ def test_bad_rows_are_counted_shown_and_skipped_only_when_asked(tmp_path: Path, 
     lines = [json.dumps({"text": f"parcel {number}", "label": "ab"[number % 2]}) for number in range(20)]
     lines += ["{broken", "[]"] + [json.dumps({"text": "", "label": "a"})] * 10
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    words = ["train", "--train", tmp_path / "rows.jsonl", "--backbone", model_folders["bert"], "--output-dir",
-             tmp_path / "cue", *SMALL]  # fmt: skip
+    words = [
+        "train",
+        "--train",
+        tmp_path / "rows.jsonl",
+        "--backbone",
+        model_folders["bert"],
+        "--output-dir",
+        tmp_path / "cue",
+        *SMALL,
+    ]
     refused = run(*words)
     check_refused(refused, "12 bad rows", "the first 10", "line 21", "--skip-bad-rows")
     assert "line 32" not in refused.err
@@ -247,5 +302,5 @@ def test_a_written_answer_is_placed_at_whole_words() -> None:
     model = make_model(tiny("t5"), task=task)
     context = "The party  had art in it."
     for answer, place in {"art": (15, 18), "party had": (4, 14), "par": (4, 7)}.items():
-        assert model.fold(Example(("?", context)), [Prediction(answer)]).spans == (Span(*place),)
-    assert model.fold(Example(("?", context)), [Prediction("museum")]).spans == ()
+        assert model.merge(Example(("?", context)), [Prediction(answer)]).spans == (Span(*place),)
+    assert model.merge(Example(("?", context)), [Prediction("museum")]).spans == ()

@@ -144,9 +144,16 @@ def test_semeval_score_of_an_official_report() -> None:
     # Confusion matrix of a system (rows: truth) and answers in the wrong direction, as the official scorer v1.2
     # printed them with its score of 83.25.
     relations = (
-        "Cause-Effect", "Component-Whole", "Content-Container", "Entity-Destination", "Entity-Origin",
-        "Instrument-Agency", "Member-Collection", "Message-Topic", "Product-Producer",
-    )  # fmt: skip
+        "Cause-Effect",
+        "Component-Whole",
+        "Content-Container",
+        "Entity-Destination",
+        "Entity-Origin",
+        "Instrument-Agency",
+        "Member-Collection",
+        "Message-Topic",
+        "Product-Producer",
+    )
     matrix = [
         [300, 0, 0, 0, 4, 1, 0, 2, 2, 12],
         [1, 235, 5, 1, 1, 11, 11, 6, 3, 29],
@@ -261,8 +268,10 @@ def test_metric_of_another_kind_is_refused(kind: str) -> None:
 def test_every_part_of_a_mean_is_checked() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_metric(Task(name="t", metric="accuracy+macro_f2"))
-    assert str(caught.value).startswith("task.metric: got 'macro_f2'; expected a metric for classification; "
-                                        "did you mean 'macro_f1'? known: accuracy, f1, macro_f1")  # fmt: skip
+    assert str(caught.value).startswith(
+        "task.metric: got 'macro_f2'; expected a metric for classification; "
+        "did you mean 'macro_f1'? known: accuracy, f1, macro_f1"
+    )
     for empty in ("accuracy+", "+accuracy"):
         with pytest.raises(ConfigurationError, match=r"task\.metric: got ''; expected a metric for classification"):
             check_metric(Task(name="t", metric=empty))

@@ -23,9 +23,7 @@ def test_paraphrases_are_the_same_in_both_directions(ours: str, theirs: str) -> 
 def test_three_nli_labels_become_two_by_turning_the_cues_answers(ours: str, theirs: str) -> None:
     found = transfer_between(find_task(ours), find_task(theirs))
     assert found.task.name == theirs
-    assert found.answers == {
-        "entailment": "entailment", "neutral": "not_entailment", "contradiction": "not_entailment"
-    }  # fmt: skip
+    assert found.answers == {"entailment": "entailment", "neutral": "not_entailment", "contradiction": "not_entailment"}
     examples = [
         Example(("a", "b"), target) for target in ("entailment", "not_entailment", "not_entailment", "entailment")
     ]

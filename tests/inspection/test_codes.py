@@ -14,25 +14,36 @@ from tiny import tiny
 
 import softcue
 from softcue.errors import CueError, DataError
+from softcue.inputs.collate import collate
 from softcue.inspection import code_map, codes_by_label, cue_page, nearest_words, training_curves
 from softcue.inspection.codes import SMALLEST
 from softcue.tasks import examples_from
-from softcue.tokens import collate
 from softcue.types import Instance
 
 ROWS = [
     {"text": text, "label": label}
     for text, label in [
-        ("The invoice is wrong.", "billing"), ("I paid twice for one order", "billing"), ("refund", "billing"),
-        ("I cannot sign in", "access"), ("My password does not work since this morning", "access"),
-        ("The account is locked", "access"), ("Where is it", "parcel"), ("My order never came", "parcel"),
+        ("The invoice is wrong.", "billing"),
+        ("I paid twice for one order", "billing"),
+        ("refund", "billing"),
+        ("I cannot sign in", "access"),
+        ("My password does not work since this morning", "access"),
+        ("The account is locked", "access"),
+        ("Where is it", "parcel"),
+        ("My order never came", "parcel"),
         ("It arrived broken <b>&amp; late", "parcel"),
     ]
-]  # fmt: skip
+]
 VIP = {
-    "method.prompt_length": 4, "method.width": 8, "method.codes_norm": 0.0, "method.dedicated": False,
-    "method.temperature": 0.5, "training.steps": 3, "training.evaluate_every": 3, "training.batch_size": 4,
-}  # fmt: skip
+    "method.prompt_length": 4,
+    "method.width": 8,
+    "method.codes_norm": 0.0,
+    "method.dedicated": False,
+    "method.temperature": 0.5,
+    "training.steps": 3,
+    "training.evaluate_every": 3,
+    "training.batch_size": 4,
+}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -148,9 +159,14 @@ def test_inspect_without_rows_says_what_is_missing(cue: softcue.Cue, tmp_path: P
 def test_vectors_are_numbered_as_in_the_list_of_nearest_words(tmp_path: Path) -> None:
     settings = {**VIP, "method.soft_tokens": 3}
     mixed = softcue.train(
-        tmp_path / "mixed", backbone=tiny("bert"), method="vip", train=ROWS, validation=ROWS, overrides=settings,
+        tmp_path / "mixed",
+        backbone=tiny("bert"),
+        method="vip",
+        train=ROWS,
+        validation=ROWS,
+        overrides=settings,
         progress=False,
-    )  # fmt: skip
+    )
     found = codes_by_label(mixed, examples_from(ROWS, mixed.task))
     assert found.num_tokens == 1
     assert {token for code in found.codes for token in code.tokens} == {3}  # after three plain ones
@@ -161,9 +177,14 @@ def test_a_cue_without_prompt_vectors_still_has_a_page(tmp_path: Path) -> None:
     tiny("bert").save(backbone)
     few = {"training.steps": 2, "method.prompt_length": 3}
     softcue.train(
-        tmp_path / "cue", backbone=str(backbone), method="vip-idp", train=ROWS, validation=ROWS, overrides=few,
+        tmp_path / "cue",
+        backbone=str(backbone),
+        method="vip-idp",
+        train=ROWS,
+        validation=ROWS,
+        overrides=few,
         progress=False,
-    )  # fmt: skip
+    )
     check_refused(run("inspect", tmp_path / "cue"), "vip-idp")
     shown = run("inspect", tmp_path / "cue", "--output-dir", tmp_path / "page")
     assert shown.code == 0
@@ -185,9 +206,14 @@ def test_codes_in_one_point_have_a_map_too(cue: softcue.Cue) -> None:
 def test_codes_of_each_vectors_own_are_shown_around_their_mean(tmp_path: Path) -> None:
     settings = {**VIP, "method.soft_tokens": 1, "method.dedicated": True}
     own = softcue.train(
-        tmp_path / "own", backbone=tiny("bert"), method="vip", train=ROWS, validation=ROWS, overrides=settings,
+        tmp_path / "own",
+        backbone=tiny("bert"),
+        method="vip",
+        train=ROWS,
+        validation=ROWS,
+        overrides=settings,
         progress=False,
-    )  # fmt: skip
+    )
     found = codes_by_label(own, examples_from(ROWS, own.task))
     assert found.owners == [vector for vector in (1, 2, 3) for _ in range(10)]
     encoder = own.model.method.prompt_encoder()

@@ -13,11 +13,11 @@ from toy import EXAMPLES, PAIRS, TASK, make_model
 
 import softcue
 from softcue.errors import ConfigurationError
-from softcue.evaluation import predict
+from softcue.inference import predict
+from softcue.inputs.collate import collate
 from softcue.methods import METHODS
 from softcue.methods.method import Rewriting
 from softcue.tasks import Label, Task
-from softcue.tokens import collate
 from softcue.types import Example, Prediction
 
 BINARY = Task(
@@ -51,13 +51,13 @@ def entailed(score: float) -> Prediction:
 
 def test_a_binary_task_asks_for_one_description() -> None:
     asked = rewriting_of(BINARY)
-    assert asked.unfold(Example(("A fine film.",), "1")) == [
+    assert asked.split(Example(("A fine film.",), "1")) == [
         Example(("A fine film.", "The film is worth seeing."), "entailment")
     ]
-    assert asked.unfold(Example(("A dull film.",), "0")) == [
+    assert asked.split(Example(("A dull film.",), "0")) == [
         Example(("A dull film.", "The film is worth seeing."), "not_entailment")
     ]
-    assert asked.unfold(Example(("Which?",))) == [Example(("Which?", "The film is worth seeing."), None)]
+    assert asked.split(Example(("Which?",))) == [Example(("Which?", "The film is worth seeing."), None)]
 
 
 @pytest.mark.parametrize("described", ["0", "1"])
@@ -65,10 +65,10 @@ def test_one_description_will_do_for_two_labels(described: str) -> None:
     labels = {name: label if name == described else Label(words=label.words) for name, label in BINARY.labels.items()}
     asked = rewriting_of(BINARY.model_copy(update={"labels": labels}))
     for target in ("0", "1"):
-        (question,) = asked.unfold(Example(("A film.",), target))
+        (question,) = asked.split(Example(("A film.",), target))
         assert question.texts == ("A film.", BINARY.labels[described].description)
         assert question.target == ("entailment" if target == described else "not_entailment")
-    sure = asked.fold([entailed(0.9)])
+    sure = asked.merge([entailed(0.9)])
     assert sure.label == described
     assert sure.scores == pytest.approx({described: 0.9, {"0": "1", "1": "0"}[described]: 0.1})
     assert list(sure.scores or {}) == ["0", "1"]
@@ -77,12 +77,12 @@ def test_one_description_will_do_for_two_labels(described: str) -> None:
 def test_three_classes_ask_one_question_each_and_one_of_them_is_true() -> None:
     asked = rewriting_of(TASK)
     for number, target in enumerate("abc"):
-        questions = asked.unfold(Example(("Hello.",), target))
+        questions = asked.split(Example(("Hello.",), target))
         assert [question.texts for question in questions] == [("Hello.", text) for text in THREE]
         wanted = ["not_entailment"] * 3
         wanted[number] = "entailment"
         assert [question.target for question in questions] == wanted
-    assert [question.target for question in asked.unfold(Example(("Hello.",)))] == [None] * 3
+    assert [question.target for question in asked.split(Example(("Hello.",)))] == [None] * 3
 
 
 def test_the_questions_are_a_pair_task_of_two_labels() -> None:
@@ -101,7 +101,7 @@ def test_tokens_are_the_text_a_separator_and_the_description() -> None:
     def ids(text: str) -> list[int]:
         return list(backbone.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    rows = model.rows(backbone, model.unfold(EXAMPLES[0]))
+    rows = model.rows(backbone, model.split(EXAMPLES[0]))
     begin, end = 2, 1
     for row, description in zip(rows, THREE, strict=True):
         assert list(row.ids) == [begin, *ids(EXAMPLES[0].texts[0]), end, *ids(description), end]
@@ -111,10 +111,10 @@ def test_tasks_of_two_texts_are_read_as_they_are() -> None:
     assert METHODS["efl"].rewriting(PAIRS) is None
     model = make_model(tiny("bert"), "efl", task=PAIRS)
     example = Example(("first", "second"), "same")
-    assert model.unfold(example) == [example]
+    assert model.split(example) == [example]
     assert model.readout.task.label_names == ("same", "other")
     answer = Prediction("same", scores={"same": 1.0, "other": 0.0})
-    assert model.fold(example, [answer]) == answer
+    assert model.merge(example, [answer]) == answer
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_missing_descriptions_are_named(labels: dict[str, str], named: list[str]
     task = Task(name="bare", labels={name: Label(words=name, description=text) for name, text in labels.items()})
     with pytest.raises(ConfigurationError, match=rf"task\.label_descriptions.*{', '.join(named)}'") as caught:
         rewriting_of(task)
-    assert "task.label_descriptions." in caught.value.next_step
+    assert "task.label_descriptions." in caught.value.fix
 
 
 @pytest.mark.parametrize("kind", ["regression", "generation"])
@@ -143,7 +143,7 @@ def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
 
 @pytest.mark.parametrize("scores", [(0.2, 0.7, 0.4), (0.9, 0.95, 0.99), (1e-9, 3e-9, 2e-9), (0.0, 0.0, 0.3), (1, 1, 0)])
 def test_the_surest_description_is_the_answer_and_scores_sum_to_one(scores: tuple[float, ...]) -> None:
-    found = rewriting_of(TASK).fold([entailed(score) for score in scores])
+    found = rewriting_of(TASK).merge([entailed(score) for score in scores])
     assert found.label == "abc"[scores.index(max(scores))]
     assert list(found.scores or {}) == ["a", "b", "c"]
     wanted = [score / sum(scores) for score in scores]
@@ -152,7 +152,7 @@ def test_the_surest_description_is_the_answer_and_scores_sum_to_one(scores: tupl
 
 @pytest.mark.parametrize("score", [0.0, 0.3, 0.5, 0.501, 1.0])
 def test_a_binary_answer_is_the_described_label_or_its_absence(score: float) -> None:
-    found = rewriting_of(BINARY).fold([entailed(score)])
+    found = rewriting_of(BINARY).merge([entailed(score)])
     assert found.scores == pytest.approx({"0": 1 - score, "1": score})
     if score != 0.5:
         assert found.label == ("1" if score > 0.5 else "0")
@@ -162,14 +162,14 @@ def test_scores_sum_to_one_even_where_nothing_is_entailed() -> None:
     nothing = [entailed(0.0)] * 3
     written = [Prediction("not_entailment")] * 3  # by greedy decoding, which has no scores
     for answers in (nothing, written):
-        found = rewriting_of(TASK).fold(answers)
+        found = rewriting_of(TASK).merge(answers)
         assert math.fsum((found.scores or {}).values()) == pytest.approx(1)
         assert found.label in TASK.labels
 
 
 def test_written_answers_without_scores_count_as_sure() -> None:
     answers = [Prediction("not_entailment"), Prediction("entailment"), Prediction("not_entailment")]
-    assert rewriting_of(TASK).fold(answers).label == "b"
+    assert rewriting_of(TASK).merge(answers).label == "b"
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
@@ -180,9 +180,9 @@ def test_predictions_are_the_entailment_probabilities_of_each_question(family: s
     found = predict(backbone, [(model, example) for example in EXAMPLES], batch_size=4).answers
     for example, answer in zip(EXAMPLES, found, strict=True):
         sure = []
-        for question in model.unfold(example):
+        for question in model.split(example):
             batch = collate(model.rows(backbone, [question]), backbone.tokenizer.pad_token_id)
-            (own,) = model.readout.predict(model.read(model.method.on(backbone), batch)[0])
+            (own,) = model.readout.predict(model.read(model.method.view_of(backbone), batch)[0])
             sure.append((own.scores or {})["entailment"])
         wanted = dict(zip("abc", (value / sum(sure) for value in sure), strict=True))
         assert answer.scores == pytest.approx(wanted, abs=1e-4)
@@ -194,14 +194,22 @@ def test_predictions_are_the_entailment_probabilities_of_each_question(family: s
 
 def train(folder: Path, backbone: Any, rows: list[dict[str, str]], described: dict[str, str]) -> softcue.Cue:
     return softcue.train(
-        folder, backbone=backbone, method="efl", train=rows, validation=rows, text="message", label="team",
+        folder,
+        backbone=backbone,
+        method="efl",
+        train=rows,
+        validation=rows,
+        text="message",
+        label="team",
         overrides={
-            "training.epochs": 6, "training.batch_size": 6,
-            "training.prompt_rate": 0.003, "training.network_rate": 0.003,
+            "training.epochs": 6,
+            "training.batch_size": 6,
+            "training.learning_rate": 0.003,
+            "training.network_learning_rate": 0.003,
             **{f"task.label_descriptions.{label}": text for label, text in described.items()},
         },
         progress=False,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from toy import EXAMPLES, make_model
 import softcue
 from softcue import Cue
 from softcue.backbones import Backbone
-from softcue.evaluation import predict
-from softcue.methods import TaskModel
+from softcue.inference import TaskModel, predict
+from softcue.inputs.collate import collate
 from softcue.tasks import Label, Task
-from softcue.tokens import collate
-from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Example, Prediction
 
 ROWS = [
@@ -32,12 +31,20 @@ def state_of(backbone: Backbone) -> dict[str, torch.Tensor]:
 
 
 def train(folder: Path, backbone: Backbone, method: str = "fine-tuning", **settings: Any) -> Cue:
-    rates = {"training.prompt_rate": 0.01, "training.network_rate": 0.01}  # whichever the weights take
+    rates = {"training.learning_rate": 0.01, "training.network_learning_rate": 0.01}  # whichever the weights take
     overrides = {"training.epochs": 2, "training.batch_size": 4, **rates}
     return softcue.train(
-        folder, backbone=backbone, method=method, train=ROWS, validation=ROWS, text="text", label="label",
-        overrides={**overrides, **settings.pop("overrides", {})}, progress=False, **settings,
-    )  # fmt: skip
+        folder,
+        backbone=backbone,
+        method=method,
+        train=ROWS,
+        validation=ROWS,
+        text="text",
+        label="label",
+        overrides={**overrides, **settings.pop("overrides", {})},
+        progress=False,
+        **settings,
+    )
 
 
 def answers(model: TaskModel, backbone: Backbone) -> list[Prediction]:
@@ -45,7 +52,7 @@ def answers(model: TaskModel, backbone: Backbone) -> list[Prediction]:
 
 
 def twin_of(model: TaskModel, backbone: Backbone) -> Any:
-    return model.method.on(backbone).model
+    return model.method.view_of(backbone).model
 
 
 @pytest.mark.parametrize("dropout", [False, True])
@@ -56,7 +63,9 @@ def test_the_shared_backbone_stays_the_same_to_the_bit_while_its_twin_learns(fam
     model = make_model(backbone, "fine-tuning", dropout=dropout)
     started = {name: value.clone() for name, value in model.method.state_dict().items()}
     Trainer(
-        backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=2, batch_size=3, network_rate=0.01)
+        backbone,
+        [TaskData(model, EXAMPLES, EXAMPLES)],
+        TrainingConfig(steps=2, batch_size=3, network_learning_rate=0.01),
     ).run()
     assert all(torch.equal(value, before[name]) for name, value in backbone.model.state_dict().items())
     assert not any(value.requires_grad or value.grad is not None for value in backbone.model.parameters())
@@ -76,7 +85,7 @@ def test_a_new_twin_reads_as_the_backbone_does(family: str) -> None:
         model.method.weights[name.replace(".", "/")].data.copy_(weight)  # type: ignore[index,union-attr]
     batch = collate(model.rows(backbone, EXAMPLES), backbone.tokenizer.pad_token_id)
     with torch.no_grad():
-        found = model.read(model.method.on(backbone), batch)[0].hidden()
+        found = model.read(model.method.view_of(backbone), batch)[0].hidden()
         assert torch.equal(found, backbone.read(batch, None, backbone.embed(batch.ids)).hidden())
 
 
@@ -93,8 +102,8 @@ def test_every_weight_that_makes_the_answer_is_trained(family: str) -> None:
     trained = {name.replace("/", ".") for name in model.method.weights}  # type: ignore[union-attr]
     assert touched == trained
     backbone.model.requires_grad_(True)
-    reading = backbone.read(batch, None, backbone.embed(batch.ids), model.readout.needs_target)
-    model.readout.loss(reading, batch).total.backward()
+    forward_pass = backbone.read(batch, None, backbone.embed(batch.ids), model.readout.needs_target)
+    model.readout.loss(forward_pass, batch).total.backward()
     assert {name for name, value in backbone.model.named_parameters() if value.grad is not None} == trained
 
 
@@ -112,7 +121,9 @@ def test_tied_weights_stay_tied_in_the_twin(family: str, tied: list[str]) -> Non
     assert all(backbone.model.get_submodule(path).weight is words for path in tied)
     model = make_model(backbone, "fine-tuning")
     Trainer(
-        backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=1, batch_size=5, network_rate=0.01)
+        backbone,
+        [TaskData(model, EXAMPLES, EXAMPLES)],
+        TrainingConfig(steps=1, batch_size=5, network_learning_rate=0.01),
     ).run()
     twin = twin_of(model, backbone)
     own = twin.get_submodule(tied[0]).weight
@@ -197,6 +208,6 @@ def test_a_bfloat16_backbone_is_fine_tuned_in_float32(readout: str) -> None:
     model = make_model(backbone, "fine-tuning", task=WORDS, readout={"name": readout})
     assert {value.dtype for value in model.method.parameters()} == {torch.float32}
     rows = [Example(example.texts, "ab"[number % 2]) for number, example in enumerate(EXAMPLES)]
-    Trainer(backbone, [Studied(model, rows, rows)], TrainingConfig(steps=1, batch_size=5)).run()
+    Trainer(backbone, [TaskData(model, rows, rows)], TrainingConfig(steps=1, batch_size=5)).run()
     assert backbone.dtype == torch.bfloat16
     assert len(answers(model, backbone)) == len(EXAMPLES)

@@ -8,8 +8,8 @@ from tiny import tiny
 from toy import EXAMPLES, make_model
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation import predict
-from softcue.readouts.solving import STRENGTHS, best_strength, solve_linear
+from softcue.inference import predict
+from softcue.readouts.closed_form import STRENGTHS, best_strength, solve_linear
 from softcue.tasks import Task
 from softcue.types import Example
 

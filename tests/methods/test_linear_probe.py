@@ -16,9 +16,9 @@ from toy import PAIRS, TASK, make_model
 import softcue
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
-from softcue.evaluation import predict
+from softcue.inference import predict
 from softcue.tasks import Task
-from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Example
 
 WORDS = ["invoice", "parcel", "account", "order", "refund", "sign", "late", "wrong", "twice", "phone", "never", "badge"]
@@ -98,9 +98,12 @@ def test_a_score_is_that_of_ridge_regression(family: str, tmp_path: Path) -> Non
     backbone = tiny(family)
     readout = {} if family == "bert" else {"readout.name": "regression"}
     cue = probe(
-        tmp_path / "cue", backbone, TRAIN, label="stars",
+        tmp_path / "cue",
+        backbone,
+        TRAIN,
+        label="stars",
         overrides={"task.kind": "regression", "method.strengths": [0.05], **readout},
-    )  # fmt: skip
+    )
     known, asked = standardised(backbone, TRAIN, TEST)
     wanted = Ridge(alpha=1 / 0.05).fit(known, [row["stars"] for row in TRAIN]).predict(asked)
     found = [answer.value for answer in cue.predict([row["text"] for row in TEST])]
@@ -114,7 +117,7 @@ def test_a_class_without_training_rows_never_answers() -> None:
     names = {"billing": "a", "delivery": "c"}
     train = [Example((row["text"],), names[row["label"]]) for row in some(TRAIN, [*names])]
     model = make_model(backbone, "linear-probe", task=task)
-    Trainer(backbone, [Studied(model, train, train)], TrainingConfig()).run()
+    Trainer(backbone, [TaskData(model, train, train)], TrainingConfig()).run()
     answers = predict(backbone, [(model, Example((row["text"],))) for row in TRAIN + TEST]).answers
     assert {answer.label for answer in answers} == {"a", "c"}
     assert all((answer.scores or {})["b"] < 1e-6 for answer in answers)

@@ -20,17 +20,15 @@ import softcue
 from softcue import Cue
 from softcue.configuration import method_config, parse_overrides, preset
 from softcue.errors import ConfigurationError
-from softcue.evaluation import predict, score
-from softcue.methods import TaskModel, predict_mixed
+from softcue.evaluation import score
+from softcue.inference import TaskModel, predict, predict_mixed
+from softcue.inputs.collate import collate
 from softcue.prompts import VIP
-from softcue.tokens import collate
-from softcue.training import Result, Studied, Trainer, TrainingConfig, loop
+from softcue.training import TaskData, Trainer, TrainingConfig, TrainingResult, loop
 
 Settings = dict[str, Any]
 TEXTS = [example.texts[0] for example in EXAMPLES]
-ROWS = [
-    {"text": example.texts[0] + more, "label": example.target} for more in ("", " again") for example in EXAMPLES
-]  # fmt: skip
+ROWS = [{"text": example.texts[0] + more, "label": example.target} for more in ("", " again") for example in EXAMPLES]
 TRAINING: Settings = {"training.steps": 2, "training.batch_size": 4}
 # The paper's settings, whatever the presets are, in sizes that fit tiny backbones; codes as long as their word vectors.
 SIZES: dict[str, Settings] = {
@@ -149,8 +147,17 @@ def test_a_loaded_cue_answers_as_the_trained_one(kind: str, family: str, tmp_pat
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_a_cue_by_its_preset_is_recorded_whole(method: str, family: str, tmp_path: Path) -> None:
     chosen = {**TRAINING, "method.prompt_length": 3}
-    trained = softcue.train(tmp_path / "cue", method=method, train=ROWS, validation=ROWS[:3], text="text",
-                            label="label", backbone=tiny(family), overrides=chosen, progress=False)  # fmt: skip
+    trained = softcue.train(
+        tmp_path / "cue",
+        method=method,
+        train=ROWS,
+        validation=ROWS[:3],
+        text="text",
+        label="label",
+        backbone=tiny(family),
+        overrides=chosen,
+        progress=False,
+    )
     expected = {**preset(method, tiny(family).kind)["method"], "prompt_length": 3}
     recorded = json.loads((tmp_path / "cue/cue.json").read_text())["method"]
     if expected.get("scale") == 0:  # measured
@@ -239,13 +246,28 @@ REFUSED: list[tuple[str, Settings, str, Any, str, str]] = [
     ("vip", {"noise_resilience": 1, "dropout": 0}, "noise_resilience", 1.0, "method.dropout above 0", "the noise"),
 ]
 OUT_OF_RANGE: list[tuple[str, Settings]] = [
-    ("vip", {"temperature": 0}), ("vip", {"draws": 0}), ("vip", {"decay": 1}), ("vip", {"decay": -0.1}),
-    ("vip", {"reset_below": 1}), ("vip", {"fill_after": 0}), ("vip", {"codes": -1}), ("vip", {"ema_epsilon": 0}),
-    ("vip", {"ema_rule": "qt"}), ("vip", {"evaluation": "mean"}), ("vip", {"codes_from": "noise"}),
-    ("vip", {"commitment_reduction": "max"}), ("vip", {"commitment": -1}), ("vip", {"scale": -1}),
-    ("vip-c", {"dropout": 1}), ("vip-c", {"layers": 0}), ("vip-c", {"codes": 40}), ("vip-c", {"noise_resilience": -1}),
-    ("vip-idp", {"bottleneck": 0}), ("vip-idp", {"soft_tokens": 1}), ("vip", {"temperature": "inf"}),
-]  # fmt: skip
+    ("vip", {"temperature": 0}),
+    ("vip", {"draws": 0}),
+    ("vip", {"decay": 1}),
+    ("vip", {"decay": -0.1}),
+    ("vip", {"reset_below": 1}),
+    ("vip", {"fill_after": 0}),
+    ("vip", {"codes": -1}),
+    ("vip", {"ema_epsilon": 0}),
+    ("vip", {"ema_rule": "qt"}),
+    ("vip", {"evaluation": "mean"}),
+    ("vip", {"codes_from": "noise"}),
+    ("vip", {"commitment_reduction": "max"}),
+    ("vip", {"commitment": -1}),
+    ("vip", {"scale": -1}),
+    ("vip-c", {"dropout": 1}),
+    ("vip-c", {"layers": 0}),
+    ("vip-c", {"codes": 40}),
+    ("vip-c", {"noise_resilience": -1}),
+    ("vip-idp", {"bottleneck": 0}),
+    ("vip-idp", {"soft_tokens": 1}),
+    ("vip", {"temperature": "inf"}),
+]
 
 
 @pytest.mark.parametrize(("method", "words", "setting", "value", "expected", "next_step"), REFUSED)
@@ -255,9 +277,9 @@ def test_combinations_that_cannot_work_are_refused_with_a_way_out(
     with pytest.raises(ConfigurationError) as refusal:
         make_model(tiny("bert"), method, **{"prompt_length": 4, "width": 8, **words})
     error = refusal.value
-    assert (error.setting, error.value) == (f"method.{setting}", value)
+    assert (error.setting, error.got) == (f"method.{setting}", value)
     assert expected in error.expected
-    assert next_step in error.next_step
+    assert next_step in error.fix
 
 
 @pytest.mark.parametrize(("method", "words"), OUT_OF_RANGE)
@@ -265,15 +287,20 @@ def test_a_field_out_of_range_is_refused_by_its_name(method: str, words: Setting
     ((key, value),) = words.items()
     with pytest.raises(ConfigurationError) as refusal:
         method_config({"name": method, **words})
-    assert (refusal.value.setting, refusal.value.value) == (f"method.{key}", value)
-    assert refusal.value.expected and refusal.value.next_step
+    assert (refusal.value.setting, refusal.value.got) == (f"method.{key}", value)
+    assert refusal.value.expected and refusal.value.fix
 
 
 def test_the_nearest_settings_that_can_work_are_taken() -> None:
     taken: list[Settings] = [
-        {"soft_tokens": 3}, {"heads": 8}, {"dedicated": True, "codes": 12}, {"codes": 396}, {"decay": 0.0},
-        {"codes": 500, "codes_from": "context"}, {"reset_below": 0.99},
-    ]  # fmt: skip
+        {"soft_tokens": 3},
+        {"heads": 8},
+        {"dedicated": True, "codes": 12},
+        {"codes": 396},
+        {"decay": 0.0},
+        {"codes": 500, "codes_from": "context"},
+        {"reset_below": 0.99},
+    ]
     for words in taken:
         assert make_model(tiny("bert"), "vip", **{"prompt_length": 4, "width": 8, **words}).counts().ema > 0
 
@@ -288,8 +315,21 @@ def rows_file(tmp_path: Path) -> Path:
 def test_refusals_are_one_line_and_exit_2_on_the_command_line(
     rows_file: Path, model_folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    common = ["--train", rows_file, "--validation", rows_file, "--text", "text", "--label", "label", "--backbone",
-              model_folders["bert"], "--output-dir", tmp_path / "cue", "training.steps=1"]  # fmt: skip
+    common = [
+        "--train",
+        rows_file,
+        "--validation",
+        rows_file,
+        "--text",
+        "text",
+        "--label",
+        "label",
+        "--backbone",
+        model_folders["bert"],
+        "--output-dir",
+        tmp_path / "cue",
+        "training.steps=1",
+    ]
     combinations = [(method, words, setting, value) for method, words, setting, value, *_ in REFUSED]
     fields = [(method, words, *next(iter(words.items()))) for method, words in OUT_OF_RANGE[:3]]
     for method, words, setting, value in [*combinations, *fields]:
@@ -363,14 +403,14 @@ def test_a_static_prompt_tells_nothing_of_the_kind(tmp_path: Path) -> None:
     assert metrics["health"] == {}
 
 
-def result_of(model: TaskModel, **training: object) -> Result:
+def result_of(model: TaskModel, **training: object) -> TrainingResult:
     """A short run that leaves prompts and networks as they are."""
-    settings = {"steps": 3, "batch_size": 4, "prompt_rate": 0.0, "network_rate": 0.0, "evaluate_every": 3}
+    settings = {"steps": 3, "batch_size": 4, "learning_rate": 0.0, "network_learning_rate": 0.0, "evaluate_every": 3}
     config = TrainingConfig.model_validate({**settings, **training})
-    return Trainer(tiny("bert"), [Studied(model, EXAMPLES, EXAMPLES)], config).run()
+    return Trainer(tiny("bert"), [TaskData(model, EXAMPLES, EXAMPLES)], config).run()
 
 
-def worries(warnings: list[str]) -> list[str]:
+def health_warnings(warnings: list[str]) -> list[str]:
     """Those of a prompt and its codebook."""
     return [text for text in warnings if "codebook" in text or "prompt hardly" in text or "resilience" in text]
 
@@ -392,14 +432,14 @@ def constant(method: str = "vip") -> TaskModel:
 
 @pytest.mark.parametrize("case", ["vip", "vip mixed", "vip dedicated", "vip-c", "vip-idp"])
 def test_a_healthy_run_raises_no_worry(case: str) -> None:
-    assert worries(result_of(make_model(tiny("bert"), case)).warnings) == []
+    assert health_warnings(result_of(make_model(tiny("bert"), case)).warnings) == []
 
 
 def test_a_collapsed_codebook_is_warned_about_with_what_to_try() -> None:
     result = result_of(collapsed())
     assert result.progress.health["perplexity"] == pytest.approx(1.0)
     assert result.progress.health["codes_drawn"] == 1
-    (found,) = [text for text in worries(result.warnings) if "collapsed" in text]
+    (found,) = [text for text in health_warnings(result.warnings) if "collapsed" in text]
     assert "of 40 codes 1.0 are in use" in found
     for setting in ("method.scale=0", "method.codes_from=context", "method.relative_temperature=true"):
         assert setting in found
@@ -409,55 +449,70 @@ def test_a_collapsed_codebook_is_warned_about_with_what_to_try() -> None:
 def test_a_prompt_that_does_not_read_the_input_is_warned_about(method: str) -> None:
     result = result_of(constant(method))
     assert result.progress.health["prompt_variation"] < 1e-6
-    (found,) = worries(result.warnings)
+    (found,) = health_warnings(result.warnings)
     assert "hardly depends on the input" in found
-    assert "training.network_rate" in found
+    assert "training.network_learning_rate" in found
 
 
 @pytest.mark.parametrize("method", ["vip", "vip-c"])
 def test_warnings_propose_settings_that_the_method_has(method: str, tmp_path: Path) -> None:
     models = [constant(method)] + [collapsed()] * (method == "vip")
-    texts = " ".join(text for model in models for text in worries(result_of(model).warnings))
+    texts = " ".join(text for model in models for text in health_warnings(result_of(model).warnings))
     advice = parse_overrides(re.findall(r"method\.\w+=[\w.]+", texts))["method"]
     codebook = {
-        "codes_from": "context", "relative_temperature": True, "temperature": 0.05, "reset_below": 0.1,
-        "dedicated": True, "decay": 0.9,
-    }  # fmt: skip
+        "codes_from": "context",
+        "relative_temperature": True,
+        "temperature": 0.05,
+        "reset_below": 0.1,
+        "dedicated": True,
+        "decay": 0.9,
+    }
     assert advice == {"scale": 0, "dropout": 0, **(codebook if method == "vip" else {})}
     train(tmp_path / "cue", method, overrides={f"method.{key}": value for key, value in advice.items()})
     steps, _, metrics = reported(tmp_path / "cue")
-    assert worries(metrics["warnings"]) == []
+    assert health_warnings(metrics["warnings"]) == []
     assert steps[-1].get("temperature") != 0.05  # in units of the codes' distances
 
 
 def test_one_code_for_each_token_of_its_own_is_a_collapse_and_advice_is_news() -> None:
-    settings = {"dedicated": True, "relative_temperature": True, "temperature": 1e-4, "decay": 0.5, "scale": 0.5,
-                "reset_below": 0.01, "dropout": 0.0}  # fmt: skip
+    settings = {
+        "dedicated": True,
+        "relative_temperature": True,
+        "temperature": 1e-4,
+        "decay": 0.5,
+        "scale": 0.5,
+        "reset_below": 0.01,
+        "dropout": 0.0,
+    }
     model = make_model(tiny("bert"), "vip", **settings)
     result = result_of(model, steps=1)
     health = {**result.progress.health, "perplexity": 4.5}  # four tokens
-    (found,) = [text for text in encoder_of(model).worries(health) if "collapsed" in text]
+    (found,) = [text for text in encoder_of(model).health_warnings(health) if "collapsed" in text]
     assert "one each would be 4" in found
     assert "method.scale=0" not in found
     assert "method.dedicated" not in found
-    assert not [text for text in encoder_of(model).worries({**health, "perplexity": 6.5}) if "collapsed" in text]
+    assert not [
+        text for text in encoder_of(model).health_warnings({**health, "perplexity": 6.5}) if "collapsed" in text
+    ]
 
 
 def test_noise_resilience_that_never_had_rows_to_compare_is_warned_about() -> None:
     resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
-    (found,) = worries(result_of(resilient, steps=2, batch_size=4, micro_batch_size=1).warnings)
+    (found,) = health_warnings(result_of(resilient, steps=2, batch_size=4, micro_batch_size=1).warnings)
     assert "micro_batch_size" in found
     resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
-    assert worries(result_of(resilient, steps=2, batch_size=4).warnings) == []  # a last batch of one row is no matter
+    assert (
+        health_warnings(result_of(resilient, steps=2, batch_size=4).warnings) == []
+    )  # a last batch of one row is no matter
 
 
 def test_a_run_that_ends_before_its_codebook_is_filled_says_so() -> None:
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=4)
-    (found,) = worries(result_of(model, steps=3).warnings)
+    (found,) = health_warnings(result_of(model, steps=3).warnings)
     assert "codebook is still empty" in found
     assert "method.fill_after" in found
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=3)
-    assert worries(result_of(model, steps=3).warnings) == []
+    assert health_warnings(result_of(model, steps=3).warnings) == []
 
 
 def test_best_numbers_of_a_time_before_the_codebook_are_no_early_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +521,7 @@ def test_best_numbers_of_a_time_before_the_codebook_are_no_early_end(monkeypatch
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=2)
     result = result_of(model, steps=3, evaluate_every=1)
     assert (result.progress.step, result.progress.best_step) == (3, 1)
-    (found,) = worries(result.warnings)
+    (found,) = health_warnings(result.warnings)
     assert "codebook is still empty" in found and "method.fill_after" in found
     assert "ended" not in found
 
@@ -492,9 +547,11 @@ def test_a_mixed_batch_equals_each_cue_alone(family: str) -> None:
     backbone = tiny(family)
     models = [make_model(backbone, case, seed=seed, prompt_length=3 + seed % 3) for seed, case in enumerate(MIXED)]
     rows = [
-        (model, row) for first in range(3) for number, model in enumerate(models)
+        (model, row)
+        for first in range(3)
+        for number, model in enumerate(models)
         for row in model.rows(backbone, [EXAMPLES[(first + number) % 5]])
-    ]  # fmt: skip
+    ]
     for row, answer in zip(rows, predict_mixed(backbone, rows), strict=True):
         (alone,) = predict_mixed(backbone, [row])
         assert answer.label == alone.label

@@ -12,11 +12,12 @@ from tiny import ONE_OF_EACH_KIND, tiny
 from torch import Tensor
 from toy import EXAMPLES, make_model
 
-from softcue.backbones import Backbone, Decoding, Reading
+from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import ConfigurationError
-from softcue.methods import METHODS, TaskModel
-from softcue.tokens import collate
-from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.inference import TaskModel
+from softcue.inputs.collate import collate
+from softcue.methods import METHODS
+from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Batch
 
 D, M, LAYERS = 32, 8, 3
@@ -27,8 +28,8 @@ def batch_of(model: TaskModel, backbone: Backbone, num_rows: int = 5) -> Batch:
     return collate(model.rows(backbone, EXAMPLES[:num_rows]), backbone.tokenizer.pad_token_id)
 
 
-def read(model: TaskModel, backbone: Backbone, batch: Batch, with_target: bool = False) -> Reading:
-    return model.read(model.method.on(backbone), batch, with_target)[0]
+def read(model: TaskModel, backbone: Backbone, batch: Batch, with_target: bool = False) -> ForwardPass:
+    return model.read(model.method.view_of(backbone), batch, with_target)[0]
 
 
 def adapters_of(model: TaskModel) -> list[Any]:
@@ -99,13 +100,15 @@ def test_what_adapters_start_with_writes_as_the_bare_backbone_does(family: str) 
     moved = make_model(backbone, "adapter", readout=settings, up_std=0.5)
 
     def outputs(one: TaskModel | None) -> list[Any]:
-        seen = backbone if one is None else one.method.on(backbone)
+        seen = backbone if one is None else one.method.view_of(backbone)
         plain = seen.read(batch, None, seen.embed(batch.ids))
         taught = seen.read(batch, None, seen.embed(batch.ids), with_target=True)
         return [
-            plain.rank(candidates), plain.first_logits(), taught.target_logits(batch.target_ids),  # type: ignore[arg-type]
+            plain.rank(candidates),
+            plain.first_logits(),
+            taught.target_logits(batch.target_ids),  # type: ignore[arg-type]
             torch.tensor(plain.generate(Decoding(1, 5))),
-        ]  # fmt: skip
+        ]
 
     for found, wanted, other in zip(outputs(model), outputs(None), outputs(moved), strict=True):
         assert torch.equal(found, wanted)
@@ -212,8 +215,8 @@ def test_every_adapter_changes_the_outcome_and_only_in_its_own_passes(family: st
     bare = backbone.read(batch, None, backbone.embed(batch.ids)).hidden()
 
     def outcome() -> Tensor:
-        reading = read(model, backbone, batch)
-        return reading.target_logits(target) if family == "t5" else reading.hidden()
+        forward_pass = read(model, backbone, batch)
+        return forward_pass.target_logits(target) if family == "t5" else forward_pass.hidden()
 
     before = outcome()
     for adapter in adapters_of(model):
@@ -247,7 +250,7 @@ def test_dropout_is_on_the_modules_output_in_training_only(case: str, monkeypatc
     def dropped(values: Tensor) -> Tensor:
         return torch.where(torch.arange(values.shape[-1]) % 10 == 0, 0.0, values / 0.9)
 
-    monkeypatch.setattr("softcue.draws.drawn_like", every_tenth)
+    monkeypatch.setattr("softcue.randomness.uniform_like", every_tenth)
     model = with_biases(make_model(tiny("bert"), case))
     states = torch.randn(2, 3, D)
     for adapter in adapters_of(model):
@@ -304,7 +307,9 @@ def test_norms_and_all_other_weights_of_the_backbone_stay_frozen(case: str) -> N
     assert not any("norm" in name.lower() for name, _ in model.method.named_parameters())
     numbers = {name: value.clone() for name, value in model.method.state_dict().items()}
     Trainer(
-        backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=2, batch_size=5, network_rate=0.1)
+        backbone,
+        [TaskData(model, EXAMPLES, EXAMPLES)],
+        TrainingConfig(steps=2, batch_size=5, network_learning_rate=0.1),
     ).run()
     assert all(torch.equal(value, before[name]) for name, value in backbone.model.state_dict().items())
     assert not any(value.requires_grad for value in backbone.model.parameters())

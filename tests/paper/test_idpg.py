@@ -17,10 +17,10 @@ from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
-from softcue.methods import TaskModel
+from softcue.inference import TaskModel
+from softcue.inputs.collate import PaddingSide, collate
 from softcue.prompts import IDPG, DeepPrompt
-from softcue.representations import represented
-from softcue.tokens import PaddingSide, collate
+from softcue.sentence_vectors import sentence_vectors_of
 from softcue.types import Batch, Example, Instance, LayerPrompt, Prompt
 
 D, P, LEVELS = 32, 4, 3  # tests/tiny.py's width and layers, tests/toy.py's prompt length
@@ -36,8 +36,11 @@ def gelu(x: float) -> float:
 
 
 ACTIVATIONS: dict[str, Callable[[float], float]] = {
-    "gelu": gelu, "relu": lambda x: max(x, 0.0), "tanh": math.tanh, "none": lambda x: x,
-}  # fmt: skip
+    "gelu": gelu,
+    "relu": lambda x: max(x, 0.0),
+    "tanh": math.tanh,
+    "none": lambda x: x,
+}
 
 
 def encoder_of(model: TaskModel) -> IDPG:
@@ -108,7 +111,10 @@ def by_level(model: TaskModel, instance: Instance, hidden: Tensor) -> dict[int, 
     levels = encoder_of(model).levels
     found = {0: prompt.tokens} if levels.has_embeddings else {}
     for layer in range(LEVELS):
-        if prompt.deeper is not None and (part := prompt.deeper(layer, hidden, instance.mask)) is not None:
+        if (
+            prompt.layer_prompts is not None
+            and (part := prompt.layer_prompts(layer, hidden, instance.mask)) is not None
+        ):
             found[layer] = vectors_of(part)
     return found
 
@@ -140,15 +146,15 @@ def read_and_recorded(
     prompt = model.prompt(backbone, batch, embeds)
     assert prompt is not None
     taken: dict[int, LayerPrompt | None] = {}
-    deeper = prompt.deeper
+    layer_prompts = prompt.layer_prompts
 
     def recording(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
         assert layer not in taken, "asked twice"
-        taken[layer] = deeper(layer, hidden, mask)  # type: ignore[misc]
+        taken[layer] = layer_prompts(layer, hidden, mask)  # type: ignore[misc]
         return taken[layer]
 
-    if deeper is not None:
-        prompt = replace(prompt, deeper=recording)
+    if layer_prompts is not None:
+        prompt = replace(prompt, layer_prompts=recording)
     states = backbone.read(batch, prompt, embeds, with_target).hidden()
     return prompt, taken, states
 
@@ -183,7 +189,7 @@ def test_a_single_layer_prompt_is_the_equation_of_the_sentence_vector(case: str,
     model = make_model(tiny("bert"), case, activation=activation)
     instance = instance_of()
     prompt = prompt_of(model, instance)
-    assert prompt.deeper is None
+    assert prompt.layer_prompts is None
     assert prompt.tokens.shape == (3, P, D)
     assert instance.representation is not None
     for row, vector in enumerate(instance.representation):
@@ -216,8 +222,8 @@ def test_keys_are_the_first_half_of_a_vector_and_values_the_second() -> None:
     instance = instance_of(1)
     prompt = prompt_of(model, instance)
     assert not prompt.tokens.any()  # nothing among the embeddings
-    assert prompt.deeper is not None and instance.representation is not None
-    part = prompt.deeper(1, torch.randn(1, 5, D), instance.mask)
+    assert prompt.layer_prompts is not None and instance.representation is not None
+    part = prompt.layer_prompts(1, torch.randn(1, 5, D), instance.mask)
     assert part is not None and part.states is None and part.keys is not None and part.values is not None
     wanted = generated(model, 1, instance.representation[0])
     assert_like(part.keys[0], wanted[:, :D])
@@ -414,7 +420,7 @@ def dropped(vector: Tensor) -> Tensor:
 def test_dropout_is_on_the_sentence_vector_and_behind_the_activation_but_not_on_a_layers_output(
     case: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softcue.draws.drawn_like", every_tenth)
+    monkeypatch.setattr("softcue.randomness.uniform_like", every_tenth)
     model = make_model(tiny("bert"), case, input=source, pooling="cls")
     instance, hidden = instance_of(), torch.randn(3, 5, D)
     assert instance.representation is not None
@@ -622,9 +628,11 @@ def test_prefix_tuning_on_a_decoder_is_a_cache_of_past_keys_and_values(settings:
             pairs.append(tuple(part.view(1, P, 4, D // 4).transpose(1, 2).contiguous() for part in (keys, values)))
         length = batch.ids.shape[1]
         wanted = backbone.base(
-            input_ids=batch.ids, past_key_values=DynamicCache(pairs), position_ids=torch.arange(P, P + length)[None],
+            input_ids=batch.ids,
+            past_key_values=DynamicCache(pairs),
+            position_ids=torch.arange(P, P + length)[None],
             attention_mask=torch.ones(1, P + length),
-        ).last_hidden_state  # fmt: skip
+        ).last_hidden_state
         assert_like(model.read(backbone, batch)[0].text(), wanted)
 
 
@@ -669,7 +677,7 @@ def test_the_sentence_vector_is_the_unprompted_backbones_pooled_last_layer(famil
     backbone = tiny(family)
     model = make_model(backbone, "m-idpg-phm", pooling=pooling)
     assert model.method.representation is not None
-    found = represented(model.method.representation, backbone, TASK, EXAMPLES)
+    found = sentence_vectors_of(model.method.representation, backbone, TASK, EXAMPLES)
     rows = model.rows(backbone, EXAMPLES)
     for row, example in enumerate(EXAMPLES):
         states = alone(backbone, example.texts[0])

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from softcue.draws import own_places, places_in_batch, row_streams
 from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
 from softcue.prompts.contextualizer import Contextualizer, EncoderLayer, RowNoise
 from softcue.prompts.quantizer import perplexity
 from softcue.prompts.vip import commitment, noise_resilience
+from softcue.randomness import batch_positions, row_generators, rows_of_global_batch
 from softcue.types import Instance, Prompt
 
 D, INNER, HEADS = 8, 8, 2  # width, the contextualiser's width and heads
@@ -28,9 +28,19 @@ EVALUATIONS = ["expectation", "sample", "argmax"]
 LENGTHS = [4, 1, 6, 3, 5]
 PIECES = [[0, 3], [1], [4, 2]]  # an uneven share of five rows, out of order
 SHAPE = QuantizerShape(
-    codes=K, draws=M, temperature=8.0, is_relative=False, tokens=0, evaluation="expectation", sample_seed=3,
-    rule="vqvae", decay=0.9, epsilon=1e-5, reset_below=0.0, fill_after=1,
-)  # fmt: skip
+    codes=K,
+    draws=M,
+    temperature=8.0,
+    is_relative=False,
+    tokens=0,
+    evaluation="expectation",
+    sample_seed=3,
+    rule="vqvae",
+    decay=0.9,
+    epsilon=1e-5,
+    reset_below=0.0,
+    fill_after=1,
+)
 
 
 # --- the paper's equations, one number at a time ---------------------------------------------------------------------
@@ -97,9 +107,7 @@ def literal_codes(quantizer: Quantizer, vectors: Tensor, noise: Sequence[Tensor]
     found = []
     for row, numbers in zip(vectors, noise, strict=True):
         shares = [literal_shares(literal_logits(quantizer, vector, token)) for token, vector in enumerate(row)]
-        found.append(
-            [[literal_draw(own, float(u)) for u in line] for own, line in zip(shares, numbers, strict=True)]
-        )  # fmt: skip
+        found.append([[literal_draw(own, float(u)) for u in line] for own, line in zip(shares, numbers, strict=True)])
     return found
 
 
@@ -151,7 +159,7 @@ def quantizer_of(**changes: Any) -> Quantizer:
 
 def streams_of(seed: int, num_rows: int) -> list[torch.Generator]:
     torch.manual_seed(seed)
-    return row_streams(num_rows)
+    return row_generators(num_rows)
 
 
 def noise_of(seed: int, num_rows: int, draws: int = M) -> list[Tensor]:
@@ -164,8 +172,8 @@ def trained(quantizer: Quantizer, vectors: Tensor, seed: int = 0) -> tuple[Tenso
 
 
 def evaluated(quantizer: Quantizer, vectors: Tensor) -> Tensor:
-    values, tally = quantizer.eval()(vectors, [])
-    assert tally == {}
+    values, statistics = quantizer.eval()(vectors, [])
+    assert statistics == {}
     assert isinstance(values, Tensor)
     return values
 
@@ -222,17 +230,28 @@ def context_shape(**changes: Any) -> ContextShape:
 
 
 def vip_of(
-    num_soft: int = 2, num_hard: int = 0, skip: bool = True, weights: Weights | None = None, quantised: bool = True,
-    is_empty: bool = False, context: dict[str, Any] | None = None, **quantizer: Any,
-) -> VIP:  # fmt: skip
+    num_soft: int = 2,
+    num_hard: int = 0,
+    skip: bool = True,
+    weights: Weights | None = None,
+    quantised: bool = True,
+    is_empty: bool = False,
+    context: dict[str, Any] | None = None,
+    **quantizer: Any,
+) -> VIP:
     torch.manual_seed(11)
     own = quantizer_of(**quantizer)
     if is_empty:
         own.codebook.zero_()
     encoder = VIP(
-        torch.randn(num_soft + N, D), num_soft, context_shape(**(context or {})), own if quantised else None, skip,
-        weights or Weights(), torch.randn(num_hard, D),
-    )  # fmt: skip
+        torch.randn(num_soft + N, D),
+        num_soft,
+        context_shape(**(context or {})),
+        own if quantised else None,
+        skip,
+        weights or Weights(),
+        torch.randn(num_hard, D),
+    )
     shuffled(encoder.contextualizer)
     return encoder
 
@@ -254,7 +273,7 @@ def in_pieces(encoder: VIP, texts: Sequence[Tensor], seed: int = 0) -> list[tupl
     found = []
     for number, places in enumerate(PIECES):
         instance = instance_of([texts[place] for place in places], SIDES[number % 2], extra=number)
-        with places_in_batch(places, len(texts)):
+        with rows_of_global_batch(places, len(texts)):
             found.append((places, prompted(encoder, instance, seed)))
     return found
 
@@ -263,22 +282,22 @@ def in_pieces(encoder: VIP, texts: Sequence[Tensor], seed: int = 0) -> list[tupl
 
 
 def test_rows_have_their_own_numbers_unless_a_piece_says_otherwise() -> None:
-    assert list(own_places(3)[0]) == [0, 1, 2] and own_places(3)[1] == 3
-    with places_in_batch([4, 1], 6):
-        assert list(own_places(2)[0]) == [4, 1] and own_places(2)[1] == 6
-        with places_in_batch([5, 0], 9):
-            assert list(own_places(2)[0]) == [5, 0] and own_places(2)[1] == 9
-        assert list(own_places(2)[0]) == [4, 1] and own_places(2)[1] == 6
-    assert list(own_places(2)[0]) == [0, 1] and own_places(2)[1] == 2
+    assert list(batch_positions(3)[0]) == [0, 1, 2] and batch_positions(3)[1] == 3
+    with rows_of_global_batch([4, 1], 6):
+        assert list(batch_positions(2)[0]) == [4, 1] and batch_positions(2)[1] == 6
+        with rows_of_global_batch([5, 0], 9):
+            assert list(batch_positions(2)[0]) == [5, 0] and batch_positions(2)[1] == 9
+        assert list(batch_positions(2)[0]) == [4, 1] and batch_positions(2)[1] == 6
+    assert list(batch_positions(2)[0]) == [0, 1] and batch_positions(2)[1] == 2
 
 
 def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
     whole = [torch.rand(4, generator=stream) for stream in streams_of(5, 6)]
-    with places_in_batch([4, 1], 6):
+    with rows_of_global_batch([4, 1], 6):
         piece = [torch.rand(4, generator=stream) for stream in streams_of(5, 2)]
     assert torch.equal(piece[0], whole[4]) and torch.equal(piece[1], whole[1])
     others = [torch.rand(4, generator=stream) for stream in streams_of(6, 6)]
-    following = [torch.rand(4, generator=stream) for stream in row_streams(6)]
+    following = [torch.rand(4, generator=stream) for stream in row_generators(6)]
     every = torch.stack(whole + others + following)
     assert len(every.unique(dim=0)) == 18
 
@@ -373,10 +392,10 @@ def test_vectors_in_bfloat16_are_measured_in_float32() -> None:
     assert quantizer.logits(rounded).dtype == torch.float32
     assert torch.equal(quantizer.logits(rounded), quantizer.logits(rounded.float()))
     assert_like(evaluated(quantizer, rounded), evaluated(quantizer, rounded.float()), 1e-6)
-    values, tally = trained(quantizer, rounded)
+    values, statistics = trained(quantizer, rounded)
     wanted, tally_of_floats = trained(quantizer, rounded.float())
     assert_like(values, wanted, 1e-6)
-    for name, sums in tally.items():
+    for name, sums in statistics.items():
         assert sums.dtype == torch.float32 and torch.equal(sums, tally_of_floats[name])
 
 
@@ -450,7 +469,7 @@ def test_a_row_gets_the_same_draws_alone_as_in_a_batch() -> None:
     quantizer, vectors = quantizer_of(), torch.randn(5, N, D)
     whole, _ = trained(quantizer, vectors)
     for row in range(5):
-        with places_in_batch([row], 5):
+        with rows_of_global_batch([row], 5):
             assert_like(trained(quantizer, vectors[row : row + 1])[0][0], whole[row], 1e-6)
 
 
@@ -599,7 +618,7 @@ def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(redu
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None
         assert_like(found[name], parameter.grad, 2e-4)
-    assert prompt.tally["commitment"] == pytest.approx(commitment(context, values, reduction).item() * 5, rel=1e-4)
+    assert prompt.statistics["commitment"] == pytest.approx(commitment(context, values, reduction).item() * 5, rel=1e-4)
 
 
 # --- what a step adds up ---------------------------------------------------------------------------------------------
@@ -608,7 +627,7 @@ def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(redu
 @pytest.mark.parametrize("tokens", [0, N])
 def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
     quantizer, vectors = quantizer_of(tokens=tokens), torch.randn(4, N, D)
-    values, tally = trained(quantizer, vectors)
+    values, statistics = trained(quantizer, vectors)
     draws = draws_in(quantizer, values)
     counts, sums, distance = torch.zeros(K).double(), torch.zeros(K, D).double(), 0.0
     for row in range(4):
@@ -619,11 +638,11 @@ def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
                 sums[code] += share * vectors[row, token]
             nearest = max(literal_logits(quantizer, vectors[row, token], token))
             distance -= nearest * temperature_of(quantizer)
-    assert_like(tally["counts"], counts)
-    assert_like(tally["sums"], sums)
-    assert float(tally["distance"]) == pytest.approx(distance, rel=1e-4)
-    assert float(tally["vectors"]) == 4 * N
-    assert set(tally) == {"counts", "sums", "distance", "vectors"}
+    assert_like(statistics["counts"], counts)
+    assert_like(statistics["sums"], sums)
+    assert float(statistics["distance"]) == pytest.approx(distance, rel=1e-4)
+    assert float(statistics["vectors"]) == 4 * N
+    assert set(statistics) == {"counts", "sums", "distance", "vectors"}
 
 
 @pytest.mark.parametrize(
@@ -642,10 +661,10 @@ def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
 )
 def test_tallies_of_pieces_add_up_to_that_of_the_whole_batch(settings: dict[str, Any]) -> None:
     encoder, texts = vip_of(**settings).train(), texts_of()
-    whole = prompted(encoder, instance_of(texts)).tally
-    summed = encoder.blank_tally()
+    whole = prompted(encoder, instance_of(texts)).statistics
+    summed = encoder.zero_statistics()
     for _, piece in in_pieces(encoder, texts):
-        for name, sums in piece.tally.items():
+        for name, sums in piece.statistics.items():
             summed[name] += sums
     assert set(whole) == set(summed)
     for name in set(whole) - {"noise_resilience"}:  # which compares rows with those of their piece
@@ -670,19 +689,19 @@ def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
     settings: dict[str, Any], resilience: float
 ) -> None:
     encoder = vip_of(weights=Weights(noise_resilience=resilience), **settings).train()
-    tally, blank = prompted(encoder, instance_of(texts_of())).tally, encoder.blank_tally()
-    assert set(tally) == set(blank)
+    statistics, blank = prompted(encoder, instance_of(texts_of())).statistics, encoder.zero_statistics()
+    assert set(statistics) == set(blank)
     assert ("noise_resilience" in blank) == (resilience > 0) and ("commitment" in blank) == (
         "quantised" not in settings
     )
     assert ("candidates" in blank) == bool(settings.get("is_empty") or settings.get("reset_below"))
     for name, zeros in blank.items():
-        assert tally[name].shape == zeros.shape and tally[name].dtype == zeros.dtype and not zeros.any()
-        assert not tally[name].requires_grad
-    encoder.learn(tally, epoch_begins=True)
-    after = prompted(encoder, instance_of(texts_of())).tally  # a codebook filled by then asks for no candidates
+        assert statistics[name].shape == zeros.shape and statistics[name].dtype == zeros.dtype and not zeros.any()
+        assert not statistics[name].requires_grad
+    encoder.update_state(statistics, epoch_begins=True)
+    after = prompted(encoder, instance_of(texts_of())).statistics  # a codebook filled by then asks for no candidates
     assert {name: sums.shape for name, sums in after.items()} == {
-        name: zeros.shape for name, zeros in encoder.blank_tally().items()
+        name: zeros.shape for name, zeros in encoder.zero_statistics().items()
     }
 
 
@@ -704,11 +723,11 @@ def test_the_rule_vqvae_divides_running_sums_by_smoothed_running_counts(epsilon:
     quantizer = quantizer_of(decay=0.7, epsilon=epsilon)
     assert torch.equal(quantizer.counts, torch.ones(K))
     count, weighted = torch.ones(K).double(), quantizer.codebook.double().clone()  # w = e c
-    for tally in steps_of(4):
-        quantizer.learn(tally, epoch_begins=False)
-        count = 0.7 * count + 0.3 * tally["counts"].double()
+    for statistics in steps_of(4):
+        quantizer.update_state(statistics, epoch_begins=False)
+        count = 0.7 * count + 0.3 * statistics["counts"].double()
         for code in range(K):
-            weighted[code] = 0.7 * weighted[code] + 0.3 * tally["sums"][code].double()
+            weighted[code] = 0.7 * weighted[code] + 0.3 * statistics["sums"][code].double()
         divisor = literal_smoothed(count, epsilon)
         assert_like(quantizer.counts, count)  # not smoothed themselves
         for code in range(K):
@@ -719,11 +738,11 @@ def test_the_rule_vqvae_leaves_a_code_whose_count_is_below_epsilon() -> None:
     quantizer = quantizer_of(decay=0.5, epsilon=0.2)
     count, weighted = torch.ones(K).double(), quantizer.codebook.double().clone()
     wanted, num_left = quantizer.codebook.double().clone(), 0
-    for tally in steps_of(6, undrawn=[2]):
+    for statistics in steps_of(6, undrawn=[2]):
         before = quantizer.codebook.clone()
-        quantizer.learn(tally, epoch_begins=False)
-        count = 0.5 * count + 0.5 * tally["counts"].double()
-        weighted = 0.5 * weighted + 0.5 * tally["sums"].double()
+        quantizer.update_state(statistics, epoch_begins=False)
+        count = 0.5 * count + 0.5 * statistics["counts"].double()
+        weighted = 0.5 * weighted + 0.5 * statistics["sums"].double()
         divisor = literal_smoothed(count, 0.2)
         for code in range(K):
             if count[code] >= 0.2:
@@ -738,22 +757,22 @@ def test_the_rule_vqvae_leaves_a_code_whose_count_is_below_epsilon() -> None:
 def test_an_undrawn_code_of_the_rule_vqvae_keeps_its_place_and_comes_back_where_its_vectors_are() -> None:
     quantizer = quantizer_of(decay=0.9, epsilon=1e-5)
     first = quantizer.codebook[1].clone()
-    tallies = steps_of(130, undrawn=[1])
-    for tally in tallies[:40]:
-        quantizer.learn(tally, epoch_begins=False)
+    steps = steps_of(130, undrawn=[1])
+    for statistics in steps[:40]:
+        quantizer.update_state(statistics, epoch_begins=False)
     assert_like(quantizer.codebook[1], first, 5e-3)  # c = 0.015: hardly smaller
-    for tally in tallies[40:]:
-        quantizer.learn(tally, epoch_begins=False)
+    for statistics in steps[40:]:
+        quantizer.update_state(statistics, epoch_begins=False)
     assert quantizer.counts[1] < 1e-5
     kept = quantizer.codebook[1].clone()
     ratio = kept / first
     assert_like(ratio, ratio[0].expand(D), 1e-3)  # shrunk by c / (c + eps), which is a half at c = eps
     assert 0.49 < float(ratio[0]) < 0.6
-    quantizer.learn(tallies[0], epoch_begins=False)
+    quantizer.update_state(statistics[0], epoch_begins=False)
     assert torch.equal(quantizer.codebook[1], kept)
-    drawn = {name: sums.clone() for name, sums in tallies[0].items()}
+    drawn = {name: sums.clone() for name, sums in statistics[0].items()}
     drawn["counts"][1], drawn["sums"][1] = 2.0, 2 * torch.arange(8.0)
-    quantizer.learn(drawn, epoch_begins=False)
+    quantizer.update_state(drawn, epoch_begins=False)
     assert_like(quantizer.codebook[1], torch.arange(8.0), 2e-3)
 
 
@@ -762,11 +781,11 @@ def test_the_rule_literal_is_equations_7_and_8_as_printed(epsilon: float) -> Non
     quantizer = quantizer_of(rule="literal", decay=0.7, epsilon=epsilon)
     assert_like(quantizer.counts, torch.full((K,), 1 / K), 1e-7)
     count, codes = torch.full((K,), 1 / K).double(), quantizer.codebook.double().clone()
-    for tally in steps_of(4, undrawn=[0]):
-        quantizer.learn(tally, epoch_begins=False)
-        count = literal_smoothed(0.7 * count + 0.3 * tally["counts"].double(), epsilon)  # stored smoothed
+    for statistics in steps_of(4, undrawn=[0]):
+        quantizer.update_state(statistics, epoch_begins=False)
+        count = literal_smoothed(0.7 * count + 0.3 * statistics["counts"].double(), epsilon)  # stored smoothed
         for code in range(K):
-            codes[code] = 0.7 * codes[code] + 0.3 * tally["sums"][code].double() / count[code]
+            codes[code] = 0.7 * codes[code] + 0.3 * statistics["sums"][code].double() / count[code]
         assert_like(quantizer.counts, count)
         assert_like(quantizer.codebook, codes, 1e-4)
 
@@ -774,17 +793,17 @@ def test_the_rule_literal_is_equations_7_and_8_as_printed(epsilon: float) -> Non
 def test_an_undrawn_code_of_the_rule_literal_drifts_to_the_origin() -> None:
     quantizer = quantizer_of(rule="literal", decay=0.99, epsilon=0.01)
     first = quantizer.codebook[4].clone()
-    for tally in steps_of(50, undrawn=[4]):
-        quantizer.learn(tally, epoch_begins=False)
+    for statistics in steps_of(50, undrawn=[4]):
+        quantizer.update_state(statistics, epoch_begins=False)
     assert_like(quantizer.codebook[4], first * 0.99**50)
 
 
 def test_a_step_of_the_rule_vqvae_puts_codes_at_the_mean_of_their_vectors_without_a_past() -> None:
     quantizer, vectors = quantizer_of(decay=0.0, epsilon=1e-9), torch.randn(4, N, D)
     before = quantizer.codebook.clone()
-    values, tally = trained(quantizer, vectors)
+    values, statistics = trained(quantizer, vectors)
     draws = draws_in(quantizer, values)
-    quantizer.learn(tally, epoch_begins=True)
+    quantizer.update_state(statistics, epoch_begins=True)
     for code in range(K):
         taken = draws[..., code].flatten()
         wanted = before[code].double()
@@ -807,7 +826,7 @@ def test_codes_move_in_learn_alone(rule: str, is_empty: bool) -> None:
     assert_unchanged(encoder, before)
     parameters = {name: value.clone() for name, value in encoder.named_parameters()}
     addresses = {name: value.data_ptr() for name, value in encoder.named_buffers()}
-    encoder.learn(prompt.tally, epoch_begins=True)
+    encoder.update_state(prompt.statistics, epoch_begins=True)
     assert not torch.equal(quantizer_in(encoder).codebook, before["quantizer.codebook"])
     assert {name: value.data_ptr() for name, value in encoder.named_buffers()} == addresses  # moved in place
     for name, value in encoder.named_parameters():
@@ -819,12 +838,12 @@ def test_learning_from_the_pieces_of_a_step_is_learning_from_the_batch() -> None
     for rule in ("vqvae", "literal"):
         whole, parts = (vip_of(rule=rule, reset_below=0.3).train() for _ in range(2))
         for step in range(3):
-            whole.learn(prompted(whole, instance_of(texts), step).tally, epoch_begins=step == 0)
-            summed = parts.blank_tally()
+            whole.update_state(prompted(whole, instance_of(texts), step).statistics, epoch_begins=step == 0)
+            summed = parts.zero_statistics()
             for _, piece in in_pieces(parts, texts, step):
-                for name, sums in piece.tally.items():
+                for name, sums in piece.statistics.items():
                     summed[name] += sums
-            parts.learn(summed, epoch_begins=step == 0)
+            parts.update_state(summed, epoch_begins=step == 0)
         for name, value in whole.named_buffers():
             assert_like(dict(parts.named_buffers())[name], value, 1e-4)
 
@@ -833,10 +852,10 @@ def test_what_is_logged_of_a_codebook_is_what_was_drawn() -> None:
     quantizer = quantizer_of()
     recent = [0.0] * K
     drawn = [0.0] * K
-    for step, tally in enumerate([*steps_of(2, undrawn=[0, 1]), *steps_of(2, undrawn=[1, 2])]):
-        found = quantizer.learn(tally, epoch_begins=step == 2)
+    for step, statistics in enumerate([*steps_of(2, undrawn=[0, 1]), *steps_of(2, undrawn=[1, 2])]):
+        found = quantizer.update_state(statistics, epoch_begins=step == 2)
         drawn = [0.0] * K if step == 2 else drawn
-        for code, count in enumerate(tally["counts"].tolist()):
+        for code, count in enumerate(statistics["counts"].tolist()):
             recent[code] = 0.95 * recent[code] + 0.05 * count
             drawn[code] += count
         shares = [one / sum(recent) for one in recent if one]
@@ -860,16 +879,16 @@ def test_a_code_drawn_too_seldom_is_put_on_a_vector_of_the_batch(rule: str, toke
     dead: list[int] = []
     for seed in range(6):
         vectors = torch.randn(8, N, D)
-        _, tally = trained(quantizer, vectors, seed)
+        _, statistics = trained(quantizer, vectors, seed)
         for code in range(K):  # whatever is dead, there is a vector for it
             own = vectors[:, code // (K // N)] if tokens else vectors.flatten(0, 1)
-            assert (tally["candidates"][code] == own).all(1).any()
-        health = quantizer.learn(tally, epoch_begins=False)
-        plain.learn(tally, epoch_begins=False)
+            assert (statistics["candidates"][code] == own).all(1).any()
+        health = quantizer.update_state(statistics, epoch_begins=False)
+        plain.update_state(statistics, epoch_begins=False)
         dead = [code for code in range(K) if plain.counts[code] < 0.2 * plain.counts.mean()]
         assert health["codes_reset"] == len(dead)
         for code in range(K):
-            wanted = tally["candidates"][code] if code in dead else plain.codebook[code]
+            wanted = statistics["candidates"][code] if code in dead else plain.codebook[code]
             assert torch.equal(quantizer.codebook[code], wanted)
             count = plain.counts.mean() if code in dead else plain.counts[code]
             assert float(quantizer.counts[code]) == pytest.approx(float(count), rel=1e-6)
@@ -878,16 +897,16 @@ def test_a_code_drawn_too_seldom_is_put_on_a_vector_of_the_batch(rule: str, toke
     assert 3 in dead
     if rule == "vqvae":  # w is reset with c: undrawn in the next step, the code stays where it was put
         kept = quantizer.codebook[dead].clone()
-        nothing = {name: sums if name == "candidates" else 0 * sums for name, sums in tally.items()}
-        quantizer.learn({**nothing, "vectors": tally["vectors"]}, epoch_begins=False)
+        nothing = {name: sums if name == "candidates" else 0 * sums for name, sums in statistics.items()}
+        quantizer.update_state({**nothing, "vectors": statistics["vectors"]}, epoch_begins=False)
         assert_like(quantizer.codebook[dead], kept, 1e-3)
 
 
 def test_codes_are_left_alone_unless_resets_are_asked_for() -> None:
     quantizer = quantizer_of(decay=0.5)
-    assert "candidates" not in quantizer.blank_tally()
-    for tally in steps_of(20, undrawn=[5]):
-        assert "codes_reset" not in quantizer.learn(tally, epoch_begins=False)
+    assert "candidates" not in quantizer.zero_statistics()
+    for statistics in steps_of(20, undrawn=[5]):
+        assert "codes_reset" not in quantizer.update_state(statistics, epoch_begins=False)
     assert quantizer.counts[5] < 1e-5
 
 
@@ -899,7 +918,7 @@ def learned_from(encoder: VIP, texts: Sequence[Tensor], seed: int) -> tuple[Tens
     instance = instance_of(texts)
     prompt = prompted(encoder, instance, seed)
     context = encoder.contextualised(instance, streams_of(seed, len(texts)))
-    return context.detach(), encoder.learn(prompt.tally, epoch_begins=seed == 0)
+    return context.detach(), encoder.update_state(prompt.statistics, epoch_begins=seed == 0)
 
 
 @pytest.mark.parametrize("fill_after", [1, 3])
@@ -913,7 +932,11 @@ def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_afte
         prompt = prompted(encoder, instance, step)
         context = encoder.contextualised(instance, streams_of(step, len(texts)))
         assert torch.equal(prompt.tokens[:, 2:], context)
-        assert prompt.aux_loss.item() == 0 and not prompt.tally["counts"].any() and not prompt.tally["vectors"].any()
+        assert (
+            prompt.aux_loss.item() == 0
+            and not prompt.statistics["counts"].any()
+            and not prompt.statistics["vectors"].any()
+        )
         prompt.tokens.sum().backward()
         encoder.eval()
         assert torch.equal(prompted(encoder, instance).tokens[:, 2:], encoder.contextualised(instance))
@@ -978,7 +1001,7 @@ def test_candidates_of_two_pieces_are_those_of_the_whole_batch(tokens: int, is_e
     whole = trained(quantizer, vectors)[1]["candidates"]
     parts = []
     for places in ([1, 4], [0, 2, 3]):
-        with places_in_batch(places, 5):
+        with rows_of_global_batch(places, 5):
             parts.append(trained(quantizer, vectors[places])[1]["candidates"])
     assert torch.equal(parts[0] + parts[1], whole)
     assert all(part.any(1).sum() < K for part in parts)
@@ -1050,7 +1073,7 @@ def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_
         assert not torch.allclose(first, second, atol=0.1)
         wanted = literal_resilience(first.double(), second.double(), noise_self)
         assert_like(prompt.aux_loss, 2 * wanted, 1e-4)
-        assert_like(prompt.tally["noise_resilience"], 5 * wanted, 1e-4)
+        assert_like(prompt.statistics["noise_resilience"], 5 * wanted, 1e-4)
         plain = prompted(vip_of(quantised=quantised).train(), instance)
         assert torch.equal(plain.tokens, prompt.tokens)  # P^q is of the first view
 
@@ -1064,13 +1087,19 @@ def torch_layer(own: EncoderLayer) -> nn.TransformerEncoderLayer:
         width, own.heads, dim_feedforward=2 * width, dropout=0.3, activation="relu", batch_first=True, norm_first=False
     )
     pairs = {
-        "self_attn.in_proj_weight": own.attend.weight, "self_attn.in_proj_bias": own.attend.bias,
-        "self_attn.out_proj.weight": own.merge.weight, "self_attn.out_proj.bias": own.merge.bias,
-        "linear1.weight": own.up.weight, "linear1.bias": own.up.bias,
-        "linear2.weight": own.down.weight, "linear2.bias": own.down.bias,
-        "norm1.weight": own.norms[0].weight, "norm1.bias": own.norms[0].bias,
-        "norm2.weight": own.norms[1].weight, "norm2.bias": own.norms[1].bias,
-    }  # fmt: skip
+        "self_attn.in_proj_weight": own.attend.weight,
+        "self_attn.in_proj_bias": own.attend.bias,
+        "self_attn.out_proj.weight": own.merge.weight,
+        "self_attn.out_proj.bias": own.merge.bias,
+        "linear1.weight": own.up.weight,
+        "linear1.bias": own.up.bias,
+        "linear2.weight": own.down.weight,
+        "linear2.bias": own.down.bias,
+        "norm1.weight": own.norms[0].weight,
+        "norm1.bias": own.norms[0].bias,
+        "norm2.weight": own.norms[1].weight,
+        "norm2.bias": own.norms[1].bias,
+    }
     missing = found.load_state_dict({name: value.detach().clone() for name, value in pairs.items()})  # type: ignore[operator]
     assert not missing.missing_keys and not missing.unexpected_keys
     assert len(list(own.parameters())) == len(pairs)
@@ -1172,7 +1201,7 @@ def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
     encoder, texts = vip_of(), texts_of()
 
     def context_of(places: Sequence[int], side: str, extra: int) -> Tensor:
-        with places_in_batch(places, len(texts)):
+        with rows_of_global_batch(places, len(texts)):
             streams = streams_of(4, len(places)) if with_noise else []
         return encoder.contextualised(instance_of([texts[place] for place in places], side, extra), streams)
 
@@ -1246,9 +1275,13 @@ def test_a_contextualiser_starts_as_torch_starts_one() -> None:
         assert isinstance(layer, EncoderLayer)
         assert not layer.attend.bias.any() and not layer.merge.bias.any()
         bounds = {
-            layer.attend.weight: math.sqrt(6 / (32 + 96)), layer.merge.weight: 32**-0.5, layer.up.weight: 32**-0.5,
-            layer.up.bias: 32**-0.5, layer.down.weight: 64**-0.5, layer.down.bias: 64**-0.5,
-        }  # fmt: skip
+            layer.attend.weight: math.sqrt(6 / (32 + 96)),
+            layer.merge.weight: 32**-0.5,
+            layer.up.weight: 32**-0.5,
+            layer.up.bias: 32**-0.5,
+            layer.down.weight: 64**-0.5,
+            layer.down.bias: 64**-0.5,
+        }
         for values, bound in bounds.items():
             assert 0.8 * bound < values.abs().max().item() <= bound
         for norm in layer.norms:
@@ -1279,7 +1312,7 @@ def test_a_prompt_is_frozen_words_then_soft_vectors_then_those_that_read(
     assert encoder.prompt_length == num_hard + num_soft + N
     assert prompt.tokens.shape == (5, encoder.prompt_length, D) and prompt.mask.all()
     assert prompt.mask.shape == prompt.tokens.shape[:2]
-    assert prompt.aux_loss.item() == 0 and not prompt.aux_loss.requires_grad and dict(prompt.tally) == {}
+    assert prompt.aux_loss.item() == 0 and not prompt.aux_loss.requires_grad and dict(prompt.statistics) == {}
     context = encoder.contextualizer(encoder.prompt[num_soft:], instance, [])
     values = evaluated(quantizer_in(encoder), context) if quantised else context
     for row in range(5):
@@ -1322,15 +1355,15 @@ def test_what_is_logged_of_a_prompt_is_its_size_and_its_losses() -> None:
     values = prompt.tokens[:, 2:].detach()
     energy = math.fsum(squared_distance(vector, torch.zeros(D)) for row in values for vector in row) / (5 * N)
     static = math.fsum(squared_distance(vector, torch.zeros(D)) for vector in encoder.prompt[2:]) / N
-    assert float(prompt.tally["energy"]) == pytest.approx(5 * energy, rel=1e-5)
-    health = encoder.learn(prompt.tally, epoch_begins=True)
+    assert float(prompt.statistics["energy"]) == pytest.approx(5 * energy, rel=1e-5)
+    health = encoder.update_state(prompt.statistics, epoch_begins=True)
     assert health["prompt_ratio"] == pytest.approx(math.sqrt(energy / static), rel=1e-5)
     summed = 0.4 * health["commitment"] + 0.5 * health["noise_resilience"]
     assert summed == pytest.approx(prompt.aux_loss.item(), rel=1e-5)
     without = vip_of(quantised=False).train()
     plain = prompted(without, instance_of(texts_of()))
-    assert set(plain.tally) == {"rows", "energy"} and float(plain.aux_loss) == 0
-    assert set(without.learn(plain.tally, epoch_begins=True)) == {"prompt_ratio"}
+    assert set(plain.statistics) == {"rows", "energy"} and float(plain.aux_loss) == 0
+    assert set(without.update_state(plain.statistics, epoch_begins=True)) == {"prompt_ratio"}
     assert without.codebook() is None
 
 
@@ -1358,14 +1391,19 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
     num_rows, num_tokens, draws, codes, width = 4, 5, 10, 50, 64
     shape = replace(SHAPE, codes=codes, draws=draws, temperature=50.0, **settings)
     encoder = VIP(
-        torch.randn(num_tokens, width), 0, context_shape(width=width), Quantizer(shape, torch.randn(codes, width)),
-        True, Weights(noise_resilience=1.0), torch.zeros(0, width),
-    ).train()  # fmt: skip
+        torch.randn(num_tokens, width),
+        0,
+        context_shape(width=width),
+        Quantizer(shape, torch.randn(codes, width)),
+        True,
+        Weights(noise_resilience=1.0),
+        torch.zeros(0, width),
+    ).train()
     instance = instance_of(texts_of([3, 6, 2, 4], width))
     with Sizes() as sizes:
         prompt = encoder(instance)
         (prompt.tokens.square().sum() + prompt.aux_loss).backward()
-        encoder.learn(prompt.tally, epoch_begins=True)
+        encoder.update_state(prompt.statistics, epoch_begins=True)
     assert any("backward" in name for name in sizes.names)  # the mode saw both directions
     assert codes * width <= sizes.largest < num_rows * num_tokens * draws * min(codes, width)
     with Sizes() as seen:

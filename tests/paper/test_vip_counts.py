@@ -43,9 +43,9 @@ def test_the_blocks_are_those_of_the_notes() -> None:
 
 @pytest.mark.parametrize("row", MIXTURES)
 def test_a_mixture_stores_prompt_network_and_ten_codes_per_vip_token(row: str) -> None:
-    soft, reading, stored = MIXTURES[row]
-    codebook = CODES * reading * WIDTH
-    assert soft + reading == LENGTH
+    soft, forward_pass, stored = MIXTURES[row]
+    codebook = CODES * forward_pass * WIDTH
+    assert soft + forward_pass == LENGTH
     assert stored == PROMPT + NETWORK + codebook
     found = counted()[row]
     assert (found["stored"], found["gradient"], found["ema"]) == (stored, 143_840, codebook)
@@ -68,13 +68,18 @@ def test_the_ablations_have_no_codebook() -> None:
     assert (projected["stored"], projected["gradient"], projected["ema"]) == (930_816, without_biases, 0)
 
 
-@pytest.mark.parametrize(("settings", "stored"), [
-    (["method.codes=400"], PROMPT + NETWORK + 400 * WIDTH),
-    (["method.width=64"], PROMPT + 64 * WIDTH + 64 + 2 * (8 * 64**2 + 11 * 64) + 64 * WIDTH + WIDTH + 1000 * WIDTH),
-    (["method.layers=3"], PROMPT + NETWORK + LAYER + 1000 * WIDTH),
-    (["method.hard_prompt='frozen words'", "method.scale=0", "method.codes_from=context"],
-     PROMPT + NETWORK + 1000 * WIDTH),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        (["method.codes=400"], PROMPT + NETWORK + 400 * WIDTH),
+        (["method.width=64"], PROMPT + 64 * WIDTH + 64 + 2 * (8 * 64**2 + 11 * 64) + 64 * WIDTH + WIDTH + 1000 * WIDTH),
+        (["method.layers=3"], PROMPT + NETWORK + LAYER + 1000 * WIDTH),
+        (
+            ["method.hard_prompt='frozen words'", "method.scale=0", "method.codes_from=context"],
+            PROMPT + NETWORK + 1000 * WIDTH,
+        ),
+    ],
+)
 def test_settings_change_the_count_as_the_formula_says(settings: list[str], stored: int) -> None:
     (found,) = run("params", "--like", "t5-base", "--method", "vip", *settings, "--json").json["methods"]
     assert found["stored"] == stored

@@ -9,13 +9,13 @@ from tiny import ENCODERS, ONE_OF_EACH_KIND, tiny
 from torch.nn import functional
 from toy import EXAMPLES, PAIRS, TASK, make_model
 
-from softcue.backbones import compared, pooled
+from softcue.backbones import compare_texts, pool
 from softcue.errors import ConfigurationError
-from softcue.evaluation import predict
-from softcue.methods import TaskModel
+from softcue.inference import TaskModel, predict
+from softcue.inputs.collate import collate
+from softcue.inputs.formatter import answer_tokens
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import Label, Task
-from softcue.tokens import answer_tokens, collate
 from softcue.types import Example
 
 SCORES = Task(name="scores", kind="regression")
@@ -25,7 +25,7 @@ WRITING = Task(name="writing", kind="generation")
 def reading_of(model: TaskModel, family: str, examples: list[Example], with_target: bool = False):  # type: ignore[no-untyped-def]
     backbone = tiny(family)
     batch = collate(model.rows(backbone, examples, with_answer=True), 0)
-    return model.read(model.method.on(backbone), batch, with_target)[0], batch
+    return model.read(model.method.view_of(backbone), batch, with_target)[0], batch
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
@@ -33,9 +33,9 @@ def reading_of(model: TaskModel, family: str, examples: list[Example], with_targ
 @torch.no_grad()
 def test_classifier_loss_is_the_cross_entropy_of_its_head(family: str, pooling: str) -> None:
     model = make_model(tiny(family), readout={"name": "classifier", "pooling": pooling})
-    reading, batch = reading_of(model, family, EXAMPLES)
-    loss = model.readout.loss(reading, batch)
-    vectors = pooled(reading.text(), batch.mask, pooling)  # type: ignore[arg-type]
+    forward_pass, batch = reading_of(model, family, EXAMPLES)
+    loss = model.readout.loss(forward_pass, batch)
+    vectors = pool(forward_pass.text(), batch.mask, pooling)  # type: ignore[arg-type]
     logits = vectors @ model.readout.head[-1].weight.T + model.readout.head[-1].bias  # type: ignore[index, union-attr]
     expected = sum(-logits[i].log_softmax(0)[TASK.label_names.index(str(e.target))] for i, e in enumerate(EXAMPLES))
     assert float(loss.total) == pytest.approx(float(expected), rel=1e-5)
@@ -58,15 +58,15 @@ def test_a_pair_is_compared_by_its_two_texts_only() -> None:
         Example(("My invoice is wrong", "the bill"), "same"),
         Example(("a b", "where is my parcel today"), "other"),
     ]
-    reading, batch = reading_of(model, "bert", examples)
+    forward_pass, batch = reading_of(model, "bert", examples)
     assert batch.parts is not None
-    features = compared(reading.text(), batch.parts)
+    features = compare_texts(forward_pass.text(), batch.parts)
     for row, example in enumerate(examples):
         ids = batch.ids[row].tolist()
         first, second = (backbone.tokenizer(text, add_special_tokens=False)["input_ids"] for text in example.texts)
         assert ids[1 : 1 + len(first)] == first
         start = 2 + len(first)
-        states = reading.text()[row]
+        states = forward_pass.text()[row]
         u, v = states[1 : 1 + len(first)].mean(0), states[start : start + len(second)].mean(0)
         u, v = (functional.normalize(x, dim=0) * 32**0.5 for x in (u, v))
         torch.testing.assert_close(features[row], torch.cat([(u - v).abs(), u * v]), rtol=1e-4, atol=1e-4)
@@ -87,8 +87,8 @@ def test_regression_predicts_in_the_units_of_the_training_scores() -> None:
         parameter.data.zero_()
     answers = predict(backbone, [(model, Example(("hello",)))]).answers
     assert answers[0].value == pytest.approx(20.0)
-    reading, batch = reading_of(model, "bert", [Example(("hello",), 40.0)])
-    assert float(model.readout.loss(reading, batch).total) == pytest.approx(4.0)  # two standard deviations of 10
+    forward_pass, batch = reading_of(model, "bert", [Example(("hello",), 40.0)])
+    assert float(model.readout.loss(forward_pass, batch).total) == pytest.approx(4.0)  # two standard deviations of 10
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_label_words_are_a_softmax_over_their_words_alone(family: str) -> None:
     backbone = tiny(family)
     task = Task(name="words", labels={"p": Label(words="the"), "q": Label(words="is")})
     model = make_model(backbone, task=task, readout={"name": "label-words"})
-    reading, _ = reading_of(model, family, [Example(example.texts, "p") for example in EXAMPLES])
+    forward_pass, _ = reading_of(model, family, [Example(example.texts, "p") for example in EXAMPLES])
     if family in ENCODERS:
-        logits = reading.first_logits()
+        logits = forward_pass.first_logits()
         ids = [backbone.tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in ("the", "is")]
     else:  # where training on the whole answer would predict its first word
         special = set(backbone.tokenizer.all_special_ids)
@@ -113,7 +113,7 @@ def test_label_words_are_a_softmax_over_their_words_alone(family: str) -> None:
         forced = collate(rows, 0)
         logits = model.read(backbone, forced, with_target=True)[0].target_logits(forced.target_ids)[:, place]
     expected = logits[:, ids].softmax(-1)
-    for row, answer in enumerate(model.readout.predict(reading)):
+    for row, answer in enumerate(model.readout.predict(forward_pass)):
         assert list((answer.scores or {}).values()) == pytest.approx(expected[row].tolist(), rel=1e-3)
 
 
@@ -128,9 +128,9 @@ def test_label_words_that_share_a_piece_are_refused() -> None:
 @torch.no_grad()
 def test_generation_loss_averages_over_target_tokens_and_adds_z_loss(family: str) -> None:
     model = make_model(tiny(family), readout={"z_loss": 0.1})
-    reading, batch = reading_of(model, family, EXAMPLES, with_target=True)
-    loss = model.readout.loss(reading, batch)
-    logits = reading.target_logits(batch.target_ids)
+    forward_pass, batch = reading_of(model, family, EXAMPLES, with_target=True)
+    loss = model.readout.loss(forward_pass, batch)
+    logits = forward_pass.target_logits(batch.target_ids)
     expected = 0.0
     for row in range(batch.size):
         for position in range(int(batch.target_mask[row].sum())):

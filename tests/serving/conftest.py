@@ -11,11 +11,11 @@ from serving_cues import CASES, WRITING, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
 
-from softcue.cue import Cue
-from softcue.serving import engine as engine_module
-from softcue.serving.app import create_app
-from softcue.serving.engine import Engine
-from softcue.serving.service import Service
+from softcue.cue.cue import Cue
+from softcue.serving.engine import engine as engine_module
+from softcue.serving.engine.engine import Engine
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 
 
@@ -92,9 +92,12 @@ def _servers(folder: Path) -> Iterator[Serve]:
 
     def start(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> TestClient:
         chosen = ServerSettings(**settings)
-        service = Service(chosen, lambda on_batch: Engine(
-            tiny(model_type), cues_folder, chosen.limits, chosen.max_characters, chosen.max_new_tokens, on_batch
-        ))  # fmt: skip
+        service = Service(
+            chosen,
+            lambda on_batch: Engine(
+                tiny(model_type), cues_folder, chosen.limits, chosen.max_characters, chosen.max_new_tokens, on_batch
+            ),
+        )
         client = TestClient(create_app(service), raise_server_exceptions=False)
         client.app.state.service = service  # type: ignore[attr-defined]
         client.__enter__()

@@ -17,11 +17,11 @@ from starlette.testclient import TestClient
 from tiny import tiny
 
 import softcue
-from softcue.cue import Cue
-from softcue.serving.app import create_app
-from softcue.serving.engine import Engine
-from softcue.serving.logs import JsonLines
-from softcue.serving.service import Service
+from softcue.cue.cue import Cue
+from softcue.serving.engine.engine import Engine
+from softcue.serving.http.logs import JsonLines
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -78,10 +78,15 @@ def test_scores_come_only_where_asked_for(client: TestClient) -> None:
 
 
 def test_bad_items_have_their_own_error(client: TestClient) -> None:
-    body = {"inputs": [
-        *inputs(("topics", "ok"), ("nothing", "x"), ("topics", LONG), ("pairs", "one"), ("topics", 5)),
-        {"task": "topics", SECRET: 1}, SECRET, {"task": "topics"}, *inputs(("stars", "ok")),
-    ]}  # fmt: skip
+    body = {
+        "inputs": [
+            *inputs(("topics", "ok"), ("nothing", "x"), ("topics", LONG), ("pairs", "one"), ("topics", 5)),
+            {"task": "topics", SECRET: 1},
+            SECRET,
+            {"task": "topics"},
+            *inputs(("stars", "ok")),
+        ]
+    }
     response = client.post("/v1/predict", json=body)
     assert response.status_code == 200
     assert SECRET not in response.text
@@ -111,8 +116,9 @@ def post(client: TestClient, body: bytes, kind: str = "application/json", **head
     return client.post("/v1/predict", content=body, headers={"Content-Type": kind, **headers})
 
 
-@pytest.mark.parametrize("body", [b"{", b"inputs", b'{"inputs": [NaN]}', b"\xff\xfe", b'{"inputs": "\\ud800"}',
-                                  b"[" * 100_000])  # fmt: skip
+@pytest.mark.parametrize(
+    "body", [b"{", b"inputs", b'{"inputs": [NaN]}', b"\xff\xfe", b'{"inputs": "\\ud800"}', b"[" * 100_000]
+)
 def test_malformed_bodies_are_400(client: TestClient, body: bytes) -> None:
     refused(post(client, body), 400, "malformed")
 
@@ -125,11 +131,18 @@ def test_empty_bodies_are_400(client: TestClient, body: bytes) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        [], SECRET, 5, {}, {"inputs": SECRET}, {"inputs": [1], SECRET: 1}, {"inputs": [1], "truncate": SECRET},
-        {"inputs": [1], "ensemble": SECRET}, {"inputs": [SECRET] * 32},
+        [],
+        SECRET,
+        5,
+        {},
+        {"inputs": SECRET},
+        {"inputs": [1], SECRET: 1},
+        {"inputs": [1], "truncate": SECRET},
+        {"inputs": [1], "ensemble": SECRET},
+        {"inputs": [SECRET] * 32},
         {"inputs": inputs(*[("topics", [SECRET] * 3)] * 32)},
     ],
-)  # fmt: skip
+)
 def test_bodies_without_sense_are_422_small_and_quote_nothing(client: TestClient, body: Any) -> None:
     refused(post(client, json.dumps(body).encode()), 422, "invalid")
 
@@ -194,7 +207,7 @@ def test_late_answers_are_504(serve: Serve, held: Any, until: Callable[..., None
 
 def test_failed_pass_is_503_and_the_server_lives(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("softcue.serving.engine.predict_mixed", lambda *_: 1 / 0)
+        patch.setattr("softcue.serving.engine.engine.predict_mixed", lambda *_: 1 / 0)
         response = predict(client, ("topics", SECRET))
     refused(response, 503, "failed")
     assert response.headers["Retry-After"] == "1"
@@ -202,7 +215,7 @@ def test_failed_pass_is_503_and_the_server_lives(client: TestClient, monkeypatch
 
 
 def test_bug_is_a_small_500(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.app.answered", lambda *_: 1 / 0)
+    monkeypatch.setattr("softcue.serving.http.routes.answered", lambda *_: 1 / 0)
     refused(predict(client, ("topics", SECRET)), 500, "bug")
 
 
@@ -388,30 +401,54 @@ def test_metrics_count_what_happened(serve: Serve) -> None:
         'softcue_requests_total{route="/v1/predict",status="200"} 1.0',
         'softcue_requests_total{route="/v1/predict",status="400"} 1.0',
         'softcue_requests_total{route="other",status="404"} 1.0',
-        'softcue_failures_total{reason="unknown_task"} 1.0', 'softcue_failures_total{reason="malformed"} 1.0',
-        "softcue_examples_total 2.0", "softcue_batch_rows_count 1.0", "softcue_batch_tasks_sum 2.0",
-        "softcue_queue_seconds_count 2.0", "softcue_cues_loaded 9.0", "softcue_examples_in_flight 0.0",
+        'softcue_failures_total{reason="unknown_task"} 1.0',
+        'softcue_failures_total{reason="malformed"} 1.0',
+        "softcue_examples_total 2.0",
+        "softcue_batch_rows_count 1.0",
+        "softcue_batch_tasks_sum 2.0",
+        "softcue_queue_seconds_count 2.0",
+        "softcue_cues_loaded 9.0",
+        "softcue_examples_in_flight 0.0",
         "softcue_queue_rows 0.0",
         f'softcue_build_info{{backbone="tiny-bert",version="{softcue.__version__}"}} 1.0',
-    ):  # fmt: skip
+    ):
         assert line in text, line
-    for name in ("softcue_tokens_total", "softcue_padding_tokens_total", "softcue_batch_seconds_sum",
-                 "softcue_request_seconds_bucket"):  # fmt: skip
+    for name in (
+        "softcue_tokens_total",
+        "softcue_padding_tokens_total",
+        "softcue_batch_seconds_sum",
+        "softcue_request_seconds_bucket",
+    ):
         assert name in text
 
 
 def test_info_names_backbone_and_limits(client: TestClient) -> None:
     found = client.get("/v1/info").json()
     assert found["backbone"]["name"] == "tiny-bert"
-    assert found["limits"] == {"max_body_bytes": 2_000_000, "max_inputs": 32, "max_in_flight": 512, "deadline": 30.0,
-                               "max_characters": 20_000, "max_new_tokens": 256}  # fmt: skip
+    assert found["limits"] == {
+        "max_body_bytes": 2_000_000,
+        "max_inputs": 32,
+        "max_in_flight": 512,
+        "deadline": 30.0,
+        "max_characters": 20_000,
+        "max_new_tokens": 256,
+    }
     assert found["cues"] == 9
 
 
 def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
     found = client.get("/openapi.json").json()
-    assert {"/v1/predict", "/v1/generate", "/v1/explain", "/v1/tasks", "/v1/tasks/{name}", "/livez", "/readyz",
-            "/metrics", "/v1/info"} == set(found["paths"])  # fmt: skip
+    assert {
+        "/v1/predict",
+        "/v1/generate",
+        "/v1/explain",
+        "/v1/tasks",
+        "/v1/tasks/{name}",
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/v1/info",
+    } == set(found["paths"])
     assert {"Input", "PredictBody", "GenerateBody", "ExplainBody"} <= set(found["components"]["schemas"])
     assert {"400", "401", "404", "409", "413", "415", "422", "429", "503", "504"} <= set(
         found["paths"]["/v1/predict"]["post"]["responses"]

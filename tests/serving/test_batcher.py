@@ -12,20 +12,22 @@ from serving_cues import TITLES
 from tiny import tiny
 from toy import EXAMPLES, make_model
 
-from softcue.backbones.trials import PASS_TOKENS
-from softcue.serving.batcher import Batcher, Limits, chosen
-from softcue.serving.jobs import Job, Options, Row
-from softcue.serving.refusals import Refusal
-from softcue.types import Tokens
+from softcue.backbones.loading.trials import PASS_TOKENS
+from softcue.serving.engine.batcher import Batcher, Limits, chosen
+from softcue.serving.engine.requests import Options, RequestRow, Row
+from softcue.serving.errors import RequestError
+from softcue.types import TokenizedRow
 
 
-def job(arrived: float = 0.0, **more: Any) -> Job:
+def job(arrived: float = 0.0, **more: Any) -> RequestRow:
     model = make_model(tiny("bert"))
-    return Job(None, model, EXAMPLES[0], Options(), arrived=arrived, **more)  # type: ignore[arg-type]
+    return RequestRow(None, model, EXAMPLES[0], Options(), arrived=arrived, **more)  # type: ignore[arg-type]
 
 
 def rows(*lengths: int, arrived: float = 0.0) -> list[Row]:
-    return [Row(job(arrived + number * 1e-3), 0, Tokens((), None, 0), length) for number, length in enumerate(lengths)]
+    return [
+        Row(job(arrived + number * 1e-3), 0, TokenizedRow((), None, 0), length) for number, length in enumerate(lengths)
+    ]
 
 
 def lengths(batch: Sequence[Row]) -> list[int]:
@@ -33,24 +35,24 @@ def lengths(batch: Sequence[Row]) -> list[int]:
 
 
 def test_length_counts_the_prompt() -> None:
-    assert Row.of(job(), 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4
+    assert Row.of(job(), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4
 
 
 def test_length_leaves_out_a_prompt_that_is_run_once_for_all_rows() -> None:
     model = make_model(tiny("gpt2"))
-    assert Row.of(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((1, 2, 3), None, 0)).length == 3  # type: ignore[arg-type]
+    assert Row.of(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("case", "settings"), [("m-idpg-phm", {}), ("prompt-tuning", {"insert_at": "end"})])
 def test_length_counts_a_prompt_that_every_row_has_by_itself(case: str, settings: dict[str, Any]) -> None:
     model = make_model(tiny("gpt2"), case, readout={"name": "label-words"}, **settings)
-    assert Row.of(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4  # type: ignore[arg-type]
+    assert Row.of(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4  # type: ignore[arg-type]
 
 
 def test_length_counts_what_may_be_written() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
-    writing = Job(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
-    assert Row.of(writing, 0, Tokens((1, 2, 3), None, 0)).length == 3 + 4 + 6
+    writing = RequestRow(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
+    assert Row.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4 + 6
 
 
 def test_oldest_row_goes_with_those_nearest_in_length() -> None:
@@ -116,8 +118,8 @@ def test_of_equal_rows_the_oldest_go() -> None:
 
 def test_rows_that_write_count_a_pass_for_each_token() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 50})
-    jobs = [Job(None, model, EXAMPLES[0], Options()) for _ in range(2)]  # type: ignore[arg-type]
-    waiting = [Row(one, 0, Tokens((), None, 0), length) for one, length in zip(jobs, (100, 20), strict=True)]
+    jobs = [RequestRow(None, model, EXAMPLES[0], Options()) for _ in range(2)]  # type: ignore[arg-type]
+    waiting = [Row(one, 0, TokenizedRow((), None, 0), length) for one, length in zip(jobs, (100, 20), strict=True)]
     assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=10.0)) == [20, 100]
     assert lengths(chosen(rows(100, 20), 0.0, Limits(), pass_tokens=10.0)) == [100]
 
@@ -130,13 +132,13 @@ def test_cues_of_an_ensemble_share_a_batch_whatever_their_length() -> None:
 
 def test_beams_count_as_rows_of_their_own() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6, "decoding": "beam", "num_beams": 3})
-    writing = Job(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
-    assert Row.of(writing, 0, Tokens((1, 2, 3), None, 0)).length == 3 * (3 + 4 + 6)
+    writing = RequestRow(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
+    assert Row.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 * (3 + 4 + 6)
 
 
 def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.batcher.CHARACTERS_AT_ONCE", 2 * len(EXAMPLES[0].texts[0]))
-    monkeypatch.setattr("softcue.serving.batcher.ROWS_READY", 3)
+    monkeypatch.setattr("softcue.serving.engine.batcher.CHARACTERS_AT_ONCE", 2 * len(EXAMPLES[0].texts[0]))
+    monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_READY", 3)
     batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([job() for _ in range(6)])
     assert len(batcher.arrived() or []) == 2  # so many characters
@@ -152,7 +154,7 @@ def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.M
 
 
 def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.batcher.ROWS_ENOUGH", 2)
+    monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_ENOUGH", 2)
     batcher = Batcher(Limits(max_rows=1), PASS_TOKENS)
     batcher.add(rows(5, 5))
     batcher.put([job()])
@@ -163,7 +165,7 @@ def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch
 
 
 def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.batcher.ROWS_ENOUGH", 1)
+    monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_ENOUGH", 1)
     batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.add(rows(5))
     left, late, good = job(), job(deadline=time.monotonic() - 1), job()
@@ -184,22 +186,22 @@ def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
 
 def test_rows_that_write_have_batches_of_their_own() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
-    writing = Row(Job(None, model, EXAMPLES[0], Options()), 0, Tokens((), None, 0), 40)  # type: ignore[arg-type]
-    reading = rows(40, 40)
-    assert chosen([writing, *reading], 0.0, Limits(), PASS_TOKENS) == [writing]
-    assert chosen([reading[0], writing, reading[1]], 0.0, Limits(), PASS_TOKENS) == reading[::-1]
+    writing = Row(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((), None, 0), 40)  # type: ignore[arg-type]
+    forward_pass = rows(40, 40)
+    assert chosen([writing, *forward_pass], 0.0, Limits(), PASS_TOKENS) == [writing]
+    assert chosen([forward_pass[0], writing, forward_pass[1]], 0.0, Limits(), PASS_TOKENS) == forward_pass[::-1]
 
 
 def test_room_is_bounded_and_given_back() -> None:
     batcher = Batcher(Limits(max_in_flight=3), PASS_TOKENS)
     batcher.put([job(), job()])
-    with pytest.raises(Refusal, match="busy"):
+    with pytest.raises(RequestError, match="busy"):
         batcher.put([job(), job()])
     assert batcher.num_in_flight == 2  # all or none
     batcher.put([job()])
     batcher.release()
     batcher.put([job()])
-    with pytest.raises(Refusal, match="too_many"):
+    with pytest.raises(RequestError, match="too_many"):
         batcher.put([job()] * 4)
 
 
@@ -208,7 +210,7 @@ def test_whoever_finds_no_room_is_told_when_half_of_what_waits_will_be_done() ->
     batcher.put([job() for _ in range(8)])
     for seconds, told in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
         batcher.answer_seconds = seconds
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RequestError) as refused:
             batcher.put([job()])
         assert refused.value.retry_after == told
 
@@ -229,7 +231,7 @@ def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
     threading.Timer(0.05, batcher.release).start()
     batcher.put([job()], seconds=10)
     assert batcher.num_in_flight == 1
-    with pytest.raises(Refusal, match="busy"):
+    with pytest.raises(RequestError, match="busy"):
         batcher.put([job()], seconds=0.01)
 
 
@@ -248,7 +250,7 @@ def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
     now = time.monotonic()
     late, dropped, good = job(deadline=now - 1), job(), job()
     dropped.is_dropped = True
-    batcher.add([Row(one, 0, Tokens((), None, 0), 10) for one in (late, dropped, good)])
+    batcher.add([Row(one, 0, TokenizedRow((), None, 0), 10) for one in (late, dropped, good)])
     batch, gone = batcher.take()
     assert [row.job for row in batch] == [good]
     assert gone == [late, dropped]
@@ -259,7 +261,7 @@ def test_draining_takes_nothing_new_and_ends_when_all_is_taken() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([job()])
     batcher.drain()
-    with pytest.raises(Refusal, match="draining"):
+    with pytest.raises(RequestError, match="draining"):
         batcher.put([job()])
     assert len(batcher.arrived() or []) == 1
     batcher.add(rows(10))

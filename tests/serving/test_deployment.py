@@ -15,9 +15,9 @@ import yaml
 from click import Command
 
 from softcue.cli.app import app as command_line
-from softcue.serving.app import create_app
-from softcue.serving.gate import PROBES
-from softcue.serving.service import Service
+from softcue.serving.http.middleware import PROBES
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

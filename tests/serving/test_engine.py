@@ -21,13 +21,13 @@ import pytest
 from serving_cues import CASES, LONG, TOPICS, items, save_cue
 from tiny import tiny
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.evaluation import mean, vote
-from softcue.serving import engine as engine_module
-from softcue.serving.batcher import Limits
-from softcue.serving.engine import Engine
-from softcue.serving.jobs import Answer, BatchReport, Options, Result
-from softcue.serving.refusals import Refusal
+from softcue.serving.engine import engine as engine_module
+from softcue.serving.engine.batcher import Limits
+from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.requests import Answer, BatchReport, Options, Result
+from softcue.serving.errors import RequestError
 from softcue.types import Prediction
 
 
@@ -54,7 +54,7 @@ def offline(cues: dict[str, Cue], asked: list[tuple[str, Any]]) -> list[Predicti
 
 
 def codes(found: list[Result]) -> list[str]:
-    return [result.code if isinstance(result, Refusal) else "" for result in found]
+    return [result.code if isinstance(result, RequestError) else "" for result in found]
 
 
 # --- equal answers ---
@@ -108,10 +108,18 @@ def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: P
 
 def test_bad_items_do_not_fail_their_neighbours(engine: Engine, cues: dict[str, Cue]) -> None:
     asked: list[tuple[Any, Any]] = [
-        ("topics", "My invoice is wrong."), ("nothing", "x"), ("topics", " "), ("pairs", "one text"),
-        ("topics", "\ud800"), (["topics"], "x"), ("topics", ["a", "b"]), ("topics", "x" * 20_001), ("topics", None),
-        (None, "x"), ("tone-vip", "ok"),
-    ]  # fmt: skip
+        ("topics", "My invoice is wrong."),
+        ("nothing", "x"),
+        ("topics", " "),
+        ("pairs", "one text"),
+        ("topics", "\ud800"),
+        (["topics"], "x"),
+        ("topics", ["a", "b"]),
+        ("topics", "x" * 20_001),
+        ("topics", None),
+        (None, "x"),
+        ("tone-vip", "ok"),
+    ]
     found = engine.predict(asked)
     assert codes(found) == ["", "unknown_task", *["invalid"] * 5, "too_long", "invalid", "invalid", ""]
     same(found[0], cues["topics"].predict(["My invoice is wrong."])[0])
@@ -283,7 +291,7 @@ def test_items_that_wait_too_long_are_refused(engine: Engine, held: Any) -> None
 def test_room_is_bounded_for_those_who_submit(folder: Path, held: Any, until: Callable[..., None]) -> None:
     with Engine(tiny("bert"), folder, Limits(max_in_flight=3)) as engine:
         taken = engine.submit([("topics", "a"), ("topics", "b")], Options())
-        with pytest.raises(Refusal, match="busy"):
+        with pytest.raises(RequestError, match="busy"):
             engine.submit([("topics", "c"), ("topics", "d")], Options())
         held.go.set()
         assert codes([pending.result.result(10) for pending in taken]) == ["", ""]
@@ -296,7 +304,7 @@ def test_closing_answers_what_was_taken(folder: Path, held: Any) -> None:
     taken = engine.submit([("topics", f"text {number}") for number in range(7)], Options())
     engine.drain()
     assert engine.is_draining
-    with pytest.raises(Refusal, match="draining"):
+    with pytest.raises(RequestError, match="draining"):
         engine.submit([("topics", "late")], Options())
     assert codes(engine.predict([("topics", "late"), ("nothing", "x")])) == ["draining", "unknown_task"]
     held.go.set()
@@ -367,7 +375,7 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
             found = engine.predict(asked)
             assert len(found) == len(asked)
             for (name, text), one in zip(asked, found, strict=True):
-                if isinstance(one, Refusal):
+                if isinstance(one, RequestError):
                     assert (name, one.code) == ("leaving", "unknown_task")
                     refused += 1
                     continue

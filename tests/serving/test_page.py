@@ -22,15 +22,15 @@ from serving_cues import LONG, TONE, TOPICS, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
+from softcue.inputs.collate import collate
 from softcue.inspection import nearest_words
-from softcue.serving import explaining
-from softcue.serving.app import create_app
-from softcue.serving.engine import Engine
-from softcue.serving.service import Service
+from softcue.serving.engine.engine import Engine
+from softcue.serving.http import explain as explaining
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 from softcue.tasks import Label, Task
-from softcue.tokens import collate
 from softcue.types import Instance
 
 MESSAGE = "My invoice is wrong."
@@ -128,10 +128,13 @@ def test_every_cue_has_an_explanation(client: TestClient, cues: dict[str, Cue]) 
 
 def test_explanations_are_refused_as_predictions_are(client: TestClient) -> None:
     for task, text, status, code in [
-        ("nothing", "x", 404, "unknown_task"), ("pairs", "one", 422, "invalid"), ("topics", 5, 422, "invalid"),
-        ("topics", "x" * 20_001, 422, "too_long"), (["topics"], "x", 422, "invalid"),
+        ("nothing", "x", 404, "unknown_task"),
+        ("pairs", "one", 422, "invalid"),
+        ("topics", 5, 422, "invalid"),
+        ("topics", "x" * 20_001, 422, "too_long"),
+        (["topics"], "x", 422, "invalid"),
         ("topics", "x" * 2_000_001, 413, "too_large"),
-    ]:  # fmt: skip
+    ]:
         response = explain(client, task, text)
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
         assert len(response.content) < 1000
@@ -293,8 +296,12 @@ def test_second_text_is_asked_for_only_where_it_is_read(visit: Callable[..., Any
 def test_prompts_say_which_codes_and_words_they_used(visit: Callable[..., Any], address: str) -> None:
     page = visit(address)
     ask(page)
-    for name, wanted in (("tone-vip", "likeliest codes"), ("topics", "same for every text"),
-                         ("topics-idpg", "made for this text"), ("tone-adapter", "no prompt vectors")):  # fmt: skip
+    for name, wanted in (
+        ("tone-vip", "likeliest codes"),
+        ("topics", "same for every text"),
+        ("topics-idpg", "made for this text"),
+        ("tone-adapter", "no prompt vectors"),
+    ):
         card(page, name).locator("summary").click()
         card(page, name).locator("details p").wait_for()
         assert wanted in card(page, name).locator("details").inner_text()
@@ -369,8 +376,9 @@ def test_colours_follow_the_system(visit: Callable[..., Any], address: str, sche
         page.wait_for_selector(selector)
         back, front = page.evaluate(
             "wanted => [getComputedStyle(document.querySelector(wanted)).backgroundColor,"
-            " getComputedStyle(document.querySelector(wanted)).color]", selector,
-        )  # fmt: skip
+            " getComputedStyle(document.querySelector(wanted)).color]",
+            selector,
+        )
         lights = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (back, front)]
         assert (lights[0] < lights[1]) is is_dark
         assert abs(lights[0] - lights[1]) > 500

@@ -28,12 +28,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving_cues import items
 from tiny import tiny
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
-from softcue.serving import ray_server
+from softcue.serving import ray as ray
 from softcue.serving.client import Client, ServerError
-from softcue.serving.engine import Engine
-from softcue.serving.metrics import Metrics
+from softcue.serving.engine.engine import Engine
+from softcue.serving.http.metrics import Metrics
 from softcue.serving.settings import ServerSettings
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
@@ -47,7 +47,7 @@ def test_replicas_are_for_ray_only(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_ray_server_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SOFTCUE_CACHE_MB", "RAY_AUTH_TOKEN", *ray_server.ENVIRONMENT):
+    for name in ("SOFTCUE_CACHE_MB", "RAY_AUTH_TOKEN", *ray.ENVIRONMENT):
         monkeypatch.setenv(name, "0")
     monkeypatch.setitem(sys.modules, "ray", None)
     check_refused(run("serve", "--engine", "ray", "--backbone", "minilm", folder), "package 'ray'", ".[ray]")
@@ -62,16 +62,16 @@ def test_ray_does_not_open_the_port_to_others_without_a_key(folder: Path, monkey
 def test_port_in_use_is_told_before_ray_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=r"--host and --port.*a free port"):
-            ray_server._free_port(ServerSettings(port=port))
-    assert ray_server._free_port(ServerSettings(port=port)) == port
-    assert ray_server._free_port(ServerSettings(port=0)) > 0
+        with pytest.raises(ConfigurationError, match=r"host and port.*a free port"):
+            ray._free_port(ServerSettings(port=port))
+    assert ray._free_port(ServerSettings(port=port)) == port
+    assert ray._free_port(ServerSettings(port=0)) > 0
 
 
 def test_folder_too_long_for_sockets_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(ray_server, "LONGEST_FOLDER", 10)
-    with pytest.raises(ConfigurationError, match="TMPDIR"), ray_server._folder_with_log():
+    monkeypatch.setattr(ray, "LONGEST_FOLDER", 10)
+    with pytest.raises(ConfigurationError, match="TMPDIR"), ray._folder_with_log():
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -82,9 +82,12 @@ def test_metrics_of_replicas_are_told_apart_and_never_added_up() -> None:
         metrics.examples.inc(number)
         metrics.requests.labels("/v1/predict", "200").inc(number)
         metrics.request_seconds.labels("/v1/predict").observe(0.01)
-    text = ray_server.merged({"b": second.text().decode(), "a": first.text().decode()}).decode()
-    found = {(sample.name, *sample.labels.values()): sample.value
-             for family in text_string_to_metric_families(text) for sample in family.samples}  # fmt: skip
+    text = ray.merged({"b": second.text().decode(), "a": first.text().decode()}).decode()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
     assert found["softcue_replicas",] == 2
     assert (found["softcue_examples_total", "a"], found["softcue_examples_total", "b"]) == (2, 3)
     assert found["softcue_requests_total", "b", "/v1/predict", "200"] == 3
@@ -97,7 +100,7 @@ def test_metrics_of_replicas_are_told_apart_and_never_added_up() -> None:
 SLOW = """
 import sys, threading, time
 def patch():
-    while not hasattr(engine := sys.modules.get("softcue.serving.engine"), "Engine"):
+    while not hasattr(engine := sys.modules.get("softcue.serving.engine.engine"), "Engine"):
         time.sleep(0.05)
     plain = engine.Engine._pass
     def slow(self, rows):
@@ -113,8 +116,12 @@ class Command:
 
     def __init__(self, words: list[object], environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "softcue", "serve", "--engine", "ray", "--replicas", 2, "--port", 0, *words]
-        self.process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True,
-                                        env={**os.environ, "OMP_NUM_THREADS": "1", **environment})  # fmt: skip
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
         self.lines: list[str] = []  # of its standard error
         self._everyone: set[psutil.Process] = set()
         self._reader = threading.Thread(target=self._read)
@@ -226,8 +233,12 @@ def counted(server: Command) -> dict[str, float]:
     """Examples answered by each replica."""
     status, _, text = asked(server, "/metrics")
     assert status == 200 and "softcue_replicas 2.0" in text
-    return {sample.labels["replica"]: sample.value for family in text_string_to_metric_families(text)
-            for sample in family.samples if sample.name == "softcue_examples_total"}  # fmt: skip
+    return {
+        sample.labels["replica"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "softcue_examples_total"
+    }
 
 
 @pytest.mark.slow

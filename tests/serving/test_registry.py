@@ -8,10 +8,10 @@ import pytest
 from serving_cues import TITLES, TOPICS, save_cue
 from tiny import tiny
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
-from softcue.serving.refusals import Refusal
-from softcue.serving.registry import Registry, recorded_dtype
+from softcue.serving.engine.registry import Registry, recorded_dtype
+from softcue.serving.errors import RequestError
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def registry(root: Path) -> Registry:
     return found
 
 
-def refusal(found: Registry, name: str, code: str) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refusal(found: Registry, name: str, code: str) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         found.load(name)
     assert caught.value.code == code
     return caught.value
@@ -60,9 +60,9 @@ def test_names_are_strict(root: Path, name: str) -> None:
 
 def test_unknown_name_is_no_task(root: Path) -> None:
     refusal(registry(root), "nothing", "unknown_task")
-    with pytest.raises(Refusal, match="unknown_task"):
+    with pytest.raises(RequestError, match="unknown_task"):
         registry(root)["nothing"]
-    with pytest.raises(Refusal, match="unknown_task"):
+    with pytest.raises(RequestError, match="unknown_task"):
         registry(root).unload("nothing")
 
 
@@ -76,8 +76,9 @@ def test_links_out_of_the_folder_are_refused(root: Path, tmp_path: Path, cues: d
     found = registry(root)
     assert [served.name for served in found.loaded()] == ["inside", "pairs", "topics"]
     assert {name: why.code for name, why in found.broken().items()} == {
-        "linked": "broken_cue", "linked-file": "broken_cue",
-    }  # fmt: skip
+        "linked": "broken_cue",
+        "linked-file": "broken_cue",
+    }
 
 
 def test_broken_cues_are_reported_and_others_load(root: Path) -> None:
@@ -89,7 +90,7 @@ def test_broken_cues_are_reported_and_others_load(root: Path) -> None:
     found = registry(root)
     assert len(found) == 2
     assert set(found.broken()) == {"cut", "empty", "other", "bad name"}
-    with pytest.raises(Refusal, match="broken_cue"):
+    with pytest.raises(RequestError, match="broken_cue"):
         found["cut"]
     shutil.copy(root / "topics" / "cue.json", root / "cut" / "cue.json")
     found.load("cut")
@@ -97,7 +98,7 @@ def test_broken_cues_are_reported_and_others_load(root: Path) -> None:
 
 
 def test_any_error_of_a_folder_is_only_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.registry.load", lambda *_: 1 / 0)
+    monkeypatch.setattr("softcue.serving.engine.registry.load", lambda *_: 1 / 0)
     found = registry(root)
     assert {name: why.code for name, why in found.broken().items()} == {"pairs": "broken_cue", "topics": "broken_cue"}
 
@@ -133,7 +134,7 @@ def test_failed_replacement_leaves_the_old_version(root: Path) -> None:
 def test_unloading_leaves_the_folder(root: Path) -> None:
     found = registry(root)
     found.unload("topics")
-    with pytest.raises(Refusal, match="unknown_task"):
+    with pytest.raises(RequestError, match="unknown_task"):
         found["topics"]
     assert found.load("topics").name == "topics"
 
@@ -143,7 +144,7 @@ def test_number_format_is_the_cues_own(root: Path, monkeypatch: pytest.MonkeyPat
     found = {"topics": "bfloat16", "pairs": "float32"}
     backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in found.items()}
     with monkeypatch.context() as patch:
-        patch.setattr("softcue.serving.registry.read_record", lambda path: backbones[path.name])
+        patch.setattr("softcue.serving.engine.registry.read_cue_file", lambda path: backbones[path.name])
         assert recorded_dtype(root) == "float32"  # both
         shutil.rmtree(root / "pairs")
         assert recorded_dtype(root) == "auto"
@@ -174,7 +175,7 @@ def test_links_that_lead_in_circles_break_their_cue_alone(root: Path) -> None:
 def test_names_that_cannot_be_cues_are_not_remembered(root: Path) -> None:
     found = registry(root)
     for name in ("..", "x" * 5000, "nothing"):
-        with pytest.raises(Refusal):
+        with pytest.raises(RequestError):
             found.load(name)
     assert found.broken() == {}
 

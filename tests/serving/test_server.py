@@ -23,12 +23,12 @@ import uvicorn
 from command import check_refused, run
 from tiny import tiny
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
-from softcue.serving.app import create_app
 from softcue.serving.client import Client, ServerError
-from softcue.serving.engine import Engine
-from softcue.serving.service import Service
+from softcue.serving.engine.engine import Engine
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 
 
@@ -305,7 +305,7 @@ def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
 
 
 def test_serve_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "softcue.serving.server", raising=False)
+    monkeypatch.delitem(sys.modules, "softcue.serving.http.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     check_refused(run("serve", "--backbone", "minilm", folder), "package 'uvicorn'", ".[serve]")
@@ -337,8 +337,12 @@ main()
 
 def served(folder: Path, backbone: Path, *words: object, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SLOW, "serve", "--backbone", backbone, folder, "--port", "0", *words]
-    return subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", **environment})  # fmt: skip
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
 
 
 def test_sigterm_answers_what_was_taken_then_ends(
@@ -374,7 +378,9 @@ def test_sigterm_answers_what_was_taken_then_ends(
 def test_server_that_cannot_load_ends_with_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softcue.serving.server.log_to_stderr", lambda _: None)  # the log of this process is pytest's
+    monkeypatch.setattr(
+        "softcue.serving.http.server.log_to_stderr", lambda _: None
+    )  # the log of this process is pytest's
     monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from softcue.configuration import TaskConfig, parse_overrides, resolve
-from softcue.data import Rows, rows_of, rows_of_run
+from softcue.configuration import parse_overrides, resolve
 from softcue.errors import ConfigurationError, DataError
+from softcue.run import splits_of_run
 from softcue.tasks import Label, Task, few_shot, library_task, sample, shares, split_off, with_labels, with_swapped
+from softcue.tasks.config import TaskConfig
+from softcue.tasks.splits import Splits, read_splits
 from softcue.types import Example
 
 POOL = [Example((f"text {number}",), "ab"[number % 2]) for number in range(20)]
@@ -150,9 +152,9 @@ def written(path: Path, rows: list[Example]) -> str:
     return str(path)
 
 
-def read(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> Rows:
+def read(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> Splits:
     given = {"train": written(tmp_path / "train.jsonl", rows), "text": "text", "label": "label"}
-    return rows_of(TaskConfig.model_validate(given | settings), {})
+    return read_splits(TaskConfig.model_validate(given | settings), {})
 
 
 def refusal(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> str:
@@ -235,7 +237,7 @@ def test_validation_file_of_training_rows_alone_is_refused(tmp_path: Path) -> No
 
 
 def test_bundled_task_is_validated_on_its_own_rows() -> None:
-    found = rows_of(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
+    found = read_splits(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
     assert len(found.train) == 30
     assert set(Counter(row.target for row in found.train).values()) == {5}  # six classes of one size
     assert len(found.validation) >= 60
@@ -274,11 +276,16 @@ def test_unsampled_rows_are_the_same_stratified_or_not(tmp_path: Path) -> None:
 
 
 def test_finished_run_gives_its_few_shot_rows_again(tmp_path: Path) -> None:
-    task = {"train": written(tmp_path / "train.jsonl", POOL), "few_shot": 4, "validation_rows": 6, "stratified": True,
-            "label_descriptions": {"a": "It is a."}}  # fmt: skip
+    task = {
+        "train": written(tmp_path / "train.jsonl", POOL),
+        "few_shot": 4,
+        "validation_rows": 6,
+        "stratified": True,
+        "label_descriptions": {"a": "It is a."},
+    }
     run = resolve({"task": task})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(run.as_settings()))
-    assert rows_of_run(tmp_path) == rows_of(run.task, {})
+    assert splits_of_run(tmp_path) == read_splits(run.task, {})
 
 
 # --- swapped pairs ---
@@ -308,7 +315,7 @@ def test_swapping_leaves_held_out_rows_unseen(tmp_path: Path) -> None:
 def test_swapping_single_texts_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
     config = TaskConfig(train=str(tmp_path / "no.csv"), text=("review",), swap_pairs=True)
     with pytest.raises(ConfigurationError) as caught:
-        rows_of(config, {})
+        read_splits(config, {})
     assert str(caught.value) == (
         "task.swap_pairs: got True; expected a task that reads two texts, not only 'review'; "
         "name two columns in task.text, or leave it out"
@@ -352,7 +359,7 @@ def test_descriptions_are_set_by_dotted_overrides(word: str, expected: dict[str,
 
 def test_descriptions_reach_a_bundled_task_s_labels() -> None:
     task = parse_overrides(["task.name=urgency", "task.label_descriptions.high=Someone must act at once."])
-    found = rows_of(resolve(task).task, {}).task
+    found = read_splits(resolve(task).task, {}).task
     assert found.labels["high"].description == "Someone must act at once."
     before = library_task("urgency")
     assert found.label_words == before.label_words

@@ -169,8 +169,10 @@ def multirc_record(index: int = 3) -> dict[str, object]:
 def test_multirc_answers_share_the_group_of_their_question() -> None:
     found = rows_of([multirc_record()], "multirc")
     assert [(row["answer"], row["label"], row["group"]) for row in found] == [
-        ("Mia", "1", "3-8"), ("Bo", "0", "3-8"), ("Bo", "1", "3-9"),
-    ]  # fmt: skip
+        ("Mia", "1", "3-8"),
+        ("Bo", "0", "3-8"),
+        ("Bo", "1", "3-9"),
+    ]
     assert found[0]["paragraph"] == "Mia sang. <b>Bo</b> danced."
     assert places_of([multirc_record()], "multirc")[2] == "row 1, question 2, answer 1"
 
@@ -356,7 +358,10 @@ def test_conll_words_alone_are_read_for_prediction(tmp_path: Path) -> None:
         {"text": "Tove left"},
         {"text": "bye"},
     ]
-    assert rows_of([{"tokens": ["Tove", "left"]}, {"text": "bye"}], "conll") == [{"text": "Tove left"}, {"text": "bye"}]
+    assert rows_of([{"tokens": ["Tove", "left"]}, {"text": "bye"}], "conll") == [
+        {"text": "Tove left"},
+        {"text": "bye"},
+    ]
 
 
 def test_conll_sentence_with_another_number_of_columns_is_one_bad_row(tmp_path: Path) -> None:
@@ -483,9 +488,14 @@ def test_race_article_files_hold_json(tmp_path: Path, name: str) -> None:
     path = saved(tmp_path / name, ARTICLE)
     first, second = rows_of(path, "race")
     assert first == {
-        "article": "Tove sells tea.", "question": "What does _ sell?", "option_a": "tea", "option_b": "milk",
-        "option_c": "ink", "option_d": "air", "label": "A",
-    }  # fmt: skip
+        "article": "Tove sells tea.",
+        "question": "What does _ sell?",
+        "option_a": "tea",
+        "option_b": "milk",
+        "option_c": "ink",
+        "option_d": "air",
+        "label": "A",
+    }
     assert (second["option_b"], second["label"]) == ("Tove", "B")
     assert places_of(path, "race")[1] == f"{path}, question 2"
 
@@ -514,12 +524,19 @@ def test_damaged_race_question_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {}, {"text": None}, {"passage": 3}, {"data": None}, {"qas": [None]}, {"token": 1},
+        {},
+        {"text": None},
+        {"passage": 3},
+        {"data": None},
+        {"qas": [None]},
+        {"token": 1},
         {"passage": {}, "qas": [{}]},
-        {"questions": [None], "options": [], "article": 1}, {"tokens": [1]}, {"target": [], "text": 1},
+        {"questions": [None], "options": [], "article": 1},
+        {"tokens": [1]},
+        {"target": [], "text": 1},
         {"passage": {"questions": [{}]}},
     ],
-)  # fmt: skip
+)
 def test_no_record_breaks_a_format(name: str, record: dict[str, object]) -> None:
     for place, row in read_rows([record], name):
         assert place.startswith("row 1")
@@ -537,7 +554,9 @@ def test_formats_become_examples() -> None:
     labels = {"false": Label(words="no", also=("0",)), "true": Label(words="yes", also=("1",))}
     judged = Task(name="m", format="multirc", text=("question", "answer", "paragraph"), labels=labels)
     assert [(row.target, row.group) for row in examples_from([multirc_record()], judged)] == [
-        ("true", "3-8"), ("false", "3-8"), ("true", "3-9"),
-    ]  # fmt: skip
+        ("true", "3-8"),
+        ("false", "3-8"),
+        ("true", "3-9"),
+    ]
     gap = Task(name="r", kind="span", format="record", text=("query", "entities", "passage"), label="answers")
     assert examples_from([record_of("q", "Lind")], gap)[0].options == ("Ana Lind", "Bergen", "Kiosk Nord", "Lind")

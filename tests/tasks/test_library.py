@@ -14,19 +14,60 @@ from softcue.evaluation import check_metric
 from softcue.evaluation.transfer import transfer_between
 from softcue.tasks import examples_from
 from softcue.tasks.catalogue import LIBRARY, find_task, library_names, library_task, located, places, sources
-from softcue.tasks.describing import page, section, sizes, wording
 from softcue.tasks.formats import FORMATS
 from softcue.tasks.task import SPLITS, Task
+from softcue.tasks.task_docs import page, section, sizes, wording
 
 SAMPLES = {"same-request", "tickets", "urgency"}
 NAMED = {
-    "sst2", "qnli", "rte", "mrpc", "stsb", "qqp", "mnli", "cr", "mr", "subj", "mpqa", "trec",
-    "boolq", "cb", "copa", "multirc", "record", "superglue-rte", "wic", "wsc", "axb", "axg",
-    "squad", "newsqa", "triviaqa", "searchqa", "hotpotqa", "naturalquestions", "bioasq", "drop", "duorc", "mrqa-race",
-    "relation-extraction", "textbookqa", "squadshifts-amazon", "squadshifts-new-wiki", "squadshifts-nyt",
-    "squadshifts-reddit", "race-middle", "semeval2010-8", "tacred", "conll2003", "anli", "anli-r1", "anli-r2",
-    "anli-r3", "snli",
-}  # fmt: skip
+    "sst2",
+    "qnli",
+    "rte",
+    "mrpc",
+    "stsb",
+    "qqp",
+    "mnli",
+    "cr",
+    "mr",
+    "subj",
+    "mpqa",
+    "trec",
+    "boolq",
+    "cb",
+    "copa",
+    "multirc",
+    "record",
+    "superglue-rte",
+    "wic",
+    "wsc",
+    "axb",
+    "axg",
+    "squad",
+    "newsqa",
+    "triviaqa",
+    "searchqa",
+    "hotpotqa",
+    "naturalquestions",
+    "bioasq",
+    "drop",
+    "duorc",
+    "mrqa-race",
+    "relation-extraction",
+    "textbookqa",
+    "squadshifts-amazon",
+    "squadshifts-new-wiki",
+    "squadshifts-nyt",
+    "squadshifts-reddit",
+    "race-middle",
+    "semeval2010-8",
+    "tacred",
+    "conll2003",
+    "anli",
+    "anli-r1",
+    "anli-r2",
+    "anli-r3",
+    "snli",
+}
 # Tables 8 to 16 of Lester et al. 2021: the share of a label in per cent. Its 51.2 for RTE's training rows is left out:
 # it makes 101 with the 49.8 beside it.
 LESTER = {
@@ -143,11 +184,23 @@ def test_relations_are_complete() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ("qqp", "mrpc"), ("mrpc", "qqp"), ("sst2", "cr"), ("mr", "sst2"), ("rte", "cb"), ("superglue-rte", "axb"),
-        ("anli", "cb"), ("anli", "axb"), ("anli", "axg"), ("snli", "rte"), ("mnli", "snli"), ("snli", "anli-r3"),
-        ("squad", "squadshifts-amazon"), ("squad", "duorc"), ("newsqa", "mrqa-race"),
+        ("qqp", "mrpc"),
+        ("mrpc", "qqp"),
+        ("sst2", "cr"),
+        ("mr", "sst2"),
+        ("rte", "cb"),
+        ("superglue-rte", "axb"),
+        ("anli", "cb"),
+        ("anli", "axb"),
+        ("anli", "axg"),
+        ("snli", "rte"),
+        ("mnli", "snli"),
+        ("snli", "anli-r3"),
+        ("squad", "squadshifts-amazon"),
+        ("squad", "duorc"),
+        ("newsqa", "mrqa-race"),
     ],
-)  # fmt: skip
+)
 def test_related_tasks_match(ours: str, theirs: str) -> None:
     transfer_between(library_task(ours), library_task(theirs))
 
@@ -185,19 +238,49 @@ ROWS: list[tuple[str, dict[str, Any], object]] = [
     ("trec", {"text": "Who won?", "coarse_label": "HUM", "fine_label": "HUM:ind"}, "HUM"),
     ("cr", {"text": "It works.", "label": 1}, "positive"),
     ("subj", {"sentence": "A gem.", "label": "0"}, "subjective"),
-    ("wsc", {"text": "Ann beat Eve as she ran.", "span1_text": "Ann", "span2_text": "she", "span2_index": 4,
-             "label": "True"}, "true"),
+    (
+        "wsc",
+        {
+            "text": "Ann beat Eve as she ran.",
+            "span1_text": "Ann",
+            "span2_text": "she",
+            "span2_index": 4,
+            "label": "True",
+        },
+        "true",
+    ),
     ("multirc", {"paragraph": "Ann won.", "question": "Who?", "answer": "Ann", "label": 1}, "true"),
-    ("race-middle", {"article": "Ann won.", "question": "Who?", "options": ["Ann", "Bo", "Cy", "Di"], "answer": "B"},
-     "B"),
-    ("semeval2010-8", {"sentence": "<e1>Rain</e1> made <e2>mud</e2>.", "relation": "Cause-Effect(e1,e2)"},
-     "Cause-Effect(e1,e2)"),
-    ("tacred", {"token": ["Ann", "won"], "subj_start": 0, "subj_end": 0, "obj_start": 1, "obj_end": 1,
-                "subj_type": "PERSON", "obj_type": "TITLE", "relation": "per:title"}, "per:title"),
+    (
+        "race-middle",
+        {"article": "Ann won.", "question": "Who?", "options": ["Ann", "Bo", "Cy", "Di"], "answer": "B"},
+        "B",
+    ),
+    (
+        "semeval2010-8",
+        {"sentence": "<e1>Rain</e1> made <e2>mud</e2>.", "relation": "Cause-Effect(e1,e2)"},
+        "Cause-Effect(e1,e2)",
+    ),
+    (
+        "tacred",
+        {
+            "token": ["Ann", "won"],
+            "subj_start": 0,
+            "subj_end": 0,
+            "obj_start": 1,
+            "obj_end": 1,
+            "subj_type": "PERSON",
+            "obj_type": "TITLE",
+            "relation": "per:title",
+        },
+        "per:title",
+    ),
     ("squad", {"question": "Who?", "context": "Ann won.", "answers": {"text": ["Ann"], "answer_start": [0]}}, "Ann"),
-    ("record", {"query": "@placeholder won.", "passage": "Ann beat Bo", "entities": ["Ann", "Bo"], "answers": ["Ann"]},
-     "Ann"),
-]  # fmt: skip
+    (
+        "record",
+        {"query": "@placeholder won.", "passage": "Ann beat Bo", "entities": ["Ann", "Bo"], "answers": ["Ann"]},
+        "Ann",
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "row", "target"), ROWS, ids=lambda value: value if isinstance(value, str) else "")
@@ -227,8 +310,10 @@ def test_own_file_is_a_task_with_paths_beside_it(tmp_path: Path) -> None:
     task = find_task(task_file(tmp_path, text))
     assert (task.name, task.text, task.label) == ("teams", ("message",), "team")
     assert (task.train, task.validation, task.test) == (
-        str(tmp_path / "rows/train.csv"), "/rows/v.csv", "hub:me/teams@test",
-    )  # fmt: skip
+        str(tmp_path / "rows/train.csv"),
+        "/rows/v.csv",
+        "hub:me/teams@test",
+    )
     assert "message" in section(task)
 
 
@@ -280,8 +365,9 @@ def test_first_place_that_is_there_counts(tmp_path: Path) -> None:
         (tmp_path / name).write_text("text,label\nhello,a\n")
     task = toy(train=("a.csv", "b/*.csv", "c.csv"), test=("c.csv",), validation=("none.csv",))
     assert sources(task, tmp_path) == {
-        "train": [tmp_path / "b/1.csv", tmp_path / "b/2.csv"], "test": [tmp_path / "c.csv"],
-    }  # fmt: skip
+        "train": [tmp_path / "b/1.csv", tmp_path / "b/2.csv"],
+        "test": [tmp_path / "c.csv"],
+    }
     assert places(task, tmp_path)["train"][0] == "b/*.csv"
     assert len(examples_from(sources(task, tmp_path)["train"], task)) == 2
     with pytest.raises(DataError, match="one file for train"):

@@ -67,10 +67,20 @@ def saved(folder: Path, suffix: str) -> Path:
 @pytest.mark.parametrize(
     "suffix",
     [
-        ".csv", ".CSV", ".tsv", ".jsonl", ".json", ".parquet",
-        ".csv.gz", ".tsv.gz", ".jsonl.gz", ".json.gz", ".JSONL.GZ", ".v2.csv",
+        ".csv",
+        ".CSV",
+        ".tsv",
+        ".jsonl",
+        ".json",
+        ".parquet",
+        ".csv.gz",
+        ".tsv.gz",
+        ".jsonl.gz",
+        ".json.gz",
+        ".JSONL.GZ",
+        ".v2.csv",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("as_string", [True, False])
 def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_string: bool) -> None:
     path = saved(tmp_path, suffix)
@@ -142,14 +152,14 @@ def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
         ("rows.csv", 'text,label\n"a"b,c\n', 2, ["expected after", "well-formed fields", "fix the quoting"]),
         ("rows.csv", 'text,label\na,b\n"open,c\nd,e\n', 3, ["end of data", "well-formed", "fix the quoting"]),
         ("rows.csv", "text,text,label\na,b,c\n", 1, ["'text'", "a name of its own", "rename one"]),
-        ("rows.jsonl", '{"a": 1}\n{"a": \n', 2, ["{\"a\": ", "one JSON object", "fix it: Expecting"]),
+        ("rows.jsonl", '{"a": 1}\n{"a": \n', 2, ['{"a": ', "one JSON object", "fix it: Expecting"]),
         ("rows.jsonl", "[" * 100_000, 1, ["[[[", "one JSON object per line", "fix it"]),
         ("rows.jsonl", '{"a": 1}\n\n["a"]\n', 3, ['["a"]', "expected a JSON object", "write {...}"]),
         ("rows.csv", b"text\nfine\ncaf\xe9\n", 3, ["byte 0xe9", "UTF-8 text", "iconv -f latin1"]),
         ("rows.csv", b"\xef\xbb\xbftext\ncaf\xe9\n", 2, ["byte 0xe9", "UTF-8 text", "iconv"]),
         ("rows.jsonl", '{"a": 1}\n'.encode("utf-16"), 1, ["byte 0xff", "UTF-8 text", "iconv"]),
     ],
-)  # fmt: skip
+)
 def test_unreadable_line_is_named_with_file_and_reason(
     tmp_path: Path, name: str, content: str | bytes, line: int, parts: list[str]
 ) -> None:

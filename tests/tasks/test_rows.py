@@ -40,10 +40,18 @@ def test_prediction_rows_need_no_label_column() -> None:
 @pytest.mark.parametrize(
     ("value", "label"),
     [
-        ("a", "a"), (3, "3"), (2.0, "2"), (2.5, "2.5"), (True, "true"), (numpy.bool_(False), "false"),
-        (numpy.int64(7), "7"), (numpy.float32(4), "4"), (2**60 + 1, str(2**60 + 1)), ("nan", "nan"),
+        ("a", "a"),
+        (3, "3"),
+        (2.0, "2"),
+        (2.5, "2.5"),
+        (True, "true"),
+        (numpy.bool_(False), "false"),
+        (numpy.int64(7), "7"),
+        (numpy.float32(4), "4"),
+        (2**60 + 1, str(2**60 + 1)),
+        ("nan", "nan"),
     ],
-)  # fmt: skip
+)
 def test_labels_of_any_plain_type_become_text(value: object, label: str) -> None:
     assert examples_from([{"text": "hi", "label": value}], OPEN)[0].target == label
 
@@ -285,8 +293,10 @@ def test_free_text_may_have_several_right_answers() -> None:
         {"text": "x", "answers": ["three"]},
     ]
     assert [(row.target, row.answers) for row in examples_from(rows, WRITING)] == [
-        ("one", ("one", "1")), ("two", ()), ("three", ("three",)),
-    ]  # fmt: skip
+        ("one", ("one", "1")),
+        ("two", ()),
+        ("three", ("three",)),
+    ]
 
 
 def test_group_and_options_come_along_from_formats_that_have_them() -> None:
@@ -322,7 +332,7 @@ def test_several_bad_rows_are_told_together() -> None:
     assert message_of([*mixed(1), {"text": "x", "label": None}], OPEN) == (
         "data: got 'the rows given'; expected no bad rows; 2 bad rows: row 4, column 'text': got '', expected a text "
         "that is not empty; row 5, column 'label': got None, expected a label; "
-        "fix them, or leave them out with --skip-bad-rows"
+        "fix them, or leave them out with `skip_bad_rows=True`"
     )
 
 
@@ -331,7 +341,7 @@ def test_at_most_ten_bad_rows_are_shown_with_the_total() -> None:
     assert "; 12 bad rows; the first 10: row 4, " in message
     assert message.count("column 'text'") == 10
     assert "row 13" in message and "row 14" not in message
-    assert "--skip-bad-rows" in message
+    assert "`skip_bad_rows=True`" in message
     assert "; 10 bad rows: row 4" in message_of(mixed(10), OPEN)
 
 
@@ -429,16 +439,23 @@ def test_columns_of_a_users_own_that_are_called_as_formats_call_theirs_mean_noth
 
 def test_rows_left_out_of_learning_are_answered_all_the_same() -> None:
     task = Task(name="t", where={"tag": ("r1",)}, without={"label": ("-",)})
-    rows = [{"text": "one", "label": "a", "tag": "r1"}, {"text": "two", "label": "-", "tag": "r1"},
-            {"text": "six", "label": "b", "tag": "r2"}]  # fmt: skip
+    rows = [
+        {"text": "one", "label": "a", "tag": "r1"},
+        {"text": "two", "label": "-", "tag": "r1"},
+        {"text": "six", "label": "b", "tag": "r2"},
+    ]
     assert [row.texts[0] for row in examples_from(rows, task)] == ["one"]
     assert [row.texts[0] for row in examples_from(rows, task, needs_target=False)] == ["one", "two", "six"]
 
 
 def test_a_row_that_one_of_several_tasks_cannot_read_is_left_out_for_all() -> None:
     tasks = [Task(name="a"), Task(name="b", text=("message",))]
-    rows = [{"text": "1", "message": "one"}, {"text": "", "message": "two"}, {"text": "3", "message": ""},
-            {"text": "4", "message": "four"}]  # fmt: skip
+    rows = [
+        {"text": "1", "message": "one"},
+        {"text": "", "message": "two"},
+        {"text": "3", "message": ""},
+        {"text": "4", "message": "four"},
+    ]
     with pytest.raises(DataError, match=r"2 bad rows: row 2, column 'text'.*row 3, column 'message'"):
         list(stream_together(rows, tasks))
     with pytest.warns(UserWarning, match="skipped 2 of 4 rows"):

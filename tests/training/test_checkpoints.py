@@ -200,5 +200,5 @@ def test_checkpoint_of_another_run_is_refused(checkpoints: Checkpoints, folder: 
     with pytest.raises(RunError, match="same run") as caught:
         Checkpoints(folder, "another digest").newest()
     assert "step-00000001" in str(caught.value)
-    assert "--overwrite" in str(caught.value)
+    assert "`overwrite=True`" in str(caught.value)
     assert "\n" not in str(caught.value)

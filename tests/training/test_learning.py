@@ -23,19 +23,22 @@ from toy import EXAMPLES, make_model
 
 import softcue
 from softcue.backbones import Backbone
-from softcue.evaluation import predict
-from softcue.methods import TaskModel
+from softcue.inference import TaskModel, predict
 from softcue.prompts import VIP, Quantizer
-from softcue.training import Checkpoints, Processes, Result, Studied, Trainer, TrainingConfig
-from softcue.training.loop import Listener
+from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingConfig, TrainingResult
+from softcue.training.loop import ProgressListener
 from softcue.types import Example
 
 Settings = dict[str, Any]
 LONGER = [Example((row.texts[0] + " again" * number,), row.target) for number, row in enumerate(EXAMPLES, start=1)]
 ROWS = [*EXAMPLES, *LONGER]  # several lengths in every batch
 TRAINING: Settings = {
-    "steps": 4, "batch_size": 4, "prompt_rate": 0.01, "network_rate": 0.01, "evaluate_every": 4,
-}  # fmt: skip
+    "steps": 4,
+    "batch_size": 4,
+    "learning_rate": 0.01,
+    "network_learning_rate": 0.01,
+    "evaluate_every": 4,
+}
 # Ways a codebook moves. `decay` is low where few steps must be enough to leave codes behind.
 RULES: dict[str, Settings] = {
     "vqvae": {},
@@ -53,7 +56,7 @@ class Run:
     """What a run leaves, and what it said."""
 
     model: TaskModel
-    result: Result | None = None
+    result: TrainingResult | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -62,13 +65,18 @@ class Run:
 
 
 def new_trainer(
-    training: Settings, method: Settings, backbone: Backbone | None = None, seed: int = 0, case: str = "vip",
-    listener: Listener | None = None, checkpoints: Checkpoints | None = None,
-) -> Trainer:  # fmt: skip
+    training: Settings,
+    method: Settings,
+    backbone: Backbone | None = None,
+    seed: int = 0,
+    case: str = "vip",
+    listener: ProgressListener | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Trainer:
     frozen = backbone or tiny("bert")
     model = make_model(frozen, case, readout={"dropout": 0.1}, seed=seed, **method)
     config = TrainingConfig.model_validate({**TRAINING, **training})
-    return Trainer(frozen, [Studied(model, ROWS, EXAMPLES)], config, checkpoints, listener, Processes())
+    return Trainer(frozen, [TaskData(model, ROWS, EXAMPLES)], config, checkpoints, listener, Processes())
 
 
 def trained(training: Settings, method: Settings, backbone: Backbone | None = None, case: str = "vip") -> Run:
@@ -91,7 +99,7 @@ def everything(model: TaskModel) -> dict[str, Tensor]:
 
 
 def learned(model: TaskModel) -> dict[str, Tensor]:
-    """What only `learn` changes."""
+    """What only `update_state` changes."""
     return {name: value.clone() for name, value in quantizer_of(model).named_buffers()}
 
 
@@ -116,7 +124,7 @@ def test_the_codebook_moves_in_learn_alone_and_that_once_after_each_update(
 ) -> None:
     trainer = new_trainer({"micro_batch_size": micro_batch_size, "steps": 3, "evaluate_every": 1}, {})
     quantizer = quantizer_of(trainer.model)
-    forward, learn = quantizer.forward, quantizer.learn
+    forward, update_state = quantizer.forward, quantizer.update_state
     events: list[str] = []
     last = learned(trainer.model)
 
@@ -128,21 +136,21 @@ def test_the_codebook_moves_in_learn_alone_and_that_once_after_each_update(
     def spied_learn(*given: Any) -> dict[str, float]:
         nonlocal last
         check_equal(learned(trainer.model), last)
-        events.append("learn")
-        found = learn(*given)
+        events.append("update_state")
+        found = update_state(*given)
         assert not torch.equal(quantizer.codebook, last["codebook"])
         last = learned(trainer.model)
         return found
 
     monkeypatch.setattr(quantizer, "forward", spied_forward)
-    monkeypatch.setattr(quantizer, "learn", spied_learn)
+    monkeypatch.setattr(quantizer, "update_state", spied_learn)
     trainer.optimizer.register_step_post_hook(lambda *_: events.append("update"))
     found = []
     for _ in range(3):  # one epoch: batches of 4, 4 and 2 rows, in some order
         events.clear()
         trainer._step()
         found.append(events.count("piece"))
-        assert events == ["piece"] * found[-1] + ["update", "learn"]
+        assert events == ["piece"] * found[-1] + ["update", "update_state"]
         trainer._after_step()
         assert set(events[found[-1] + 2 :]) == {"evaluation"}
         check_equal(learned(trainer.model), last)
@@ -166,14 +174,14 @@ def test_the_codebook_is_the_same_in_pieces_as_in_the_whole_batch(rule: str) -> 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_the_codebook_is_the_same_with_gradient_checkpointing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, learn = 0, Quantizer.learn
+    calls, update_state = 0, Quantizer.update_state
 
     def counted(*given: Any) -> dict[str, float]:
         nonlocal calls
         calls += 1
-        return learn(*given)
+        return update_state(*given)
 
-    monkeypatch.setattr(Quantizer, "learn", counted)
+    monkeypatch.setattr(Quantizer, "update_state", counted)
     plain = Backbone(tiny_model(family), tiny_tokenizer(family), "plain")
     checkpointed = Backbone(tiny_model(family), tiny_tokenizer(family), "checkpointed")
     checkpointed.checkpoint_layers()
@@ -215,9 +223,20 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     words = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", __file__, str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "0",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        __file__,
+        str(folder),
+    ]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     return folder
@@ -334,15 +353,33 @@ def test_a_run_that_dies_resumes_to_the_same_cue(
     fill_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = {
-        "training.steps": 6, "training.batch_size": 4, "training.checkpoint_every": 1, "training.evaluate_every": 6,
-        "method.prompt_length": 4, "method.width": 8, "method.codes_from": "context", "method.scale": 0,
-        "method.fill_after": fill_after, "method.reset_below": 0.5, "method.decay": 0.5,
-    }  # fmt: skip
+        "training.steps": 6,
+        "training.batch_size": 4,
+        "training.checkpoint_every": 1,
+        "training.evaluate_every": 6,
+        "method.prompt_length": 4,
+        "method.width": 8,
+        "method.codes_from": "context",
+        "method.scale": 0,
+        "method.fill_after": fill_after,
+        "method.reset_below": 0.5,
+        "method.decay": 0.5,
+    }
     rows = [{"text": row.texts[0], "label": row.target} for row in ROWS]
 
     def run(folder: Path, resume: bool = False) -> None:
-        softcue.train(folder, train=rows, validation=rows, text="text", label="label", backbone=tiny("bert"),
-                      method="vip", overrides=overrides, resume=resume, progress=False)  # fmt: skip
+        softcue.train(
+            folder,
+            train=rows,
+            validation=rows,
+            text="text",
+            label="label",
+            backbone=tiny("bert"),
+            method="vip",
+            overrides=overrides,
+            resume=resume,
+            progress=False,
+        )
 
     run(tmp_path / "whole")
     save, count = Checkpoints.save, 0
@@ -373,12 +410,17 @@ def names_of(model: TaskModel, parameters: Sequence[Tensor]) -> set[str]:
     return {name for name, value in model.named_parameters() if any(value is one for one in parameters)}
 
 
-@pytest.mark.parametrize(("case", "prompts"), [
-    ("vip", {"method.encoder.prompt"}), ("vip mixed", {"method.encoder.prompt"}),
-    ("vip-c", {"method.encoder.prompt"}), ("vip-idp", set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "prompts"),
+    [
+        ("vip", {"method.encoder.prompt"}),
+        ("vip mixed", {"method.encoder.prompt"}),
+        ("vip-c", {"method.encoder.prompt"}),
+        ("vip-idp", set()),
+    ],
+)
 def test_prompt_vectors_take_the_prompt_rate_and_networks_the_network_rate(case: str, prompts: set[str]) -> None:
-    rates: Settings = {"optimizer": "adafactor", "prompt_rate": 0.3, "network_rate": 0.001, "batch_size": 10}
+    rates: Settings = {"optimizer": "adafactor", "learning_rate": 0.3, "network_learning_rate": 0.001, "batch_size": 10}
     trainer = new_trainer(rates, {}, case=case)
     model = trainer.model
     groups = {group["base_rate"]: names_of(model, group["params"]) for group in trainer.optimizer.param_groups}
@@ -399,7 +441,7 @@ def test_prompt_vectors_take_the_prompt_rate_and_networks_the_network_rate(case:
 
 
 def test_the_codebook_moves_at_rates_of_zero_and_nothing_else_does() -> None:
-    trainer = new_trainer({"prompt_rate": 0.0, "network_rate": 0.0}, {})
+    trainer = new_trainer({"learning_rate": 0.0, "network_learning_rate": 0.0}, {})
     before = everything(trainer.model)
     trainer._step()
     moved = {name for name, value in everything(trainer.model).items() if not torch.equal(value, before[name])}

@@ -1,21 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import ONE_OF_EACH_KIND, tiny
 from toy import EXAMPLES, make_model
 
 from softcue.errors import ConfigurationError, TrainingError
-from softcue.training import Studied, Trainer, TrainingConfig
-from softcue.training.loop import Result
+from softcue.training import TaskData, Trainer, TrainingConfig
+from softcue.training.loop import TrainingResult
 from softcue.types import Example
 
-SETTINGS = {"steps": 6, "batch_size": 4, "prompt_rate": 0.1, "network_rate": 0.05, "evaluate_every": 2}
+SETTINGS = {"steps": 6, "batch_size": 4, "learning_rate": 0.1, "network_learning_rate": 0.05, "evaluate_every": 2}
 
 
 def trained(
     family: str, method: str = "prompt-tuning", readout: str = "auto", **settings: object
-) -> tuple[Result, dict[str, torch.Tensor], list[float]]:
+) -> tuple[TrainingResult, dict[str, torch.Tensor], list[float]]:
     backbone = tiny(family)
     model = make_model(backbone, method, readout={"dropout": 0.0, "name": readout})
     losses: list[float] = []
@@ -25,7 +27,7 @@ def trained(
             losses.append(values["loss"])
 
     config = TrainingConfig.model_validate({**SETTINGS, **settings})
-    result = Trainer(backbone, [Studied(model, EXAMPLES * 2, EXAMPLES)], config, listener=listen).run()
+    result = Trainer(backbone, [TaskData(model, EXAMPLES * 2, EXAMPLES)], config, listener=listen).run()
     return result, model.state_dict(), losses
 
 
@@ -45,8 +47,12 @@ def test_dropout_is_the_same_in_pieces_as_in_the_whole_batch() -> None:
         backbone = tiny("bert")
         model = make_model(backbone, readout={"dropout": 0.5})
         config = TrainingConfig.model_validate({**SETTINGS, "micro_batch_size": micro_batch_size})
-        listener = lambda kind, values: found.append(values["loss"]) if kind == "step" else None  # noqa: E731
-        Trainer(backbone, [Studied(model, EXAMPLES * 2, EXAMPLES)], config, listener=listener).run()
+
+        def listener(kind: str, values: dict[str, Any]) -> None:
+            if kind == "step":
+                found.append(values["loss"])
+
+        Trainer(backbone, [TaskData(model, EXAMPLES * 2, EXAMPLES)], config, listener=listener).run()
         return found
 
     assert losses(1) == pytest.approx(losses(0), rel=1e-4)
@@ -77,7 +83,7 @@ def test_a_prompt_alone_lowers_the_loss_of_a_decoder() -> None:
 
 
 def test_the_model_ends_with_the_numbers_of_its_best_evaluation() -> None:
-    result, numbers, _ = trained("bert", steps=12, prompt_rate=3.0, network_rate=3.0)
+    result, numbers, _ = trained("bert", steps=12, learning_rate=3.0, network_learning_rate=3.0)
     best = max(entry["score"] for entry in result.progress.history)
     assert result.progress.best_score == best
     assert result.evaluations[0].main == pytest.approx(best)
@@ -85,14 +91,14 @@ def test_the_model_ends_with_the_numbers_of_its_best_evaluation() -> None:
 
 
 def test_early_stopping_waits_for_its_patience() -> None:
-    result, _, _ = trained("bert", steps=50, evaluate_every=1, patience=3, prompt_rate=0.0, network_rate=0.0)
+    result, _, _ = trained("bert", steps=50, evaluate_every=1, patience=3, learning_rate=0.0, network_learning_rate=0.0)
     assert result.progress.step == 4  # the first evaluation is the best, then three no better
 
 
 def test_clipping_scales_the_whole_gradient() -> None:
     backbone = tiny("bert")
     trainer = Trainer(
-        backbone, [Studied(make_model(backbone), EXAMPLES, EXAMPLES)], TrainingConfig(clip_norm=0.001, batch_size=5)
+        backbone, [TaskData(make_model(backbone), EXAMPLES, EXAMPLES)], TrainingConfig(clip_norm=0.001, batch_size=5)
     )
     trainer._step()
     norms = [float(p.grad.norm()) for p in trainer.model.parameters() if p.grad is not None]
@@ -104,16 +110,16 @@ def test_a_collapsed_run_says_so_and_what_to_try() -> None:
     model = make_model(backbone)
     for parameter in model.readout.parameters():
         parameter.data.zero_()
-    config = TrainingConfig(steps=1, prompt_rate=0.0, network_rate=0.0)
-    result = Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], config).run()
+    config = TrainingConfig(steps=1, learning_rate=0.0, network_learning_rate=0.0)
+    result = Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], config).run()
     assert len(result.warnings) == 1
     assert "every validation row is predicted as" in result.warnings[0]
-    assert "training.prompt_rate" in result.warnings[0]
+    assert "training.learning_rate" in result.warnings[0]
 
 
 def test_a_loss_that_is_no_number_stops_the_run() -> None:
-    with pytest.raises(TrainingError, match=r"training\.prompt_rate"):
-        trained("bert", prompt_rate=1e30, network_rate=1e30, steps=20)
+    with pytest.raises(TrainingError, match=r"training\.learning_rate"):
+        trained("bert", learning_rate=1e30, network_learning_rate=1e30, steps=20)
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
@@ -125,7 +131,7 @@ def test_truncated_training_texts_are_counted() -> None:
     backbone = tiny("bert")
     model = make_model(backbone)
     rows = [Example(("word " * 200,), "a"), *EXAMPLES]
-    result = Trainer(backbone, [Studied(model, rows, EXAMPLES)], TrainingConfig(steps=1)).run()
+    result = Trainer(backbone, [TaskData(model, rows, EXAMPLES)], TrainingConfig(steps=1)).run()
     assert result.num_truncated == 1
     assert any("1 of 6 training rows were cut: texts to 92 tokens" in warning for warning in result.warnings)
 
@@ -138,7 +144,7 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
     state = torch.random.get_rng_state()
     model = make_model(backbone)
     torch.random.set_rng_state(state)
-    Trainer(backbone, [Studied(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=1)).run()
+    Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], TrainingConfig(steps=1)).run()
     assert torch.equal(torch.rand(3), expected)
 
 

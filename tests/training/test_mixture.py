@@ -12,14 +12,15 @@ from tiny import tiny
 from toy import EXAMPLES, PAIRS, TASK, make_model
 
 import softcue
-from softcue.configuration import TaskConfig
-from softcue.data import rows_of_each
 from softcue.errors import ConfigurationError, RunError
-from softcue.methods import Together, joint_task, with_readout
+from softcue.inference import with_readout
+from softcue.inputs.collate import collate
 from softcue.readouts import ReadoutConfig
-from softcue.tasks import Label, Task, library_names, library_task
-from softcue.tokens import collate
-from softcue.training import Checkpoints, MixtureConfig, Studied, Trainer, TrainingConfig
+from softcue.tasks import Label, Task, joint_task, library_names, library_task
+from softcue.tasks.config import TaskConfig
+from softcue.tasks.splits import read_splits_of_each
+from softcue.training import Checkpoints, MixtureConfig, TaskData, Trainer, TrainingConfig
+from softcue.training.joint_model import JointModel
 from softcue.training.mixture import epoch_rows, rows_per_task
 from softcue.types import Example, Span
 
@@ -67,14 +68,14 @@ def make_trainer(family: str, case: str = "prompt-tuning", **settings: object) -
     torch.manual_seed(5)
     second = with_readout(PAIRS, first.method, ReadoutConfig(dropout=0.0), backbone)
     config = TrainingConfig.model_validate({"steps": 4, "batch_size": 6, **settings})
-    return Trainer(backbone, [Studied(first, EXAMPLES, EXAMPLES), Studied(second, PAIR_ROWS, PAIR_ROWS)], config)
+    return Trainer(backbone, [TaskData(first, EXAMPLES, EXAMPLES), TaskData(second, PAIR_ROWS, PAIR_ROWS)], config)
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 @pytest.mark.parametrize("case", ["prompt-tuning", "vip"])
 def test_one_prompt_is_trained_by_rows_of_all_tasks(family: str, case: str) -> None:
     trainer = make_trainer(family, case)
-    assert isinstance(trainer.model, Together)
+    assert isinstance(trainer.model, JointModel)
     names = set(trainer.model.state_dict())
     assert {name.split(".")[0] for name in names} <= {"method", "readouts"}
     owners = Counter(trainer.owners[row] for step in range(2) for row in trainer._rows_of(step))
@@ -139,7 +140,7 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
     first = make_model(backbone, readout={"dropout": 0.0})
     second = with_readout(ner, first.method, ReadoutConfig(dropout=0.0), backbone)
     config = TrainingConfig(steps=1, batch_size=8)
-    trainer = Trainer(backbone, [Studied(first, EXAMPLES, EXAMPLES), Studied(second, [marked], [marked])], config)
+    trainer = Trainer(backbone, [TaskData(first, EXAMPLES, EXAMPLES), TaskData(second, [marked], [marked])], config)
     losses: list[float] = []
     trainer.listener = lambda kind, values: losses.append(values["loss"]) if kind == "step" else None
     means = []
@@ -153,11 +154,13 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
 
 def test_a_few_shot_mixture_validates_as_a_few_shot_run_does() -> None:
     config = TaskConfig(few_shot=8, validation_rows=20)
-    assert [len(rows.validation) for rows in rows_of_each(config, MixtureConfig(tasks=("tickets", "urgency")))] == [
+    assert [
+        len(rows.validation) for rows in read_splits_of_each(config, ("tickets", "urgency"), MixtureConfig().cap)
+    ] == [
         20,
         20,
     ]
-    capped = rows_of_each(TaskConfig(), MixtureConfig(tasks=("tickets", "urgency"), cap=7))
+    capped = read_splits_of_each(TaskConfig(), ("tickets", "urgency"), cap=7)
     assert {(len(rows.train), len(rows.validation)) for rows in capped} == {(7, 7)}
 
 
@@ -169,11 +172,20 @@ def test_a_shared_prompt_starts_from_the_words_of_all_tasks() -> None:
 
 @pytest.fixture
 def trained(tmp_path: Path, model_folders: dict[str, Path]) -> dict[str, softcue.Cue]:
-    return softcue.train_together(
-        tmp_path / "desk", ["tickets", "urgency"], backbone=str(model_folders["bert"]), progress=False,
-        overrides=["training.steps=4", "method.prompt_length=9", "task.train_rows=20", "task.validation_rows=10",
-                   "task.test_rows=10", "mixture.sampling=equal"],
-    )  # fmt: skip
+    return softcue.train(
+        tmp_path / "desk",
+        tasks=["tickets", "urgency"],
+        backbone=str(model_folders["bert"]),
+        progress=False,
+        overrides=[
+            "training.steps=4",
+            "method.prompt_length=9",
+            "task.train_rows=20",
+            "task.validation_rows=10",
+            "task.test_rows=10",
+            "mixture.sampling=equal",
+        ],
+    )
 
 
 def test_every_task_gets_a_cue_of_its_own_with_the_same_prompt(trained: dict[str, softcue.Cue], tmp_path: Path) -> None:
@@ -194,12 +206,18 @@ def test_every_task_gets_a_cue_of_its_own_with_the_same_prompt(trained: dict[str
 def test_a_finished_mixture_is_not_overwritten_and_resumes_as_itself(
     trained: dict[str, softcue.Cue], tmp_path: Path, model_folders: dict[str, Path]
 ) -> None:
-    settings = ["training.steps=4", "method.prompt_length=9", "task.train_rows=20", "task.validation_rows=10",
-                "task.test_rows=10", "mixture.sampling=equal"]  # fmt: skip
+    settings = [
+        "training.steps=4",
+        "method.prompt_length=9",
+        "task.train_rows=20",
+        "task.validation_rows=10",
+        "task.test_rows=10",
+        "mixture.sampling=equal",
+    ]
     arguments = {"backbone": str(model_folders["bert"]), "progress": False, "overrides": settings}
     with pytest.raises(RunError, match="a folder without a finished cue"):
-        softcue.train_together(tmp_path / "desk", ["tickets", "urgency"], **arguments)  # type: ignore[arg-type]
-    again = softcue.train_together(tmp_path / "desk", ["tickets", "urgency"], resume=True, **arguments)  # type: ignore[arg-type]
+        softcue.train(tmp_path / "desk", tasks=["tickets", "urgency"], **arguments)  # type: ignore[arg-type]
+    again = softcue.train(tmp_path / "desk", tasks=["tickets", "urgency"], resume=True, **arguments)  # type: ignore[arg-type]
     assert {name: cue.record for name, cue in again.items()} == {name: cue.record for name, cue in trained.items()}
 
 
@@ -218,10 +236,10 @@ def test_what_is_no_mixture_is_refused_before_anything_is_loaded(
     tmp_path: Path, tasks: list[str], words: list[str], expected: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=expected):
-        softcue.train_together(tmp_path / "out", tasks, backbone="no-such-model", overrides=words, progress=False)
+        softcue.train(tmp_path / "out", tasks=tasks, backbone="no-such-model", overrides=words, progress=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_single_run_names_the_way_to_train_several(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"softcue\.train_together"):
+    with pytest.raises(ConfigurationError, match=r"tasks=A,B"):
         softcue.train(tmp_path / "out", overrides={"mixture.tasks": ["tickets", "urgency"]}, progress=False)

@@ -83,7 +83,9 @@ def test_factored_moments_equal_the_literal_outer_product() -> None:
 
 def test_prompts_and_networks_have_their_own_rates() -> None:
     model = make_model(tiny("bert"))
-    optimizer = make_optimizer(model, TrainingConfig(prompt_rate=0.3, network_rate=0.001, optimizer="adafactor"))
+    optimizer = make_optimizer(
+        model, TrainingConfig(learning_rate=0.3, network_learning_rate=0.001, optimizer="adafactor")
+    )
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert {rates[id(p)] for p in model.method.parameters()} == {0.3}
     assert {rates[id(p)] for p in model.readout.parameters()} == {0.001}

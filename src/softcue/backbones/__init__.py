@@ -1,22 +1,22 @@
 """Frozen language models. The only package that imports transformers' models."""
 
 from softcue.backbones.backbone import Backbone
-from softcue.backbones.decoding import Decoding, Listener
-from softcue.backbones.fingerprint import Fingerprint
-from softcue.backbones.loading import BackboneConfig, load_backbone
-from softcue.backbones.reading import Reading
-from softcue.backbones.representation import Pooling, Summary, compared, pooled
+from softcue.backbones.loading.fingerprint import Fingerprint
+from softcue.backbones.loading.load import BackboneConfig, load_backbone
+from softcue.backbones.passes.decoding import Decoding, Listener
+from softcue.backbones.passes.forward_pass import ForwardPass
+from softcue.backbones.pooling import Pooling, Summary, compare_texts, pool
 
 __all__ = [
     "Backbone",
     "BackboneConfig",
     "Decoding",
     "Fingerprint",
+    "ForwardPass",
     "Listener",
     "Pooling",
-    "Reading",
     "Summary",
-    "compared",
+    "compare_texts",
     "load_backbone",
-    "pooled",
+    "pool",
 ]

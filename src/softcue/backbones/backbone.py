@@ -15,27 +15,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones.architectures import WordHead, architecture_of
-from softcue.backbones.causal import DecoderReading
-from softcue.backbones.decoding import Decoding, Listener, drawn_scores, telling
-from softcue.backbones.fingerprint import Fingerprint, fingerprint_of
+from softcue.backbones.families import WordHead, family_of
 from softcue.backbones.injection import checkpoint_layers, install_hooks
-from softcue.backbones.kept_states import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.layout import lay_out
-from softcue.backbones.prefixes import PrefixStore, shared_parts
-from softcue.backbones.reading import EncoderDecoderReading, EncoderReading, Reading
-from softcue.backbones.representation import Pooling
-from softcue.backbones.trials import LENGTH, pass_tokens
+from softcue.backbones.loading.fingerprint import Fingerprint, fingerprint_of
+from softcue.backbones.loading.trials import LENGTH, pass_tokens
+from softcue.backbones.passes.decoder import DecoderPass
+from softcue.backbones.passes.decoding import Decoding, Listener, drawn_scores, telling
+from softcue.backbones.passes.encoder import EncoderPass
+from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
+from softcue.backbones.passes.forward_pass import ForwardPass
+from softcue.backbones.passes.shared_prefix import PrefixStore, shared_parts
+from softcue.backbones.pooling import Pooling
+from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
-from softcue.tokens import TOKENS_AT_ONCE, Kind, PaddingSide
+from softcue.inputs.collate import PaddingSide
+from softcue.inputs.formatter import TOKENS_AT_ONCE, Kind
 from softcue.types import Batch, Prompt, Words
 
 CACHED_TOKENS = 1024  # with 8,192 in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md)
-_READINGS: dict[Kind, type[Reading]] = {
-    "encoder": EncoderReading,
-    "encoder-decoder": EncoderDecoderReading,
-    "decoder": DecoderReading,
+_READINGS: dict[Kind, type[ForwardPass]] = {
+    "encoder": EncoderPass,
+    "encoder-decoder": EncoderDecoderPass,
+    "decoder": DecoderPass,
 }
 
 
@@ -50,9 +53,12 @@ class Backbone:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.kept_bytes = (MEMORY_BYTES, DISK_BYTES)  # of states that enter a layer where late prompts do, for each
+        self.state_cache_bytes = (
+            MEMORY_BYTES,
+            DISK_BYTES,
+        )  # of states that enter a layer where late prompts do, for each
         self.folder = folder
-        architecture = architecture_of(model.config.model_type)
+        architecture = family_of(model.config.model_type)
         self.kind: Kind = architecture.kind
         self.base: Any = model.base_model
         self.layers: nn.ModuleList = self.base.get_submodule(architecture.reader.layers)
@@ -68,7 +74,7 @@ class Backbone:
         self._keys_values = architecture.keys_values
         self.prefixes = PrefixStore()
         self._late: dict[int, Backbone] = {}
-        self._reading: type[Reading] = _READINGS[self.kind]
+        self._reading: type[ForwardPass] = _READINGS[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
         self.first_position: int | None
         if architecture.first_position == "after padding":
@@ -104,9 +110,11 @@ class Backbone:
         """K, of one token's keys over all heads, for prompts that are keys and values."""
         if self._keys_values is None:
             raise BackboneError(
-                "method.rule", "kv", f"add or replace with {self.model.config.model_type}",
-                "set method.rule=add: its key projection also serves relative positions, so keys cannot be set",
-            )  # fmt: skip
+                setting="method.rule",
+                got="kv",
+                expected=f"add or replace with {self.model.config.model_type}",
+                fix="set method.rule=add: its key projection also serves relative positions, so keys cannot be set",
+            )
         projection: Any = self.layers[0].get_submodule(self._keys_values.key)
         size = int(getattr(projection, "out_features", 0) or projection.nf)  # GPT-2's is a Conv1D
         return size if self._keys_values.packing == "apart" else size // 3
@@ -142,8 +150,12 @@ class Backbone:
         for config in (self.model.generation_config, self.model.config):
             if (found := getattr(config, "decoder_start_token_id", None)) is not None:
                 return int(found)
-        raise BackboneError("backbone decoder_start_token_id", None, "a token number in its config.json",
-                            f"add it to the config of {self.name}")  # fmt: skip
+        raise BackboneError(
+            setting="backbone decoder_start_token_id",
+            got=None,
+            expected="a token number in its config.json",
+            fix=f"add it to the config of {self.name}",
+        )
 
     @cached_property
     def answer_prefix(self) -> tuple[int, ...]:
@@ -178,8 +190,12 @@ class Backbone:
                 config = json.loads(path.read_text("utf-8"))
                 modes = {name for name, value in config.items() if value is True}
             except (ValueError, AttributeError) as error:
-                raise BackboneError("pooling config", path, "a JSON object of sentence-transformers",
-                                    "repair it or set readout.pooling") from error  # fmt: skip
+                raise BackboneError(
+                    setting="pooling config",
+                    got=path,
+                    expected="a JSON object of sentence-transformers",
+                    fix="repair it or set readout.pooling",
+                ) from error
             if "pooling_mode_lasttoken" in modes:
                 return "last"
             return "cls" if "pooling_mode_cls_token" in modes else "mean"
@@ -199,7 +215,7 @@ class Backbone:
         """Frozen word embeddings in float32. [B T] -> [B T D]"""
         return self.model.get_input_embeddings()(ids).float()  # type: ignore[no-any-return]
 
-    def entering(self, batch: Batch) -> Tensor:
+    def input_states(self, batch: Batch) -> Tensor:
         """The text as the first layer that sees prompts gets it, in float32: word embeddings. [B T D]"""
         return self.embed(batch.ids)
 
@@ -208,20 +224,20 @@ class Backbone:
         return self.embed(batch.target_ids)
 
     @property
-    def entering_words(self) -> Words:
+    def word_input_states(self) -> Words:
         """What words are where prompts stand, by their numbers."""
         return self.word_table.detach()
 
     def late(self, first_layer: int) -> Backbone:
         """This backbone with prompts that enter at a deeper layer; the layers below read the text alone, once."""
-        from softcue.backbones.late import LateBackbone
+        from softcue.backbones.late_prompts import LateBackbone
 
         if first_layer not in self._late:
             self._late[first_layer] = LateBackbone(self, first_layer)
         return self._late[first_layer]
 
-    def read(self, batch: Batch, prompt: Prompt | None, embeds: Tensor, with_target: bool = False) -> Reading:
-        """Lay out a batch with its prompts; `embeds` are the text's, by `entering`. [B T D]"""
+    def read(self, batch: Batch, prompt: Prompt | None, embeds: Tensor, with_target: bool = False) -> ForwardPass:
+        """Lay out a batch with its prompts; `embeds` are the text's, by `input_states`. [B T D]"""
         if prompt is None:
             tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
             mask = torch.zeros(batch.size, 0, dtype=torch.bool, device=embeds.device)
@@ -232,15 +248,15 @@ class Backbone:
         target = self.following(batch) if with_target else embeds[:, :0]  # [B U D]
         placed = layout.place(tokens, embeds, target).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
-        reading = self._reading(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
+        forward_pass = self._reading(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
         # A layer that is run again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
-        if isinstance(reading, DecoderReading) and not reruns_layers:
+        if isinstance(forward_pass, DecoderPass) and not reruns_layers:
             shared = shared_parts(batch, prompt, self.layout_side)
             # A layer with a sliding window counts columns, padding between the shared ones and the others among them.
             columns = layout.mask.shape[1] + max((part.length for part in shared), default=0)
-            reading.shared = [] if self.window is not None and columns > self.window else shared
-        return reading
+            forward_pass.shared = [] if self.window is not None and columns > self.window else shared
+        return forward_pass
 
     @cached_property
     def window(self) -> int | None:
@@ -275,7 +291,7 @@ class Backbone:
             if weights and value.dtype != dtype:  # such as a word head that is not trained: it reads what is
                 known[key] = nn.Parameter(value.to(dtype), requires_grad=False)
         model = copy.deepcopy(self.model, memo=dict(known))
-        for layer in model.base_model.get_submodule(architecture_of(model.config.model_type).reader.layers).children():
+        for layer in model.base_model.get_submodule(family_of(model.config.model_type).reader.layers).children():
             vars(layer).pop("forward", None)  # a checkpointed layer's, which would run the first model's
         trained = [value for value in known.values() if value.requires_grad]
         view = Backbone(model, self.tokenizer, self.name, self.folder)
@@ -313,9 +329,12 @@ class Backbone:
         self.checkpoints_layers = True
 
     def generate(
-        self, decoding: Decoding, listeners: Sequence[Listener | None] = (), streams: Sequence[torch.Generator] = (),
+        self,
+        decoding: Decoding,
+        listeners: Sequence[Listener | None] = (),
+        streams: Sequence[torch.Generator] = (),
         **inputs: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The model's own generation; listeners hear each row's tokens, unless beams are compared.
 
         Tokens are drawn from each row's stream: the likeliest after noise is a draw (Gumbel's), so that nothing but
@@ -323,10 +342,13 @@ class Backbone:
         """
         heard = decoding.num_beams == 1 and any(listeners)
         written: Tensor = self.model.generate(
-            **inputs, num_beams=decoding.num_beams, max_new_tokens=decoding.max_new_tokens, do_sample=False,
+            **inputs,
+            num_beams=decoding.num_beams,
+            max_new_tokens=decoding.max_new_tokens,
+            do_sample=False,
             stopping_criteria=[telling(listeners)] if heard else None,
             logits_processor=[partial(drawn_scores, decoding, streams)] if decoding.temperature else None,
-        )  # fmt: skip
+        )
         return written
 
 
@@ -335,6 +357,9 @@ def _plain_generation(own: Any, tokenizer: Any) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=own.bos_token_id,
-        decoder_start_token_id=own.decoder_start_token_id, forced_bos_token_id=own.forced_bos_token_id,
-    )  # fmt: skip
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=own.bos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
+        forced_bos_token_id=own.forced_bos_token_id,
+    )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softcue.backbones.architectures import KeysValues
+from softcue.backbones.families import KeysValues
 from softcue.backbones.layout import Layout
 from softcue.types import LayerPrompt, Prompt
 
@@ -35,7 +35,7 @@ class _Pass:
     num_rows: list[int] = field(default_factory=list)  # of the layer that runs
 
 
-class ReachedLayer(Exception):  # noqa: N818 - nothing went wrong
+class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early, no error
     """Ends a pass whose further layers nobody asks for."""
 
     def __init__(self, hidden: Tensor) -> None:
@@ -48,14 +48,17 @@ _active: ContextVar[_Pass | None] = ContextVar("softcue_pass", default=None)
 
 @contextmanager
 def injected(
-    layers: nn.ModuleList, sublayers: Sequence[nn.Module], layout: Layout | None = None, prompt: Prompt | None = None,
+    layers: nn.ModuleList,
+    sublayers: Sequence[nn.Module],
+    layout: Layout | None = None,
+    prompt: Prompt | None = None,
     stops_at: int | None = None,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """While active, layers take the prompt's deeper parts, and `sublayers` change the sub-layers' outputs.
 
     A pass that `stops_at` a layer raises ReachedLayer there.
     """
-    is_plain = not sublayers and (prompt is None or prompt.deeper is None) and stops_at is None
+    is_plain = not sublayers and (prompt is None or prompt.layer_prompts is None) and stops_at is None
     # None hides the outer pass from a plain one within it
     token = _active.set(None if is_plain else _Pass(id(layers), layout, prompt, sublayers, stops_at))
     try:
@@ -97,7 +100,7 @@ def _on_layer(number: int, owner: int) -> Any:
             raise ReachedLayer(args[0] if args else kwargs["hidden_states"])
         if active is not None:
             active.num_rows[:] = [len(args[0] if args else kwargs["hidden_states"])]
-        if active is None or active.layout is None or active.prompt is None or active.prompt.deeper is None:
+        if active is None or active.layout is None or active.prompt is None or active.prompt.layer_prompts is None:
             return None
         hidden = args[0] if args else kwargs["hidden_states"]  # [B S D]
         layout = active.layout
@@ -106,7 +109,7 @@ def _on_layer(number: int, owner: int) -> Any:
             return None
         num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
         own = hidden[::num_beams] if num_beams > 1 else hidden
-        taken = active.prompt.deeper(number, layout.text_of(own), layout.text_mask)
+        taken = active.prompt.layer_prompts(number, layout.text_of(own), layout.text_mask)
         if taken is None:
             active.taken.pop(number, None)
             return None
@@ -189,8 +192,6 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         context = copy_context()
-        return checkpoint(
-            lambda *again: context.copy().run(forward, *again, **kwargs), *args, use_reentrant=False
-        )  # fmt: skip
+        return checkpoint(lambda *again: context.copy().run(forward, *again, **kwargs), *args, use_reentrant=False)
 
     return run

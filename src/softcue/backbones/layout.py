@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from softcue.tokens import PaddingSide
+from softcue.inputs.collate import PaddingSide
 from softcue.types import Batch
 
 
@@ -62,10 +62,14 @@ class Layout:
     def rows(self, index: Tensor) -> Layout:
         """The layout of some rows."""
         return replace(
-            self, index=self.index[index], mask=self.mask[index], text_slots=self.text_slots[index],
-            target_slots=self.target_slots[index], text_mask=self.text_mask[index],
+            self,
+            index=self.index[index],
+            mask=self.mask[index],
+            text_slots=self.text_slots[index],
+            target_slots=self.target_slots[index],
+            text_mask=self.text_mask[index],
             target_mask=self.target_mask[index],
-        )  # fmt: skip
+        )
 
     def at_slots(self, prompt: Tensor) -> Tensor:
         """Prompt vectors [B P X] where their positions are [B S X]; meaningful at prompt positions only."""
@@ -89,9 +93,9 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
     """Place each row as text[:insert_at], prompt, text[insert_at:], target; pad on the given side.
 
     Example:
-        >>> from softcue.tokens import collate
-        >>> from softcue.types import Tokens
-        >>> batch = collate([Tokens((7, 8), None, insert_at=1), Tokens((9,), None, insert_at=0)], pad_id=0)
+        >>> from softcue.inputs.collate import collate
+        >>> from softcue.types import TokenizedRow
+        >>> batch = collate([TokenizedRow((7, 8), None, insert_at=1), TokenizedRow((9,), None, insert_at=0)], pad_id=0)
         >>> lay_out(batch, torch.ones(2, 1, dtype=torch.bool), "right").index.tolist()  # pool: [p, t0, t1, pad]
         [[1, 0, 2], [0, 1, 3]]
     """

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from softcue.backbones import Backbone
-from softcue.methods import METHODS, TaskModel, make_task_model
+from softcue.inference import TaskModel, make_task_model
+from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 from softcue.types import Example
@@ -20,12 +21,25 @@ from softcue.types import Example
 CLASSES = ("one", "two")
 WORDS = ("11", "12")  # token numbers, as all text here
 SHAPES: dict[str, dict[str, Any]] = {
-    "encoder": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-                "intermediate_size": 1536},
-    "encoder-decoder": {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-                        "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
+    "encoder": {
+        "vocab_size": 30522,
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    },
+    "encoder-decoder": {
+        "vocab_size": 32128,
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+        "decoder_start_token_id": 0,
+    },
     "decoder": {"vocab_size": 32000, "n_embd": 512, "n_layer": 8, "n_head": 8, "eos_token_id": 1, "bos_token_id": 1},
-}  # fmt: skip
+}
 
 
 def random_backbone(kind: str) -> Backbone:

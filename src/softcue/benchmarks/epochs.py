@@ -22,12 +22,13 @@ from softcue.benchmarks.peers import dropout_free, peft_model, trainer_batches, 
 from softcue.benchmarks.steps import PROMPT, ROWS, prompt_of
 from softcue.benchmarks.texts import real_lengths, real_rows, standing_for
 from softcue.configuration import method_config
-from softcue.methods import METHODS, TaskModel, make_task_model
+from softcue.inference import TaskModel, make_task_model
+from softcue.inputs.collate import collate
+from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
-from softcue.tokens import collate
-from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.training.batches import epoch_batches
-from softcue.types import Example, Tokens
+from softcue.types import Example, TokenizedRow
 
 EPOCH, BATCHES = 1600, 4  # rows of the whole epoch; batches of it that are run
 Epoch = Callable[[], float]  # runs, and gives the seconds of its start, which do not grow with the epoch
@@ -60,8 +61,9 @@ def real_epoch_figures(plan: Plan) -> Figures:
     backbone = load_backbone("minilm")
     rows = real_rows(plan.data, train_rows=EPOCH if plan.data else 0)
     config = method_config({"name": "prompt-tuning", "prompt_length": PROMPT})
-    cue = make_task_model(rows.task, (METHODS["prompt-tuning"], config), ReadoutConfig(), backbone,
-                          torch.Generator().manual_seed(0))  # fmt: skip
+    cue = make_task_model(
+        rows.task, (METHODS["prompt-tuning"], config), ReadoutConfig(), backbone, torch.Generator().manual_seed(0)
+    )
     peer = AutoModelForSequenceClassification.from_pretrained(backbone.folder, num_labels=len(rows.task.labels))
     course = Course(backbone, cue, rows.train, peer)
     return course_figures(plan, "minilm_train_vs_peft", course, f"MiniLM on {rows.task.name}")
@@ -105,7 +107,7 @@ def share_of_epoch(epoch: Epoch) -> Callable[[], float]:
 
 def contestants(course: Course) -> dict[str, Epoch]:
     """An epoch of each; several share a model of PEFT's, as only time is asked for."""
-    rows = course.cue.rows(course.backbone, course.cue.lessons(course.examples), with_answer=True)
+    rows = course.cue.rows(course.backbone, course.cue.training_examples(course.examples), with_answer=True)
     lengths = [len(row.ids) for row in rows]
     our_batches = epoch_batches(lengths, ROWS, seed=0, epoch=0)
     ours, grouped, at_random = (
@@ -127,7 +129,7 @@ def contestants(course: Course) -> dict[str, Epoch]:
 def our_epoch(course: Course, examples: list[Example]) -> Epoch:
     """From texts to the best numbers, with one row to validate on; its start counts in full."""
     config = TrainingConfig(epochs=1, batch_size=ROWS, optimizer="adamw")
-    studied = [Studied(course.cue, examples, examples[:1])]
+    studied = [TaskData(course.cue, examples, examples[:1])]
 
     def step() -> float:
         Trainer(course.backbone, studied, config).run()
@@ -136,7 +138,7 @@ def our_epoch(course: Course, examples: list[Example]) -> Epoch:
     return step
 
 
-def plain_epoch(model: Any, rows: Sequence[Tokens]) -> Epoch:
+def plain_epoch(model: Any, rows: Sequence[TokenizedRow]) -> Epoch:
     """PEFT's model in our batches: bucketed by length, collated as ours are."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     lengths = [len(row.ids) for row in rows]
@@ -154,6 +156,6 @@ def plain_epoch(model: Any, rows: Sequence[Tokens]) -> Epoch:
     return step
 
 
-def _as_trainer_row(row: Tokens) -> dict[str, Any]:
+def _as_trainer_row(row: TokenizedRow) -> dict[str, Any]:
     answer = list(row.target_ids) if row.label is None else row.label
     return {"input_ids": list(row.ids), "attention_mask": [1] * len(row.ids), "labels": answer}

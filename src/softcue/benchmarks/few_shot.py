@@ -26,11 +26,12 @@ from softcue.benchmarks.measuring import figure
 from softcue.benchmarks.parts import Figures, Plan, told
 from softcue.benchmarks.texts import real_rows
 from softcue.configuration import resolve
-from softcue.data import Rows
 from softcue.errors import MissingExtraError
 from softcue.evaluation import evaluate, score
-from softcue.methods import METHODS, make_task_model
-from softcue.training import Studied, Trainer
+from softcue.inference import make_task_model
+from softcue.methods import METHODS
+from softcue.tasks.splits import Splits
+from softcue.training import TaskData, Trainer
 from softcue.types import Example, Prediction
 
 SHOTS, VALIDATION_ROWS, TEST_ROWS = 32, 200, 500
@@ -82,7 +83,7 @@ def few_shot_figures(plan: Plan) -> dict[str, Any]:
     return {"figures": _figures(runs), "contestants": {name: _summary(found) for name, found in runs.items()}}
 
 
-def linear_probe(backbone: Backbone, rows: Rows, wanted: float) -> Run:
+def linear_probe(backbone: Backbone, rows: Splits, wanted: float) -> Run:
     """Our own: solved once per strength; validation rows choose."""
     run = Run(wanted)
     # Vectors that an earlier run kept would cost nothing: a store of its own.
@@ -96,7 +97,7 @@ def linear_probe(backbone: Backbone, rows: Rows, wanted: float) -> Run:
     return run
 
 
-def prompt_tuning(backbone: Backbone, rows: Rows, wanted: float) -> Run:
+def prompt_tuning(backbone: Backbone, rows: Splits, wanted: float) -> Run:
     """The preset, scored after each epoch."""
     run = Run(wanted)
 
@@ -112,7 +113,7 @@ def prompt_tuning(backbone: Backbone, rows: Rows, wanted: float) -> Run:
     return run
 
 
-def plain_regression(backbone: Backbone, rows: Rows, wanted: float) -> Run:
+def plain_regression(backbone: Backbone, rows: Splits, wanted: float) -> Run:
     """scikit-learn's defaults on the sentence vectors of sentence-transformers."""
     from sklearn.linear_model import LogisticRegression
 
@@ -125,7 +126,7 @@ def plain_regression(backbone: Backbone, rows: Rows, wanted: float) -> Run:
     return run
 
 
-def setfit(backbone: Backbone, rows: Rows, wanted: float) -> Run:
+def setfit(backbone: Backbone, rows: Splits, wanted: float) -> Run:
     """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression; checked on the way."""
     package, datasets = _imported("setfit"), _imported("datasets")
     from sklearn.linear_model import LogisticRegression
@@ -148,9 +149,13 @@ def setfit(backbone: Backbone, rows: Rows, wanted: float) -> Run:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = package.TrainingArguments(
-            output_dir=folder, report_to="none", save_strategy="no", eval_strategy="no", logging_strategy="no",
+            output_dir=folder,
+            report_to="none",
+            save_strategy="no",
+            eval_strategy="no",
+            logging_strategy="no",
             show_progress_bar=False,
-        )  # fmt: skip
+        )
         data = datasets.Dataset.from_dict({"text": _texts(rows.train), "label": _labels(rows.train)})
         trainer = package.Trainer(model, arguments, train_dataset=data, callbacks=[Checks()])
         trainer.remove_callback(ProgressCallback)
@@ -162,7 +167,7 @@ def setfit(backbone: Backbone, rows: Rows, wanted: float) -> Run:
     return run
 
 
-CONTESTANTS: dict[str, Callable[[Backbone, Rows, float], Run]] = {
+CONTESTANTS: dict[str, Callable[[Backbone, Splits, float], Run]] = {
     "linear probe (softcue)": linear_probe,
     "prompt-tuning (softcue)": prompt_tuning,
     "logistic regression (scikit-learn)": plain_regression,
@@ -170,11 +175,11 @@ CONTESTANTS: dict[str, Callable[[Backbone, Rows, float], Run]] = {
 }
 
 
-def _trainer(name: str, backbone: Backbone, rows: Rows, listener: Callable[[str, dict[str, Any]], None]) -> Any:
+def _trainer(name: str, backbone: Backbone, rows: Splits, listener: Callable[[str, dict[str, Any]], None]) -> Any:
     run = resolve({"method": {"name": name}}, backbone.kind)
     generator = torch.Generator().manual_seed(0)
     model = make_task_model(rows.task, (METHODS[name], run.method), run.readout, backbone, generator)
-    studied = [Studied(model, rows.train, rows.validation)]
+    studied = [TaskData(model, rows.train, rows.validation)]
     return model, Trainer(backbone, studied, run.training, listener=listener)
 
 
@@ -210,7 +215,7 @@ def _labels(examples: Sequence[Example]) -> list[str]:
     return [str(example.target) for example in examples]
 
 
-def _score(rows: Rows, examples: Sequence[Example], answers: Sequence[Any]) -> float:
+def _score(rows: Splits, examples: Sequence[Example], answers: Sequence[Any]) -> float:
     return score(rows.task, [Prediction(str(answer)) for answer in answers], examples).main
 
 

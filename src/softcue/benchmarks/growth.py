@@ -18,8 +18,8 @@ from softcue.benchmarks.contestants import SHAPES, cues_alike, random_backbone, 
 from softcue.benchmarks.measuring import interleaved_seconds, peak_bytes
 from softcue.benchmarks.parts import Plan, told
 from softcue.benchmarks.steps import PAPER_PROMPT, TEXT, make_contest, our_step, peft_step, peft_twin, prompt_of
-from softcue.evaluation import predict
-from softcue.tokens import TOKENS_AT_ONCE
+from softcue.inference import predict
+from softcue.inputs.formatter import TOKENS_AT_ONCE
 
 AXES: dict[str, tuple[int, ...]] = {
     "prompt": (1, 10, 20, 50, 100, 150),
@@ -80,10 +80,14 @@ def theory(point: Point, answer: int) -> dict[str, dict[str, int]]:
     words = {"ours": rows * answer, "peft": positions["peft"]}
     width, layers, vocabulary = (int(SHAPES["decoder"][name]) for name in ("n_embd", "n_layer", "vocab_size"))
     operations = {
-        who: 2 * (2 * 12 * width**2 * layers * positions[who] + 4 * width * layers * pairs[who]
-                  + 2 * vocabulary * width * words[who])
+        who: 2
+        * (
+            2 * 12 * width**2 * layers * positions[who]
+            + 4 * width * layers * pairs[who]
+            + 2 * vocabulary * width * words[who]
+        )
         for who in positions
-    }  # fmt: skip
+    }
     return {"operations": operations, "positions": positions, "words": words}
 
 

@@ -100,5 +100,12 @@ def figure(
 ) -> dict[str, Any]:
     """One measured figure beside its target."""
     met = ratio <= target if comparison == "<=" else ratio >= target
-    return {"ratio": round(ratio, 4), "target": target, "comparison": comparison, "met": met,
-            "spread": round(spread, 4), "runs": runs, "meaning": meaning}  # fmt: skip
+    return {
+        "ratio": round(ratio, 4),
+        "target": target,
+        "comparison": comparison,
+        "met": met,
+        "spread": round(spread, 4),
+        "runs": runs,
+        "meaning": meaning,
+    }

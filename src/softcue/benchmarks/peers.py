@@ -14,8 +14,8 @@ from torch import nn
 
 from softcue.backbones import Backbone
 from softcue.errors import MissingExtraError
-from softcue.methods import TaskModel
-from softcue.tokens import by_length, collate
+from softcue.inference import TaskModel
+from softcue.inputs.collate import by_length, collate
 from softcue.types import Example
 
 TASK_TYPES = {"encoder": "SEQ_CLS", "encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
@@ -140,10 +140,18 @@ def trainer_epoch(model: Any, rows: Sequence[dict[str, Any]], batch_size: int) -
 
         with tempfile.TemporaryDirectory() as folder:
             arguments = hf.TrainingArguments(
-                output_dir=folder, num_train_epochs=1, per_device_train_batch_size=batch_size, learning_rate=1e-3,
-                train_sampling_strategy="sequential", save_strategy="no", logging_strategy="no", report_to="none",
-                disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
-            )  # fmt: skip
+                output_dir=folder,
+                num_train_epochs=1,
+                per_device_train_batch_size=batch_size,
+                learning_rate=1e-3,
+                train_sampling_strategy="sequential",
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                use_cpu=True,
+                dataloader_pin_memory=False,
+            )
             trainer = hf.Trainer(model, arguments, collator, rows, callbacks=[Start()])
             trainer.remove_callback(hf.PrinterCallback)  # which writes to standard output
             trainer.train()

@@ -16,10 +16,9 @@ from softcue.benchmarks.parts import Figures, Plan, measured
 from softcue.benchmarks.peers import faster, peft_answering, peft_model, with_prompt_of
 from softcue.benchmarks.steps import PAPER_PROMPT, PROMPT, prompt_of
 from softcue.benchmarks.texts import real_lengths
-from softcue.evaluation import predict
-from softcue.methods import TaskModel
+from softcue.inference import TaskModel, predict
+from softcue.inputs.formatter import TOKENS_AT_ONCE
 from softcue.readouts import ReadoutConfig
-from softcue.tokens import TOKENS_AT_ONCE
 from softcue.types import Example
 
 BATCH = 64
@@ -96,11 +95,15 @@ def pass_size_figures(plan: Plan) -> Figures:
         whole = copy.copy(cue)
         whole.tokens_at_once = TOKENS_AT_ONCE
         examples = random_examples([LONG_TEXT] * BATCH)
-        steps = {name: answering(backbone, [(one, example) for example in examples])
-                 for name, one in (("small", cue), ("one", whole))}  # fmt: skip
+        steps = {
+            name: answering(backbone, [(one, example) for example in examples])
+            for name, one in (("small", cue), ("one", whole))
+        }
         ratio, spread = ratio_of(interleaved_seconds(steps, plan.repeats, warmup=1), "small", "one")
-        meaning = (f"{BATCH} rows of {LONG_TEXT} tokens and {PROMPT} vectors in passes of {cue.tokens_at_once} tokens"
-                   f" / in one, {kind}, time")  # fmt: skip
+        meaning = (
+            f"{BATCH} rows of {LONG_TEXT} tokens and {PROMPT} vectors in passes of {cue.tokens_at_once} tokens"
+            f" / in one, {kind}, time"
+        )
         figures[f"small_passes_vs_one_{kind.replace('-', '_')}"] = figure(ratio, 1.0, spread, plan.repeats, meaning)
     return figures
 

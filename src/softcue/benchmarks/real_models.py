@@ -21,12 +21,13 @@ from softcue.benchmarks.predicting import answering
 from softcue.benchmarks.steps import PAPER_PROMPT, prompt_of
 from softcue.benchmarks.texts import real_rows
 from softcue.configuration import method_config
-from softcue.data import Rows
-from softcue.methods import METHODS, TaskModel, make_task_model
+from softcue.inference import TaskModel, make_task_model
+from softcue.inputs.formatter import TOKENS_AT_ONCE
+from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
-from softcue.tokens import TOKENS_AT_ONCE
-from softcue.training import Studied, Trainer, TrainingConfig
-from softcue.types import Tokens
+from softcue.tasks.splits import Splits
+from softcue.training import TaskData, Trainer, TrainingConfig
+from softcue.types import TokenizedRow
 
 ROWS, TEXTS, CUES = 8, 32, 8  # of a training step, of a turn of answers, of a mixture
 
@@ -48,13 +49,15 @@ def model_figures(plan: Plan, name: str) -> Figures:
     return figures
 
 
-def step_figures(plan: Plan, backbone: Backbone, rows: Rows) -> Figures:
+def step_figures(plan: Plan, backbone: Backbone, rows: Splits) -> Figures:
     """An optimizer step, each with its usual loss: a head on encoders, the label's words elsewhere."""
     cue = new_cue(backbone, rows, ReadoutConfig())
     examples = rows.train[:ROWS]
     training = TrainingConfig(batch_size=ROWS, optimizer="adamw")
-    ours: Step = Trainer(backbone, [Studied(cue, examples, examples[:1])], training)._step
-    theirs = peft_step(peft_twin(backbone, cue), backbone, cue.rows(backbone, cue.lessons(examples), with_answer=True))
+    ours: Step = Trainer(backbone, [TaskData(cue, examples, examples[:1])], training)._step
+    theirs = peft_step(
+        peft_twin(backbone, cue), backbone, cue.rows(backbone, cue.training_examples(examples), with_answer=True)
+    )
     ratio, spread = ratio_of(interleaved_seconds({"ours": ours, "peft": theirs}, plan.repeats), "peft", "ours")
     meaning = f"step of {ROWS} rows of {rows.task.name}, {PAPER_PROMPT} vectors, {backbone.kind}"
     return {
@@ -67,7 +70,7 @@ def step_figures(plan: Plan, backbone: Backbone, rows: Rows) -> Figures:
     }
 
 
-def answer_figures(plan: Plan, backbone: Backbone, rows: Rows) -> Figures:
+def answer_figures(plan: Plan, backbone: Backbone, rows: Splits) -> Figures:
     """Texts to scores of the labels (a head's on encoders, words' elsewhere); then with several cues."""
     cue = new_cue(backbone, rows, scoring(backbone))
     examples = rows.train[:TEXTS]
@@ -76,10 +79,13 @@ def answer_figures(plan: Plan, backbone: Backbone, rows: Rows) -> Figures:
     mixed = [(cues[number % CUES], example) for number, example in enumerate(examples)]
     twin = peft_twin(backbone, cue).eval()
     steps: dict[str, Step] = {
-        "ours": answering(backbone, alone), "mixed": answering(backbone, mixed),
-        **{name: peft_answering(twin, backbone, cue, examples, TEXTS, size)
-           for name, size in (("small passes", backbone.tokens_at_once), ("large passes", TOKENS_AT_ONCE))},
-    }  # fmt: skip
+        "ours": answering(backbone, alone),
+        "mixed": answering(backbone, mixed),
+        **{
+            name: peft_answering(twin, backbone, cue, examples, TEXTS, size)
+            for name, size in (("small passes", backbone.tokens_at_once), ("large passes", TOKENS_AT_ONCE))
+        },
+    }
     seconds = interleaved_seconds(steps, plan.repeats, warmup=1)
     meaning = f"{TEXTS} texts of {rows.task.name}, {PAPER_PROMPT} vectors, {backbone.kind}"
     peft = faster(seconds, "small passes", "large passes")
@@ -98,7 +104,7 @@ def scoring(backbone: Backbone) -> ReadoutConfig:
     return ReadoutConfig(name="classifier" if backbone.kind == "encoder" else "label-words")
 
 
-def new_cue(backbone: Backbone, rows: Rows, readout: ReadoutConfig) -> TaskModel:
+def new_cue(backbone: Backbone, rows: Splits, readout: ReadoutConfig) -> TaskModel:
     """Prompt tuning of the paper's length."""
     config = method_config({"name": "prompt-tuning", **prompt_of(PAPER_PROMPT)})
     generator = torch.Generator().manual_seed(0)
@@ -128,7 +134,7 @@ def peft_twin(backbone: Backbone, cue: TaskModel) -> Any:
     return model
 
 
-def peft_step(model: Any, backbone: Backbone, rows: Sequence[Tokens]) -> Step:
+def peft_step(model: Any, backbone: Backbone, rows: Sequence[TokenizedRow]) -> Step:
     """A step of PEFT on these rows, padded."""
     is_decoder = backbone.kind == "decoder"
     texts = [torch.tensor([*row.ids, *(row.target_ids if is_decoder else ())]) for row in rows]

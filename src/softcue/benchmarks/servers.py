@@ -66,7 +66,10 @@ class Running:
             lines = Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines()
         except OSError as error:
             raise RunError(
-                "memory of the server", str(error), "Linux, which tells it in /proc", "run it there"
+                setting="memory of the server",
+                got=str(error),
+                expected="Linux, which tells it in /proc",
+                fix="run it there",
             ) from error
         [kilobytes] = [line.split()[1] for line in lines if line.startswith("VmRSS:")]
         return 1024 * int(kilobytes)
@@ -118,8 +121,9 @@ def running(words: Sequence[str], port: int, log: Path, threads: int = 1) -> Ite
     limits = {"OMP_NUM_THREADS": str(threads), "SOFTCUE_ADMIN_KEY": key}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as errors:
-        process = subprocess.Popen([sys.executable, *words], stdout=errors, stderr=errors,
-                                   env=os.environ | WITHOUT_CACHE | limits)  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=errors, stderr=errors, env=os.environ | WITHOUT_CACHE | limits
+        )
     try:
         _wait_until_ready(process, port, log)
         yield Running(process, port, key)
@@ -141,7 +145,9 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
         except OSError:  # it does not listen yet, or answers 503
             time.sleep(0.1)
     last = log.read_text("utf-8", "replace").strip().splitlines()[-1:]
-    raise RunError("server", "; ".join(last) or "nothing", "one that becomes ready", f"see {log}")
+    raise RunError(
+        setting="server", got="; ".join(last) or "nothing", expected="one that becomes ready", fix=f"see {log}"
+    )
 
 
 def flatness(held: Sequence[int], num_cycles: int) -> dict[str, Any]:
@@ -162,8 +168,8 @@ def flatness(held: Sequence[int], num_cycles: int) -> dict[str, Any]:
 
 def serve_one_cue_at_a_time(cues: Path, backbone: str, port: int) -> None:
     """Softcue's server, but only rows of the oldest row's cue go with it."""
-    from softcue.serving import batcher
-    from softcue.serving.server import serve
+    from softcue.serving.engine import batcher
+    from softcue.serving.http.server import serve
     from softcue.serving.settings import ServerSettings
 
     with patch.object(batcher, "chosen", of_one_cue(batcher.chosen)):
@@ -222,10 +228,10 @@ def adapters(cues: Path, backbone: str) -> tuple[Any, Any]:
     from softcue.backbones import load_backbone
     from softcue.benchmarks.peers import TASK_TYPES, peft_model
     from softcue.configuration import method_config
-    from softcue.record import read_record
+    from softcue.cue.cue_file import read_cue_file
 
     loaded = load_backbone(backbone)
-    records = {path.parent.name: read_record(path.parent) for path in sorted(cues.glob("*/cue.json"))}
+    records = {path.parent.name: read_cue_file(path.parent) for path in sorted(cues.glob("*/cue.json"))}
     lengths = {name: int(method_config(one.method).prompt_length) for name, one in records.items()}  # type: ignore[attr-defined]
     num_labels = max(len(one.task.label_names) for one in records.values())
     bare = hf.AutoModelForSequenceClassification.from_pretrained(str(loaded.folder), num_labels=num_labels)

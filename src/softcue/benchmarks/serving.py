@@ -38,9 +38,9 @@ from softcue.benchmarks.workloads import (
     real_texts,
     sample_cues,
 )
-from softcue.cue import Cue
-from softcue.serving.engine import Engine
-from softcue.serving.jobs import Answer
+from softcue.cue.cue import Cue
+from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.requests import Answer
 
 OUTPUT = Path("runs/bench/serving")
 SHARES = (0.3, 0.5, 0.7)  # of the peak, at which latency is measured; the figure is that of the last
@@ -61,7 +61,7 @@ class Bench:
     engine: Engine
     loader: Loader
     server: servers.Running  # with all cues
-    tally: Counter[str] = field(default_factory=Counter)
+    statistics: Counter[str] = field(default_factory=Counter)
     tables: dict[str, Any] = field(default_factory=dict)
     per_turn: int = 1  # questions
     peak: float = 0.0  # answers a second
@@ -69,13 +69,20 @@ class Bench:
     # --- asking ---
 
     def ask(
-        self, asked: Sequence[Asked], port: int = 0, clients: int = 0, rate: float = 0.0, per_request: int = 1,
-        seed: int = 0, tally: Counter[str] | None = None, may_refuse: bool = False,
-    ) -> Outcome:  # fmt: skip
+        self,
+        asked: Sequence[Asked],
+        port: int = 0,
+        clients: int = 0,
+        rate: float = 0.0,
+        per_request: int = 1,
+        seed: int = 0,
+        statistics: Counter[str] | None = None,
+        may_refuse: bool = False,
+    ) -> Outcome:
         """Questions to a server, in closed loop (`clients`) or open loop (`rate`), every answer compared."""
         groups = [asked[first : first + per_request] for first in range(0, len(asked), per_request)]
         load = Load(port or self.server.port, _questions(groups), clients, rate, seed)
-        return judged(groups, self.loader.run(load), self.tally if tally is None else tally, may_refuse)
+        return judged(groups, self.loader.run(load), self.statistics if statistics is None else statistics, may_refuse)
 
     def offline(self, asked: Sequence[Asked]) -> float:
         """Answers a second of the engine without a server."""
@@ -177,17 +184,20 @@ class Bench:
         attempts: list[int] = []
 
         def overloaded() -> float:
-            found = self.ask(flood, rate=rate, seed=len(attempts), tally=given_up, may_refuse=True)
+            found = self.ask(flood, rate=rate, seed=len(attempts), statistics=given_up, may_refuse=True)
             attempts.extend(reply.attempts for reply in found.replies)
             return found.rate_between(full, max(reply.due for reply in found.replies))
 
         steps = {"overload": overloaded, "peak": lambda: self.ask(asked, clients=sizes.clients).rate}
         rates = interleaved_values(steps, plan.repeats)
-        self.tally += given_up
+        self.statistics += given_up
         self.tables["overload"] = {
-            "asked": len(attempts), "answered": given_up["right"], "gave_up": given_up["refused"],
-            "mean_attempts": round(statistics.fmean(attempts), 2), **_summary(rates["overload"]),
-        }  # fmt: skip
+            "asked": len(attempts),
+            "answered": given_up["right"],
+            "gave_up": given_up["refused"],
+            "mean_attempts": round(statistics.fmean(attempts), 2),
+            **_summary(rates["overload"]),
+        }
         meaning = f"right answers a second at {rate:.0f} requests a second, Retry-After honoured / at the peak"
         return {"overload_vs_peak": _figure(rates, "overload", "peak", 0.9, meaning)}
 
@@ -203,19 +213,25 @@ class Bench:
         def rate(port: int, asked: Sequence[Asked], is_ours: bool = True) -> Callable[[], float]:
             if not is_ours:  # its numbers are its own: any answer under the right name
                 asked = [one._replace(wanted=None) for one in asked]
-            return lambda: self.ask(
-                asked, port, sizes.few_clients, tally=self.tally if is_ours else Counter()
-            ).rate  # fmt: skip
+            return lambda: (
+                self.ask(asked, port, sizes.few_clients, statistics=self.statistics if is_ours else Counter()).rate
+            )
 
         with (
             self.another(servers.one_cue_words, self.folder / "few") as one_cue,
             self.another(servers.peft_words, self.folder / "few") as peft,
         ):
-            rates = interleaved_values({
-                "ours": rate(self.server.port, mixed), "peft": rate(peft.port, mixed, is_ours=False),
-                "one cue": rate(one_cue.port, mixed),
-                "ours, static": rate(self.server.port, static), "peft, static": rate(peft.port, static, is_ours=False),
-            }, plan.repeats, warmup=1)  # fmt: skip
+            rates = interleaved_values(
+                {
+                    "ours": rate(self.server.port, mixed),
+                    "peft": rate(peft.port, mixed, is_ours=False),
+                    "one cue": rate(one_cue.port, mixed),
+                    "ours, static": rate(self.server.port, static),
+                    "peft, static": rate(peft.port, static, is_ours=False),
+                },
+                plan.repeats,
+                warmup=1,
+            )
         self.tables["switching"] = {name: _summary(found) for name, found in rates.items()}
         load = f"{sizes.few_clients} clients, {few} cues in turn"
         cues = "all three sample cues"
@@ -254,19 +270,19 @@ class Bench:
             rate = len(asked) * sizes.warm_cycles / (seconds * sizes.cycles)  # over all cycles
             self.loader.begin(Load(server.port, _questions([[one] for one in asked]), rate=rate))
             busy = held()
-            judged([[one] for one in asked], self.loader.replies(), self.tally)
+            judged([[one] for one in asked], self.loader.replies(), self.statistics)
         self.tables["memory_mb"] = [round(value / 2**20, 1) for value in idle]
         self.tables["memory_mb_while_asked"] = [round(value / 2**20, 1) for value in busy]
         return {"reload_memory": servers.flatness(idle, sizes.cycles)}
 
     def answer_figures(self, plan: Plan) -> Figures:
         """What became of all questions so far."""
-        tally = self.tally
-        bad = {kind: tally[kind] for kind in ("wrong", "lost", "crossed")}
-        compared = tally["right"] + sum(bad.values())
-        self.tables["answers"] = {"compared": compared, **bad, "told to come later": tally["refused"]}
+        statistics = self.statistics
+        bad = {kind: statistics[kind] for kind in ("wrong", "lost", "crossed")}
+        compare_texts = statistics["right"] + sum(bad.values())
+        self.tables["answers"] = {"compared": compare_texts, **bad, "told to come later": statistics["refused"]}
         named = ", ".join(f"{number} {kind}" for kind, number in bad.items())
-        meaning = f"{named} of {compared} answers; label, task and order as offline, scores within {TOLERANCE:g}"
+        meaning = f"{named} of {compare_texts} answers; label, task and order as offline, scores within {TOLERANCE:g}"
         return {"wrong_answers": figure(sum(bad.values()), 0, 0.0, 1, meaning)}
 
 
@@ -280,8 +296,15 @@ def serving_figures(
     """
     servers.check_extras()
     with running_bench(plan, folder, threads, backbone, sizes or Sizes()) as bench:
-        parts = (bench.offline_figures, bench.popularity_figures, bench.latency_figures, bench.overload_figures,
-                 bench.switching_figures, bench.memory_figures, bench.answer_figures)  # fmt: skip
+        parts = (
+            bench.offline_figures,
+            bench.popularity_figures,
+            bench.latency_figures,
+            bench.overload_figures,
+            bench.switching_figures,
+            bench.memory_figures,
+            bench.answer_figures,
+        )
         figures = measured(parts, plan)
     texts = "published files" if plan.data else "the samples"
     about = {"backbone": backbone, "torch_threads": threads, "texts": texts, "questions_per_turn": bench.per_turn}
@@ -317,8 +340,11 @@ def _figure(
 
 
 def _summary(rates: Sequence[float]) -> dict[str, float]:
-    return {"answers_per_second": round(statistics.median(rates), 1), "least": round(min(rates), 1),
-            "most": round(max(rates), 1)}  # fmt: skip
+    return {
+        "answers_per_second": round(statistics.median(rates), 1),
+        "least": round(min(rates), 1),
+        "most": round(max(rates), 1),
+    }
 
 
 def _questions(groups: Sequence[Sequence[Asked]]) -> list[list[tuple[str, Any]]]:

@@ -15,7 +15,7 @@ from softcue.benchmarks.contestants import random_backbone, random_cue, random_e
 from softcue.benchmarks.measuring import Step
 from softcue.benchmarks.peers import peft_model, without_dropout
 from softcue.configuration import preset
-from softcue.training import Studied, Trainer, TrainingConfig
+from softcue.training import TaskData, Trainer, TrainingConfig
 
 PROMPT, TEXT, ROWS = 20, 32, 16  # P, T, B
 PAPER_PROMPT = 100  # of Lester et al. and of VIP
@@ -49,7 +49,7 @@ def make_contest(
     model = random_cue(backbone, method, settings or prompt_of(PROMPT))
     examples = random_examples([text] * rows)
     training = TrainingConfig.model_validate({**preset("prompt-tuning", kind)["training"], "batch_size": rows})
-    trainer = Trainer(backbone, [Studied(model, examples, examples)], training)
+    trainer = Trainer(backbone, [TaskData(model, examples, examples)], training)
     ids = torch.tensor([row.ids for row in trainer.rows])
     target_ids = torch.tensor([row.target_ids or (0,) for row in trainer.rows])
     return Contest(backbone, trainer, ids, target_ids)

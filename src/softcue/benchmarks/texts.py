@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from softcue.configuration import TaskConfig
-from softcue.data import Rows, rows_of
+from softcue.tasks.config import TaskConfig
+from softcue.tasks.splits import Splits, read_splits
 
 PUBLISHED, SAMPLES = ("subj", "mr", "sst2"), ("tickets", "urgency")
 
 
-def real_rows(data: Path | None, **sampling: Any) -> Rows:
+def real_rows(data: Path | None, **sampling: Any) -> Splits:
     """The rows of one task, sampled as `task.*` settings say."""
     return _rows(PUBLISHED[0] if data else SAMPLES[0], data, **sampling)
 
@@ -65,5 +65,5 @@ def standing_for(batches: Sequence[Sequence[int]], lengths: Sequence[int], num_b
     return found
 
 
-def _rows(name: str, data: Path | None, **sampling: Any) -> Rows:
-    return rows_of(TaskConfig(name=name, data=str(data or ""), **sampling), {})
+def _rows(name: str, data: Path | None, **sampling: Any) -> Splits:
+    return read_splits(TaskConfig(name=name, data=str(data or ""), **sampling), {})

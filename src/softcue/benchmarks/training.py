@@ -135,10 +135,12 @@ def deep_prompt_figures(plan: Plan) -> Figures:
 def vip_figures(plan: Plan) -> Figures:
     """What reading the input costs over a static prompt: VIP beside prompt tuning, at the paper's length."""
     settings = prompt_of(PAPER_PROMPT)
-    reading = our_step(make_contest("encoder-decoder", "vip", settings))
+    forward_pass = our_step(make_contest("encoder-decoder", "vip", settings))
     static = our_step(make_contest("encoder-decoder", "prompt-tuning", settings))
-    ratio, spread = ratio_of(interleaved_seconds({"ours": reading, "static": static}, plan.repeats), "ours", "static")
-    memory = peak_bytes(reading) / peak_bytes(static)
+    ratio, spread = ratio_of(
+        interleaved_seconds({"ours": forward_pass, "static": static}, plan.repeats), "ours", "static"
+    )
+    memory = peak_bytes(forward_pass) / peak_bytes(static)
     meaning = f"vip / prompt-tuning step, T5 v1.1 small shape, {PAPER_PROMPT} vectors, {10 * PAPER_PROMPT} codes"
     return {
         "vip_vs_prompt_tuning": figure(ratio, 1.10, spread, plan.repeats, f"{meaning}, time"),

@@ -16,9 +16,9 @@ from softcue.api import train
 from softcue.backbones import Backbone
 from softcue.benchmarks.load import Reply
 from softcue.benchmarks.texts import real_rows
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.errors import RunError
-from softcue.evaluation import predict
+from softcue.inference import predict
 
 Popularity = Literal["identical", "uniform", "skewed", "distinct"]
 Verdict = Literal["right", "wrong", "crossed", "lost", "refused"]
@@ -107,8 +107,16 @@ def sample_cues(folder: Path, backbone: Backbone, steps: int) -> list[Cue]:
     """
 
     def trained(task: str, method: str, overwrite: bool = False) -> Cue:
-        return train(folder / task, task=task, method=method, backbone=backbone, progress=False,
-                     overrides={"training.steps": steps}, resume=not overwrite, overwrite=overwrite)  # fmt: skip
+        return train(
+            folder / task,
+            task=task,
+            method=method,
+            backbone=backbone,
+            progress=False,
+            overrides={"training.steps": steps},
+            resume=not overwrite,
+            overwrite=overwrite,
+        )
 
     found = []
     for task, method in SAMPLES.items():
@@ -197,7 +205,7 @@ class Outcome:
 
 
 def judged(
-    groups: Sequence[Sequence[Asked]], replies: Sequence[Reply], tally: Counter[str], may_refuse: bool = False
+    groups: Sequence[Sequence[Asked]], replies: Sequence[Reply], statistics: Counter[str], may_refuse: bool = False
 ) -> Outcome:
     """Compare every answer with the offline one, and count what each is.
 
@@ -213,7 +221,7 @@ def judged(
             verdicts = [verdict(*pair, everything) for pair in zip(group, reply.results, strict=True)]
         else:
             verdicts = ["lost"] * len(group)
-        tally.update(verdicts)
+        statistics.update(verdicts)
         num_right.append(verdicts.count("right"))
     return Outcome(replies, num_right)
 

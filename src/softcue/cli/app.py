@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
+from functools import cache
 
 import typer
 
@@ -74,7 +76,7 @@ def main() -> None:
     try:
         app()
     except SoftcueError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {with_options(' '.join(str(error).split()))}\n")
         sys.exit(2)
     except SystemExit as end:  # typer ends every verb with one, also after Ctrl-C and a closed pipe
         if end.code == 130:
@@ -82,6 +84,34 @@ def main() -> None:
         if isinstance(end.__context__, BrokenPipeError) or not _flushed():
             sys.exit(0)  # the reader of our output left, as `head` does
         raise
+
+
+def with_options(message: str) -> str:
+    """An error's message with the Python arguments it names written as options of the command line.
+
+    Example:
+        >>> with_options("output_dir: got 'x'; expected a new folder; pass `overwrite=True` or `train=FILE`")
+        "--output-dir: got 'x'; expected a new folder; pass --overwrite or --train FILE"
+    """
+
+    def option(name: str) -> str:
+        return "--" + name.replace("_", "-")
+
+    message = re.sub(r"`(\w+)=True`", lambda match: option(match[1]), message)
+    message = re.sub(r"`(\w+)=([^`]+)`", lambda match: f"{option(match[1])} {match[2]}", message)
+    setting, colon, rest = message.partition(": got ")
+    return option(setting) + colon + rest if setting in _option_names() else message
+
+
+@cache
+def _option_names() -> frozenset[str]:
+    """The Python names of all options of all verbs."""
+    commands = [typer.main.get_command(app)]
+    names: set[str] = set()
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        names |= {parameter.name for parameter in command.params if parameter.name}
+    return frozenset(names)
 
 
 def _flushed() -> bool:

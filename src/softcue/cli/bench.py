@@ -42,8 +42,10 @@ def predict(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> N
 @app.command("models")
 def models(
     names: Annotated[list[str], typer.Argument(help="Backbones by name or folder, say: minilm smollm2.")],
-    repeats: Repeats = 7, data: Data = None, as_json: Json = False,
-) -> None:  # fmt: skip
+    repeats: Repeats = 7,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
     """Models with real weights: a prompt-tuning step and answers against PEFT, eight cues against one."""
     from softcue.benchmarks.parts import Plan
     from softcue.benchmarks.real_models import model_figures
@@ -64,8 +66,11 @@ def few_shot(repeats: Repeats = 3, data: Data = None, as_json: Json = False) -> 
     found = few_shot_figures(Plan(repeats, data))
     if not as_json:
         keys = ("seconds", "seconds_to_score", "wanted", "validation", "test")
-        print_table("", ["contestant", *keys], [[name, *(row[key] for key in keys)]
-                                               for name, row in found["contestants"].items()])  # fmt: skip
+        print_table(
+            "",
+            ["contestant", *keys],
+            [[name, *(row[key] for key in keys)] for name, row in found["contestants"].items()],
+        )
     _print(found.pop("figures"), as_json, **found)
 
 
@@ -88,14 +93,16 @@ def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
 
 @app.command("serve")
 def serve(
-    repeats: Repeats = 3, data: Data = None, as_json: Json = False,
+    repeats: Repeats = 3,
+    data: Data = None,
+    as_json: Json = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Torch threads of the servers and of the offline engine; else all cores.")
     ] = None,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", help="Where sample cues, their copies and the servers' logs go.")
     ] = Path("runs/bench/serving"),
-) -> None:  # fmt: skip
+) -> None:
     """The server under load: against the engine offline and against switching cues; latency, overload, memory."""
     from softcue.benchmarks.parts import Plan
     from softcue.benchmarks.serving import serving_figures

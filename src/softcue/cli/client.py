@@ -42,7 +42,9 @@ def predict(
     from softcue.errors import ConfigurationError
 
     if len(task) > 1 and ensemble is None:
-        raise ConfigurationError("--task", ", ".join(task), "one name", "pass --ensemble vote or mean for several")
+        raise ConfigurationError(
+            setting="--task", got=", ".join(task), expected="one name", fix="pass --ensemble vote or mean for several"
+        )
     how: Literal["vote", "mean"] | None = None if ensemble is None else ensemble.value
     who = task[0] if len(task) == 1 else task
     client = _client(url, api_key)

@@ -19,7 +19,7 @@ def demo(
     from softcue.api import train
     from softcue.backbones import load_backbone
     from softcue.cli.output import print_json, print_table
-    from softcue.evaluation import linear_probe, untrained
+    from softcue.evaluation import linear_probe, zero_shot
     from softcue.tasks import examples_from, library_task
 
     started = time.monotonic()
@@ -32,21 +32,24 @@ def demo(
         assert cue.path is not None
         metrics = json.loads((cue.path / "metrics.json").read_text("utf-8"))
         probe = linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"])
-        found.append({
-            "task": name,
-            "method": cue.record.method["name"],
-            "score": cue.scores["test"][task.main_metric],
-            "no training": untrained(backbone, task, rows["test"]).main,
-            "linear probe": probe.main,
-            "trained numbers": cue.counts.gradient + cue.counts.head,
-            "cue KB": round((cue.path / "cue.safetensors").stat().st_size / 1024, 1),
-            "seconds": metrics["seconds"],
-        })  # fmt: skip
+        found.append(
+            {
+                "task": name,
+                "method": cue.record.method["name"],
+                "score": cue.scores["test"][task.main_metric],
+                "no training": zero_shot(backbone, task, rows["test"]).main,
+                "linear probe": probe.main,
+                "trained numbers": cue.counts.gradient + cue.counts.head,
+                "cue KB": round((cue.path / "cue.safetensors").stat().st_size / 1024, 1),
+                "seconds": metrics["seconds"],
+            }
+        )
     if as_json:
         print_json({"rows": found, "seconds": round(time.monotonic() - started, 1)})
         return
-    print_table("accuracy on test rows; one frozen MiniLM, three cues", list(found[0]),
-                [list(row.values()) for row in found])  # fmt: skip
+    print_table(
+        "accuracy on test rows; one frozen MiniLM, three cues", list(found[0]), [list(row.values()) for row in found]
+    )
     typer.echo(f"Cues are in {output_dir}/. Try next:")
     cues = f"{output_dir}/tickets {output_dir}/urgency"
     typer.echo(f"  echo 'My parcel never came!' | softcue predict {cues} --input -")

@@ -16,10 +16,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     import torch
 
     from softcue import __version__
-    from softcue.backbones.aliases import ALIASES, alias_folder, cache_folder, found_folder
-    from softcue.backbones.choosing import BFLOAT16_GAIN, bfloat16_speed
+    from softcue.backbones.loading.autotune import BFLOAT16_GAIN, bfloat16_speed
+    from softcue.backbones.loading.sources import ALIASES, alias_folder, found_folder
     from softcue.cli.output import print_json, print_table
     from softcue.errors import BackboneError
+    from softcue.files import cache_folder
 
     def installed(package: str) -> str:
         try:

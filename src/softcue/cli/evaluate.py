@@ -27,16 +27,20 @@ def evaluate(
 ) -> None:
     """Score a cue, or several together, on rows with known answers: its own task's or another's."""
     from softcue.cli.predict import chosen_ensemble, loaded_together
-    from softcue.data import rows_to_score
+    from softcue.cue.cue_file import read_cue_file
     from softcue.errors import ConfigurationError
-    from softcue.evaluation import predict
-    from softcue.record import read_record
+    from softcue.evaluation.evaluation_set import evaluation_set
+    from softcue.inference import predict
 
     join = chosen_ensemble(by_vote, by_mean)
     if len(cues) > 1 and join is None:
-        raise ConfigurationError("cues", ", ".join(map(str, cues)), "one cue",
-                                 "pass --vote or --mean to score them together")  # fmt: skip
-    test = rows_to_score(read_record(cues[0]).task, data, task, split, rows, skip_bad_rows)
+        raise ConfigurationError(
+            setting="cues",
+            got=", ".join(map(str, cues)),
+            expected="one cue",
+            fix="pass --vote or --mean to score them together",
+        )
+    test = evaluation_set(read_cue_file(cues[0]).task, data, task, split, rows, skip_bad_rows)
     loaded = loaded_together(cues, backbone, is_one_answer=join is not None)
     found = predict(loaded[0].backbone, [(cue.model, example) for cue in loaded for example in test.examples])
     num_rows = len(test.examples)
@@ -46,26 +50,33 @@ def evaluate(
     }
     name = "vote" if by_vote else "mean"
     if join is not None:
-        joined = [join(found.answers[row::num_rows]) for row in range(num_rows)]
-        each[name] = test.transfer.score(joined, test.examples)
+        join_prompts = [join(found.answers[row::num_rows]) for row in range(num_rows)]
+        each[name] = test.transfer.score(join_prompts, test.examples)
     if as_json:
         _print_json(test.name, each, name if join else None, found.num_truncated)
     else:
         _print(test.name, each, num_rows)
     if not as_json and found.num_truncated:
-        typer.echo(f"{found.num_truncated} texts were cut to {loaded[0].model.wording.limit} tokens", err=True)
+        typer.echo(f"{found.num_truncated} texts were cut to {loaded[0].model.formatter.limit} tokens", err=True)
 
 
-def _print_json(data: str, each: dict[str, Evaluation], joined: str | None, num_truncated: int) -> None:
+def _print_json(data: str, each: dict[str, Evaluation], join_prompts: str | None, num_truncated: int) -> None:
     from softcue.cli.output import print_json
 
     rows = next(iter(each.values())).num_rows
-    if joined is None:
+    if join_prompts is None:
         [(cue, found)] = each.items()
         print_json({"cue": cue, "data": data, "rows": rows, "truncated": num_truncated, **_shown(found)})
         return
-    print_json({"data": data, "rows": rows, joined: _shown(each.pop(joined)), "truncated": num_truncated,
-                "cues": {path: _shown(found) for path, found in each.items()}})  # fmt: skip
+    print_json(
+        {
+            "data": data,
+            "rows": rows,
+            join_prompts: _shown(each.pop(join_prompts)),
+            "truncated": num_truncated,
+            "cues": {path: _shown(found) for path, found in each.items()},
+        }
+    )
 
 
 def _print(data: str, each: dict[str, Evaluation], num_rows: int) -> None:
@@ -87,6 +98,10 @@ def _print(data: str, each: dict[str, Evaluation], num_rows: int) -> None:
 
 
 def _shown(found: Evaluation) -> dict[str, Any]:
-    return {"scores": found.scores, "main": found.main, "illegal": found.num_illegal,
-            "illegal_share": found.illegal_share,
-            "predicted_labels": found.predicted_labels}  # fmt: skip
+    return {
+        "scores": found.scores,
+        "main": found.main,
+        "illegal": found.num_illegal,
+        "illegal_share": found.illegal_share,
+        "predicted_labels": found.predicted_labels,
+    }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from softcue.cue import Cue
+    from softcue.cue.cue import Cue
     from softcue.inspection import CodesByLabel
 
 
@@ -26,7 +26,7 @@ def inspect(
     from dataclasses import asdict
 
     from softcue.cli.output import print_json, print_table
-    from softcue.cue import load
+    from softcue.cue.cue import load
     from softcue.inspection import code_map, cue_page, nearest_words, training_curves
 
     loaded = load(cue, backbone)
@@ -65,21 +65,23 @@ def inspect(
     if codes is not None:
         entries = [
             [label, code.number, f"{code.odds:.2f}", f"{100 * code.share:.2f}", ", ".join(map(str, code.tokens)) or "-"]
-            for label in codes.rows for code in codes.top(label, top)
-        ]  # fmt: skip
+            for label in codes.rows
+            for code in codes.top(label, top)
+        ]
         print_table(
             f"{codes.num_codes} codes, perplexity {codes.perplexity:.1f} over {sum(codes.rows.values())} rows",
-            ["label", "code", "odds", "share, %", "first for vectors"], entries,
-        )  # fmt: skip
+            ["label", "code", "odds", "share, %", "first for vectors"],
+            entries,
+        )
     if output_dir is not None:
         typer.echo(f"page: {output_dir / 'index.html'}")
 
 
 def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
     """Codes per label over the rows given, else over the run's own validation rows."""
-    from softcue.data import rows_of_run
     from softcue.errors import SoftcueError
     from softcue.inspection import codes_by_label
+    from softcue.run import splits_of_run
     from softcue.tasks import examples_from
 
     encoder = cue.model.method.prompt_encoder()
@@ -88,7 +90,7 @@ def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
     if data is not None:
         return codes_by_label(cue, examples_from(data, cue.task))
     try:
-        return codes_by_label(cue, rows_of_run(folder).validation)
+        return codes_by_label(cue, splits_of_run(folder).validation)
     except SoftcueError as error:
         typer.echo(f"codes per label: pass --data FILE, the run's own rows cannot be used ({error})", err=True)
         return None

@@ -31,20 +31,27 @@ def params(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count the numbers of each method on a backbone's shape: trained, moved, stored; the head apart."""
-    from softcue.backbones.shapes import backbone_like
+    from softcue.backbones.loading.shapes import backbone_like
     from softcue.cli.output import print_json, print_table
     from softcue.configuration import method_config, parse_overrides
     from softcue.errors import BackboneError, ConfigurationError
-    from softcue.methods import METHODS, make_task_model
+    from softcue.inference import make_task_model
+    from softcue.methods import METHODS
     from softcue.readouts import ReadoutConfig
     from softcue.tasks import Label, Task
 
     settings = parse_overrides(words or [])
     if settings and (method is None or set(settings) != {"method"}):
-        raise ConfigurationError("settings", " ".join(words or []), "method.key=value together with --method NAME",
-                                 "such as --method m-idpg-phm method.prompt_length=10")  # fmt: skip
+        raise ConfigurationError(
+            setting="settings",
+            got=" ".join(words or []),
+            expected="method.key=value together with --method NAME",
+            fix="such as --method m-idpg-phm method.prompt_length=10",
+        )
     if (other := settings.get("method", {}).get("name", method)) != method:
-        raise ConfigurationError("method.name", other, f"{method}, as --method says", "leave method.name out")
+        raise ConfigurationError(
+            setting="method.name", got=other, expected=f"{method}, as --method says", fix="leave method.name out"
+        )
     every: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | VARIANTS
     rows = every if method is None else {method: (method, settings.get("method", {}))}
     backbone = backbone_like(like)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from softcue.cue import Cue
-    from softcue.serving.jobs import Answer, Result
+    from softcue.cue.cue import Cue
+    from softcue.serving.engine.requests import Answer, Result
     from softcue.types import Example, Prediction
 
     Join = Callable[[Sequence[Prediction]], Prediction]
@@ -43,14 +43,20 @@ def predict(
 
     if output is not None:
         if output.suffix not in (".jsonl", ".csv") or output.is_dir():
-            raise ConfigurationError("--output", output, "a file name ending in .jsonl or .csv", "rename it")
+            raise ConfigurationError(
+                setting="--output", got=output, expected="a file name ending in .jsonl or .csv", fix="rename it"
+            )
         if not output.parent.is_dir():
-            raise ConfigurationError("--output", output, "a file in an existing folder", f"make {output.parent}")
+            raise ConfigurationError(
+                setting="--output", got=output, expected="a file in an existing folder", fix=f"make {output.parent}"
+            )
     join = chosen_ensemble(by_vote, by_mean)
     loaded = loaded_together(cues, backbone, is_one_answer=join is not None)
     names = [cue.name for cue in loaded]
     if len(set(names)) < len(names) and join is None:
-        raise ConfigurationError("cues", ", ".join(names), "cues with different folder names", "rename one")
+        raise ConfigurationError(
+            setting="cues", got=", ".join(names), expected="cues with different folder names", fix="rename one"
+        )
     lines = _answered(loaded, _rows(loaded, source, skip_bad_rows), join, batch_size)
     if output is not None:
         with writable("--output", output):
@@ -76,8 +82,8 @@ def _answered(
     cues: Sequence[Cue], rows: Iterator[tuple[Example, ...]], join: Join | None, batch_size: int
 ) -> Iterator[list[dict[str, Any]]]:
     """Lines of the output, so many at a time that any file fits into memory; by the engine that also serves."""
-    from softcue.serving.batcher import Limits
-    from softcue.serving.engine import Engine
+    from softcue.serving.engine.batcher import Limits
+    from softcue.serving.engine.engine import Engine
 
     num_truncated = 0
     limits = Limits(max_in_flight=2048, max_rows=batch_size)
@@ -95,13 +101,17 @@ def _answered(
 
 def _answer(result: Result) -> Answer:
     from softcue.errors import RunError
-    from softcue.serving.jobs import Answer
+    from softcue.serving.engine.requests import Answer
 
     if isinstance(result, Answer):
         return result
     if result.code == "failed":
-        raise RunError("--batch-size", "a pass that failed twice", "a pass without an error",
-                       "the log above has the reason; for memory, lower it")  # fmt: skip
+        raise RunError(
+            setting="--batch-size",
+            got="a pass that failed twice",
+            expected="a pass without an error",
+            fix="the log above has the reason; for memory, lower it",
+        )
     raise result
 
 
@@ -128,7 +138,7 @@ def chosen_ensemble(by_vote: bool, by_mean: bool) -> Join | None:
     from softcue.evaluation import mean, vote
 
     if by_vote and by_mean:
-        raise ConfigurationError("--vote", "--mean", "one of the two", "leave one out")
+        raise ConfigurationError(setting="--vote", got="--mean", expected="one of the two", fix="leave one out")
     return vote if by_vote else mean if by_mean else None
 
 
@@ -138,24 +148,24 @@ def loaded_together(paths: list[Path], backbone: str | None, is_one_answer: bool
     Example:
         tickets, urgency = loaded_together([Path("cues/tickets"), Path("cues/urgency")], None, is_one_answer=False)
     """
-    from softcue.cue import load
+    from softcue.cue.cue import load
+    from softcue.cue.cue_file import read_cue_file
     from softcue.errors import ConfigurationError
     from softcue.evaluation import check_one_task
-    from softcue.record import read_record
 
     if is_one_answer:
-        check_one_task({str(path): read_record(path).task for path in paths})
+        check_one_task({str(path): read_cue_file(path).task for path in paths})
         if len({path.resolve() for path in paths}) < len(paths):
-            raise ConfigurationError("cues", ", ".join(map(str, paths)), "every cue once", "leave out the copy")
+            raise ConfigurationError(
+                setting="cues", got=", ".join(map(str, paths)), expected="every cue once", fix="leave out the copy"
+            )
     first = load(paths[0], backbone)
     return [first, *(load(path, first.backbone) for path in paths[1:])]
 
 
 def _typed_examples(cue: Cue, typed: list[Any]) -> list[Example]:
     num_texts = len(cue.task.text)
-    return cue.examples([
-        tuple(row.split("\t")) if isinstance(row, str) and num_texts > 1 else row for row in typed
-    ])  # fmt: skip
+    return cue.examples([tuple(row.split("\t")) if isinstance(row, str) and num_texts > 1 else row for row in typed])
 
 
 def _standard_input() -> list[Any]:
@@ -166,7 +176,9 @@ def _standard_input() -> list[Any]:
     text = decoded(sys.stdin.buffer.read(), "standard input")
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
-        raise DataError("standard input", "", "at least one line", "pipe texts or JSON lines into it")
+        raise DataError(
+            setting="standard input", got="", expected="at least one line", fix="pipe texts or JSON lines into it"
+        )
     if not lines[0][1].lstrip().startswith("{"):
         return [line for _, line in lines]
     rows: list[Any] = []
@@ -175,9 +187,9 @@ def _standard_input() -> list[Any]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise DataError(place, line[:60], "a JSON object", next_step) from error
+            raise DataError(setting=place, got=line[:60], expected="a JSON object", fix=next_step) from error
         if not isinstance(rows[-1], dict):
-            raise DataError(place, line[:60], "a JSON object", next_step)
+            raise DataError(setting=place, got=line[:60], expected="a JSON object", fix=next_step)
     return rows
 
 

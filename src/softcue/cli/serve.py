@@ -55,26 +55,38 @@ def serve(
     # Vectors of what clients send are not for the disk; they are made anew.
     os.environ["SOFTCUE_CACHE_MB"] = "0"
     if not cues.is_dir():
-        raise ConfigurationError("cues folder", cues, "a folder with a folder per cue", "check the path")
+        raise ConfigurationError(
+            setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"
+        )
     if replicas is not None and engine is ServingEngine.LOCAL:
-        raise ConfigurationError("--replicas", replicas, "no such option with --engine local, which is one process",
-                                 "pass --engine ray")  # fmt: skip
+        raise ConfigurationError(
+            setting="--replicas",
+            got=replicas,
+            expected="no such option with --engine local, which is one process",
+            fix="pass --engine ray",
+        )
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
     settings = ServerSettings(
-        host=host, port=port, deadline=deadline, max_in_flight=max_in_flight, token_budget=token_budget,
-        max_characters=max_characters, log_texts=log_texts,
-        api_keys=read_keys(API_KEY, api_key_file), admin_keys=read_keys(ADMIN_KEY, admin_key_file),
-    )  # fmt: skip
+        host=host,
+        port=port,
+        deadline=deadline,
+        max_in_flight=max_in_flight,
+        token_budget=token_budget,
+        max_characters=max_characters,
+        log_texts=log_texts,
+        api_keys=read_keys(API_KEY, api_key_file),
+        admin_keys=read_keys(ADMIN_KEY, admin_key_file),
+    )
     check_address(settings, without_key)
     run: Callable[[ServerSettings, str, Path], None]
     try:
         if engine is ServingEngine.RAY:
-            from softcue.serving.ray_server import serve as serve_replicas
+            from softcue.serving.ray import serve as serve_replicas
 
             run = partial(serve_replicas, num_replicas=2 if replicas is None else replicas)
         else:
-            from softcue.serving.server import serve as run
+            from softcue.serving.http.server import serve as run
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "fastapi", "serve") from error
     run(settings, backbone, cues)

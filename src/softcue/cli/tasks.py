@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from softcue.tasks.checking import Checked
+    from softcue.tasks.check_sizes import Checked
     from softcue.tasks.task import Task
 
-app = typer.Typer(help="List tasks, show one, or check data files against their published figures.",
-                  invoke_without_command=True)  # fmt: skip
+app = typer.Typer(
+    help="List tasks, show one, or check data files against their published figures.", invoke_without_command=True
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 FEW_LABELS = 4  # as many as fit into a cell
@@ -25,14 +26,26 @@ def tasks(context: typer.Context, as_json: Json = False) -> None:
         return
     from softcue.cli.output import print_json, print_table
     from softcue.tasks import library_names, library_task
-    from softcue.tasks.describing import sizes, sizes_text
+    from softcue.tasks.task_docs import sizes, sizes_text
 
     found = [library_task(name) for name in library_names()]
     if as_json:
-        print_json({"tasks": [
-            {"name": task.name, "description": task.description, "kind": task.kind, "text": list(task.text),
-             "labels": list(task.label_names), "metric": task.main_metric, "rows": sizes(task)} for task in found
-        ]})  # fmt: skip
+        print_json(
+            {
+                "tasks": [
+                    {
+                        "name": task.name,
+                        "description": task.description,
+                        "kind": task.kind,
+                        "text": list(task.text),
+                        "labels": list(task.label_names),
+                        "metric": task.main_metric,
+                        "rows": sizes(task),
+                    }
+                    for task in found
+                ]
+            }
+        )
         return
     columns = ["task", "what it asks", "train / validation / test", "metric", "labels"]
     for kind in dict.fromkeys(task.kind for task in found):
@@ -52,7 +65,7 @@ def show(
     """Print one task in full: wording, labels, metrics, sizes, citation, licence."""
     from softcue.cli.output import print_json
     from softcue.tasks.catalogue import find_task
-    from softcue.tasks.describing import section, sizes, wording
+    from softcue.tasks.task_docs import section, sizes, wording
 
     task = find_task(name)
     if as_json:
@@ -72,17 +85,23 @@ def check(
     from softcue.errors import DataError
     from softcue.tasks import library_names
     from softcue.tasks.catalogue import find_task
-    from softcue.tasks.checking import check as check_files
-    from softcue.tasks.checking import unclaimed
+    from softcue.tasks.check_sizes import check as check_files
+    from softcue.tasks.check_sizes import unclaimed
 
     found = check_files(data, [find_task(name) for name in names or library_names()])
     if all(entry.status == "absent" for entry in found):
-        raise DataError("--data", data, "a folder with files of the tasks", "see docs/tasks.md for their places")
+        raise DataError(
+            setting="--data",
+            got=data,
+            expected="a folder with files of the tasks",
+            fix="see docs/tasks.md for their places",
+        )
     left = [] if names else unclaimed(data, found)  # whoever names tasks does not ask about others' files
     num_wrong = sum(entry.is_wrong for entry in found)
     if as_json:
-        print_json({"data": str(data), "ok": num_wrong == 0, "unclaimed": left,
-                    "checked": [_entry(entry) for entry in found]})  # fmt: skip
+        print_json(
+            {"data": str(data), "ok": num_wrong == 0, "unclaimed": left, "checked": [_entry(entry) for entry in found]}
+        )
     else:
         _print_checked(found, left)
     if num_wrong:
@@ -92,25 +111,27 @@ def check(
 
 @app.command("docs")
 def docs(
-    compared: Annotated[
+    compare_texts: Annotated[
         Path | None, typer.Option("--check", help="Exit with 1 unless this file is what would be printed.")
     ] = None,
 ) -> None:
     """Print docs/tasks.md."""
     from softcue.errors import DataError
     from softcue.tasks import library_names, library_task
-    from softcue.tasks.describing import page
+    from softcue.tasks.task_docs import page
 
     text = page(library_task(name) for name in library_names())
-    if compared is None:
+    if compare_texts is None:
         typer.echo(text, nl=False)
         return
     try:
-        there = compared.read_text("utf-8")
+        there = compare_texts.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError("--check", compared, "a text file that can be read", str(error)) from error
+        raise DataError(
+            setting="--check", got=compare_texts, expected="a text file that can be read", fix=str(error)
+        ) from error
     if there != text:
-        typer.echo(f"{compared} is not up to date: softcue tasks docs > {compared}", err=True)
+        typer.echo(f"{compare_texts} is not up to date: softcue tasks docs > {compare_texts}", err=True)
         raise typer.Exit(1)
 
 
@@ -121,8 +142,15 @@ def _labels(task: Task) -> str:
 def _entry(entry: Checked) -> dict[str, object]:
     if entry.status == "absent":
         return {"task": entry.task, "status": entry.status}
-    return {"task": entry.task, "split": entry.split, "status": entry.status, "files": list(entry.files),
-            "rows": entry.rows, "labels": entry.labels, "note": entry.note}  # fmt: skip
+    return {
+        "task": entry.task,
+        "split": entry.split,
+        "status": entry.status,
+        "files": list(entry.files),
+        "rows": entry.rows,
+        "labels": entry.labels,
+        "note": entry.note,
+    }
 
 
 def _print_checked(found: list[Checked], left: list[str]) -> None:

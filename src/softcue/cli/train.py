@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from softcue.cue import Cue
+    from softcue.cue.cue import Cue
 
 
 def train(
@@ -39,32 +39,40 @@ def train(
 ) -> None:
     """Train a cue: small learned prompts for one task on a frozen backbone."""
     from softcue.api import train as run
-    from softcue.api import train_together
     from softcue.cli.output import print_json, print_table
     from softcue.errors import ConfigurationError
     from softcue.training import Processes
 
     config, overrides = split_words(words or [])
     if output_dir is None:
-        raise ConfigurationError("--output-dir", None, "a folder for the cue", "pass --output-dir cues/NAME")
-    if skip_bad_rows:
-        overrides.append("task.skip_bad_rows=true")
-    if tasks is not None:
-        for name, value in {"--task": task, "--train": train, "--validation": validation, "--test": test,
-                            "--text": text, "--label": label}.items():  # fmt: skip
-            if value is not None:
-                raise ConfigurationError(name, value, "nothing of one task beside --tasks", "leave it out")
-        cues = list(train_together(
-            output_dir, [name.strip() for name in tasks.split(",")], backbone=backbone, method=method, data=data,
-            few_shot=few_shot, seed=seed, init_from=init_from, config=config, overrides=overrides, resume=resume,
-            overwrite=overwrite, progress=not as_json,
-        ).values())  # fmt: skip
+        raise ConfigurationError(
+            setting="output_dir", got=None, expected="a folder for the cue", fix="pass `output_dir=cues/NAME`"
+        )
+    arguments: dict[str, Any] = {
+        "backbone": backbone,
+        "method": method,
+        "task": task,
+        "data": data,
+        "train": train,
+        "validation": validation,
+        "test": test,
+        "text": text,
+        "label": label,
+        "few_shot": few_shot,
+        "seed": seed,
+        "init_from": init_from,
+        "skip_bad_rows": skip_bad_rows or None,
+        "config": config,
+        "overrides": overrides,
+        "resume": resume,
+        "overwrite": overwrite,
+        "progress": not as_json,
+    }
+    if tasks is None:
+        cues = [run(output_dir, **arguments)]
     else:
-        cues = [run(
-            output_dir, backbone=backbone, method=method, task=task, data=data, train=train, validation=validation,
-            test=test, text=text, label=label, few_shot=few_shot, seed=seed, init_from=init_from, config=config,
-            overrides=overrides, resume=resume, overwrite=overwrite, progress=not as_json,
-        )]  # fmt: skip
+        names = [name.strip() for name in tasks.split(",")]
+        cues = list(run(output_dir, tasks=names, **arguments).values())
     if Processes.is_first():
         found = [_shown(cue) for cue in cues]
         if as_json:
@@ -80,9 +88,12 @@ def train(
 def _shown(cue: Cue) -> dict[str, Any]:
     record = cue.record
     return {
-        "cue": str(cue.path), "scores": record.scores, "counts": record.counts,
-        "best_step": record.training["best_step"], "steps": record.training["steps_done"],
-    }  # fmt: skip
+        "cue": str(cue.path),
+        "scores": record.scores,
+        "counts": record.counts,
+        "best_step": record.training["best_step"],
+        "steps": record.training["steps_done"],
+    }
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:

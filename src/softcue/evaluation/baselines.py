@@ -11,27 +11,31 @@ import torch
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
-from softcue.methods import METHODS, TaskModel, make_task_model
+from softcue.inference import TaskModel, make_task_model
+from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
-from softcue.representations import Representation, represented
+from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
 from softcue.types import Example, Prediction
 
 
-def untrained(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
+def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
     """The backbone as it came: it ranks the label strings; an encoder takes the nearest label description."""
     if backbone.kind == "encoder" and not task.has_classes:
         raise ConfigurationError(
-            "task.kind", task.kind, "a task with labels", "an untrained encoder has no other answer"
+            setting="task.kind",
+            got=task.kind,
+            expected="a task with labels",
+            fix="an untrained encoder has no other answer",
         )
     if backbone.kind == "encoder" and task.num_sentences == 2:
         # Nothing in an untrained encoder relates two texts to a label; all it can do is guess one.
         return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
     if backbone.kind == "encoder":
-        pooling = Representation("backbone", backbone.natural_pooling)
-        texts = represented(pooling, backbone, task, examples)  # [N D]
+        pooling = SentenceVector("backbone", backbone.natural_pooling)
+        texts = sentence_vectors_of(pooling, backbone, task, examples)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
-        labels = represented(pooling, backbone, task, described)  # [C D]
+        labels = sentence_vectors_of(pooling, backbone, task, described)  # [C D]
         nearest = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
         answers = [Prediction(task.label_names[index]) for index in nearest.argmax(dim=1).tolist()]
         return score(task, answers, examples)

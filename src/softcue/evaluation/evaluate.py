@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from softcue.backbones import Backbone
-from softcue.evaluation.scoring import Outcome, check_metric, scores_of
-from softcue.methods import TaskModel, predict_mixed, rows_together
+from softcue.evaluation.scoring import ScoredRows, check_metric, scores_of
+from softcue.inference import TaskModel
+from softcue.inference.predict import predict
 from softcue.tasks import Task
-from softcue.tokens import by_length
-from softcue.types import Example, Prediction, Tokens
+from softcue.types import Example, Prediction
 
 
 @dataclass(frozen=True)
@@ -43,63 +43,6 @@ class Evaluation:
         return self.num_illegal / self.num_rows if self.num_rows else 0.0
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """Answers in the order asked, and how many texts had to be cut."""
-
-    answers: list[Prediction]
-    num_truncated: int
-
-
-Requests = Sequence[tuple[TaskModel, Example]]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Requests as tokens, with M(x) where it is read: the same however often they are answered while a model learns."""
-
-    requests: Requests
-    sizes: list[int]  # pieces of each
-    rows: list[tuple[TaskModel, Tokens]]
-
-    @classmethod
-    def of(cls, backbone: Backbone, requests: Requests) -> Prepared:
-        """Made once."""
-        unfolded = [model.unfold(example) for model, example in requests]
-        parts = [(model, part) for (model, _), own in zip(requests, unfolded, strict=True) for part in own]
-        tokens = rows_together(backbone, parts)
-        return cls(
-            requests, list(map(len, unfolded)), [(part[0], row) for part, row in zip(parts, tokens, strict=True)]
-        )
-
-
-def predict(backbone: Backbone, requests: Requests | Prepared, batch_size: int = 64) -> Predicted:
-    """Answers for requests of any tasks, in order; rows of like length share a pass, whatever their task."""
-    asked = requests if isinstance(requests, Prepared) else Prepared.of(backbone, requests)
-    rows = asked.rows
-    for model in {id(model): model for model, _ in asked.requests if model.training}.values():
-        model.eval()
-    answers: list[Prediction | None] = [None] * len(rows)
-    alike: dict[int, list[int]] = {}  # rows that may be so many tokens at once
-    for number, (model, _) in enumerate(rows):
-        alike.setdefault(model.tokens_at_once, []).append(number)
-    for max_tokens, members in alike.items():
-        lengths = [model.length(tokens) for model, tokens in (rows[number] for number in members)]
-        for places in by_length(lengths, batch_size, max_tokens):
-            numbers = [members[place] for place in places]
-            found = predict_mixed(backbone, [rows[number] for number in numbers])
-            for number, answer in zip(numbers, found, strict=True):
-                answers[number] = answer
-    in_order = iter([answer for answer in answers if answer is not None])
-    return Predicted(
-        [
-            model.fold(example, [next(in_order) for _ in range(size)])
-            for (model, example), size in zip(asked.requests, asked.sizes, strict=True)
-        ],
-        sum(tokens.is_truncated for _, tokens in rows),
-    )
-
-
 def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:
     """Score a task's model on examples with known answers."""
     found = predict(backbone, [(model, example) for example in examples], batch_size)
@@ -116,7 +59,7 @@ def score(task: Task, answers: Sequence[Prediction], examples: Sequence[Example]
         50.0
     """
     check_metric(task)
-    rows = Outcome.of(task, answers, examples)
+    rows = ScoredRows.of(task, answers, examples)
     scores = scores_of(rows)
     has_labels = bool(task.has_classes and task.labels)
     counts = Counter(str(answer.label) for answer in answers) if has_labels else {}

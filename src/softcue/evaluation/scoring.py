@@ -8,7 +8,6 @@ from typing import Self
 
 from softcue.errors import ConfigurationError, near_matches
 from softcue.evaluation.answers import exact_match, legal_text, legal_value, word_f1
-from softcue.evaluation.marking import span_f1, span_precision, span_recall
 from softcue.evaluation.metrics import (
     accuracy,
     f1,
@@ -20,6 +19,9 @@ from softcue.evaluation.metrics import (
     pearson_spearman,
     relation_of,
     semeval_f1,
+    span_f1,
+    span_precision,
+    span_recall,
     spearman,
 )
 from softcue.tasks import Task
@@ -30,7 +32,7 @@ _NOWHERE = (Span(-1, -1),)  # a mark that is never right
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoredRows:
     """All rows of a task with their answers, as metrics read them; what the task's kind does not have stays empty."""
 
     task: Task
@@ -89,9 +91,9 @@ class Metric:
     """
 
     kinds: tuple[str, ...]
-    of: Callable[[Outcome], float]
+    of: Callable[[ScoredRows], float]
     lacks: Callable[[Task], str] = lambda _: ""  # what the task would need beside its kind, if it does not have it
-    is_usual: Callable[[Outcome], bool] = lambda _: True
+    is_usual: Callable[[ScoredRows], bool] = lambda _: True
 
 
 def _is_unplaced(answer: Prediction) -> bool:
@@ -165,11 +167,11 @@ def metrics_of(kind: str) -> tuple[str, ...]:
     return tuple(name for name, metric in METRICS.items() if kind in metric.kinds)
 
 
-def scores_of(rows: Outcome) -> dict[str, float]:
+def scores_of(rows: ScoredRows) -> dict[str, float]:
     """Every metric that is worth reporting of these rows, and every one the task names.
 
     Example:
-        >>> scores_of(Outcome(Task(name="t", kind="span"), (False,), ("a cat",), right=(("cat",),)))
+        >>> scores_of(ScoredRows(Task(name="t", kind="span"), (False,), ("a cat",), right=(("cat",),)))
         {'exact_match': 100.0, 'word_f1': 100.0}
     """
     task = rows.task
@@ -189,6 +191,10 @@ def check_metric(task: Task) -> None:
     known = metrics_of(task.kind)
     for part in task.main_metrics:
         if part not in known:
-            raise ConfigurationError("task.metric", part, f"a metric for {task.kind}", near_matches(part, known))
+            raise ConfigurationError(
+                setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=near_matches(part, known)
+            )
         if lacking := METRICS[part].lacks(task):
-            raise ConfigurationError("task.metric", part, f"{lacking} for it", "name another metric")
+            raise ConfigurationError(
+                setting="task.metric", got=part, expected=f"{lacking} for it", fix="name another metric"
+            )

@@ -57,9 +57,11 @@ def _matched(finer: Mapping[str, Label], coarser: Mapping[str, Label]) -> dict[s
     found = {}
     for name, label in finer.items():
         meanings = {name, *label.means}
-        fits = [name] if name in coarser else [
-            other for other, known in coarser.items() if meanings & {other, *known.means}
-        ]  # fmt: skip
+        fits = (
+            [name]
+            if name in coarser
+            else [other for other, known in coarser.items() if meanings & {other, *known.means}]
+        )
         if len(fits) != 1:
             return None
         found[name] = fits[0]
@@ -77,4 +79,6 @@ def _renamed(answer: Prediction, names: Mapping[str, str]) -> Prediction:
 
 
 def _incompatible(ours: Task, theirs: Task, expected: str) -> ConfigurationError:
-    return ConfigurationError("--task", theirs.name, expected, f"the cue was trained for {ours.name}")
+    return ConfigurationError(
+        setting="task", got=theirs.name, expected=expected, fix=f"the cue was trained for {ours.name}"
+    )

@@ -60,15 +60,20 @@ def mean(answers: Sequence[Prediction]) -> Prediction:
     scores = [answer.scores or {} for answer in answers]
     means = _means(list(scores[0]), scores) if scores else {}
     if not means:
-        raise ConfigurationError("--mean", "answers without probabilities", "cues that rank labels or have a head",
-                                 "use --vote")  # fmt: skip
+        raise ConfigurationError(
+            setting="mean",
+            got="answers without probabilities",
+            expected="cues that rank labels or have a head",
+            fix="use a vote",
+        )
     return Prediction(max(means, key=means.__getitem__), scores=means)
 
 
 def _means(labels: Sequence[str], scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean probability of every label that all cues know."""
-    return {label: fmean(known[label] for known in scores) for label in labels
-            if all(label in known for known in scores)}  # fmt: skip
+    return {
+        label: fmean(known[label] for known in scores) for label in labels if all(label in known for known in scores)
+    }
 
 
 def votes(answers: Sequence[Prediction]) -> dict[str, int]:
@@ -93,8 +98,12 @@ def check_one_task(tasks: Mapping[str, Task]) -> None:
     for name, found in others:
         for ours, theirs in zip(wanted, found, strict=True):
             if ours != theirs:
-                raise ConfigurationError("cues", f"{name}: {theirs}", f"{first}: {ours}, as it votes with it",
-                                         "name cues of one task")  # fmt: skip
+                raise ConfigurationError(
+                    setting="cues",
+                    got=f"{name}: {theirs}",
+                    expected=f"{first}: {ours}, as it votes with it",
+                    fix="name cues of one task",
+                )
 
 
 def _summary(task: Task) -> tuple[str, str, str]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.errors import CueError, DataError
+from softcue.inputs.collate import by_length, collate
 from softcue.prompts.quantizer import perplexity
-from softcue.tokens import by_length, collate
 from softcue.types import Example, Instance
 
 SMALLEST = 0.1  # of an even share: a code taken less often than that is idle
@@ -58,16 +58,20 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
     labels = cue.task.label_names
     encoder = cue.model.method.prompt_encoder()
     if not labels or encoder is None or encoder.codebook() is None:
-        raise CueError("cue", cue.name, "a method with a codebook, on a task with labels",
-                       f"{cue.record.method['name']} on {cue.task.kind} has no codes per label")  # fmt: skip
+        raise CueError(
+            setting="cue",
+            got=cue.name,
+            expected="a method with a codebook, on a task with labels",
+            fix=f"{cue.record.method['name']} on {cue.task.kind} has no codes per label",
+        )
     sums: Tensor | None = None  # [C n K]
     model, backbone = cue.model, cue.backbone
-    seen = model.method.on(backbone)
+    seen = model.method.view_of(backbone)
     rows = model.rows(backbone, examples)
     counts = torch.zeros(len(labels))
     for numbers in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
-        shares = encoder.assignment(Instance(seen.entering(batch), batch.mask, batch.representation)).cpu()
+        shares = encoder.assignment(Instance(seen.input_states(batch), batch.mask, batch.representation)).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums
         own = torch.tensor([labels.index(str(examples[number].target)) for number in numbers])
         sums.index_add_(0, own, shares)
@@ -75,7 +79,10 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
     if sums is None or not bool((counts > 0).all()):
         missing = labels[int((counts == 0).nonzero()[0])]
         raise DataError(
-            "rows", f"none of label '{missing}'", "rows of every label", "pass other rows: odds compare labels"
+            setting="rows",
+            got=f"none of label '{missing}'",
+            expected="rows of every label",
+            fix="pass other rows: odds compare labels",
         )
     means = sums / counts.view(-1, 1, 1)  # [C n K] labels weigh alike
     embedded = encoder.embedded()
@@ -100,10 +107,16 @@ def _speaking(means: Tensor, labels: Sequence[str], counts: Tensor, in_use: floa
         label = int(speaks_for[number])
         is_idle = float(share[number]) < SMALLEST * even
         speaks = not is_idle and float(best[number]) >= SPEAKS
-        codes.append(Code(
-            number, float(share[number]), is_idle, labels[label] if speaks else "", float(best[number]),
-            tokens.get((label, number), []) if speaks else [],
-        ))  # fmt: skip
+        codes.append(
+            Code(
+                number,
+                float(share[number]),
+                is_idle,
+                labels[label] if speaks else "",
+                float(best[number]),
+                tokens.get((label, number), []) if speaks else [],
+            )
+        )
     rows = {name: int(count) for name, count in zip(labels, counts, strict=True)}
     taken = means.sum(0) > 0  # [n K]
     owners = taken.int().argmax(0) if num_tokens > 1 and bool((taken.sum(0) <= 1).all()) else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from softcue.backbones import Backbone
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.errors import CueError
 
 WORDS_AT_ONCE = 16384  # of the vocabulary: a copy of a large one would not fit
@@ -50,7 +50,7 @@ def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neigh
     Example:
         neighbours(backbone, backbone.embed(torch.tensor([7])), top=3)[0][0].cosine     # 1.0: the word itself
     """
-    table, tokenizer = backbone.entering_words, backbone.tokenizer
+    table, tokenizer = backbone.word_input_states, backbone.tokenizer
     vectors = functional.normalize(vectors.float(), dim=1)
     values, ids = vectors.new_zeros(len(vectors), 0), vectors.new_zeros(len(vectors), 0, dtype=torch.long)
     for numbers in torch.arange(len(table), device=vectors.device).split(WORDS_AT_ONCE):
@@ -74,12 +74,16 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     Example:
         nearest_words(softcue.load("cues/tickets")).vectors[0].neighbours[0].word
     """
-    seen = cue.model.method.on(cue.backbone)
+    seen = cue.model.method.view_of(cue.backbone)
     encoder = cue.model.method.prompt_encoder()
     prompts = None if encoder is None else encoder.embedded()  # [P D]
     if prompts is None:
-        raise CueError("cue", cue.name, "a method with prompt vectors among the word embeddings",
-                       f"{cue.record.method['name']} with these settings has none to look at")  # fmt: skip
+        raise CueError(
+            setting="cue",
+            got=cue.name,
+            expected="a method with prompt vectors among the word embeddings",
+            fix=f"{cue.record.method['name']} with these settings has none to look at",
+        )
     found = neighbours(seen, prompts, top)
     vectors = [
         Vector(position, float(prompt.norm()), own)

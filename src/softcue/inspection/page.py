@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from softcue.cue import Cue
+from softcue.cue.cue import Cue
 from softcue.inspection.codes import CodesByLabel
 from softcue.inspection.nearest import NearestWords
 
@@ -24,7 +24,7 @@ figcaption, .quiet { opacity: .75; font-size: .9rem; }
 
 def cue_page(
     cue: Cue, words: NearestWords | None, codes: CodesByLabel | None, pictures: dict[str, bytes], top: int
-) -> str:  # fmt: skip
+) -> str:
     """The page; `pictures` are PNG bytes by caption.
 
     Example:
@@ -65,7 +65,7 @@ def _codes(found: CodesByLabel, top: int) -> list[str]:
     parts = [
         "<h2>Codes per label</h2>",
         f"<p>{found.num_codes} codes for {found.num_tokens} vectors; perplexity of their use {found.perplexity:.1f}, "
-        f"idle {idle}, taken for all labels alike {unsaid}. Rows: {counted}. "
+        f"idle {idle}, taken for all labels alike {unsaid}. Splits: {counted}. "
         "Odds are those of the label against the mean of the others.</p>",
     ]
     for label in found.rows:

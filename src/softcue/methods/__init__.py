@@ -5,34 +5,15 @@ from __future__ import annotations
 from softcue.methods.adapter import AdapterTuning, Compacter
 from softcue.methods.efl import EFL
 from softcue.methods.fine_tuning import FineTuning
-from softcue.methods.idpg import (
-    MultiLayerDNN,
-    MultiLayerGloVe,
-    MultiLayerPHM,
-    SingleLayerDNN,
-    SingleLayerPHM,
-)
+from softcue.methods.idpg import MultiLayerDNN, MultiLayerGloVe, MultiLayerPHM, SingleLayerDNN, SingleLayerPHM
 from softcue.methods.linear_probe import LinearProbe
 from softcue.methods.method import Method, MethodConfig
 from softcue.methods.p_tuning_v2 import PrefixTuning, PTuningV2
 from softcue.methods.prompt_tuning import PromptTuning
 from softcue.methods.prompted import NoPrompt
-from softcue.methods.task_model import (
-    Outcome,
-    TaskModel,
-    by_model,
-    make_task_model,
-    predict_mixed,
-    rows_together,
-    with_readout,
-)
-from softcue.methods.together import Together, joint_task
 from softcue.methods.vip import Contextualised, InstanceProjected, VectorQuantised
 
-__all__ = [
-    "METHODS", "Method", "MethodConfig", "Outcome", "TaskModel", "Together", "by_model", "joint_task",
-    "make_task_model", "predict_mixed", "rows_together", "with_readout",
-]  # fmt: skip
+__all__ = ["METHODS", "Method", "MethodConfig"]
 
 METHODS: dict[str, type[Method]] = {
     "prompt-tuning": PromptTuning,

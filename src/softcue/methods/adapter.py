@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softcue.backbones import Backbone
-from softcue.draws import RowDropout
 from softcue.methods.method import Method, MethodConfig
 from softcue.phm import check_divides, kronecker_sum
+from softcue.randomness import RowDropout
 from softcue.tasks import Task
 
 
@@ -111,7 +111,7 @@ class AdapterTuning(Method):
         adapters = nn.ModuleList(Adapter(backbone.hidden_width, config) for _ in backbone.sublayers)
         return cls(_started(adapters, config, generator), config)
 
-    def on(self, backbone: Backbone) -> Backbone:
+    def view_of(self, backbone: Backbone) -> Backbone:
         """The backbone with the adapters in it."""
         return backbone.with_sublayers(list(self.adapters))
 

@@ -34,24 +34,31 @@ class Entailment:
         if len(self.labels) == 2:  # one description will do: the other label is its absence
             self.asked = self.asked[-1:]
         if not self.asked or (len(self.labels) > 2 and missing):
-            raise ConfigurationError("task.label_descriptions", f"none for {', '.join(missing)}",
-                                     "what each label means, in a sentence",
-                                     "set task.label_descriptions.LABEL='...'")  # fmt: skip
+            raise ConfigurationError(
+                setting="task.label_descriptions",
+                got=f"none for {', '.join(missing)}",
+                expected="what each label means, in a sentence",
+                fix="set task.label_descriptions.LABEL='...'",
+            )
         self.descriptions = {name: task.labels[name].description for name in self.asked}
         self.task = Task(
-            name=f"{task.name} as entailment", text=("text", "description"), label="label",
+            name=f"{task.name} as entailment",
+            text=("text", "description"),
+            label="label",
             labels={ENTAILED: Label(words="yes"), NOT_ENTAILED: Label(words="no")},
-        )  # fmt: skip
+        )
 
-    def unfold(self, example: Example) -> list[Example]:
+    def split(self, example: Example) -> list[Example]:
         """One question per asked label."""
         return [
-            Example((*example.texts, text), None if example.target is None else
-                    ENTAILED if example.target == name else NOT_ENTAILED)
+            Example(
+                (*example.texts, text),
+                None if example.target is None else ENTAILED if example.target == name else NOT_ENTAILED,
+            )
             for name, text in self.descriptions.items()
-        ]  # fmt: skip
+        ]
 
-    def fold(self, answers: Sequence[Prediction]) -> Prediction:
+    def merge(self, answers: Sequence[Prediction]) -> Prediction:
         """The label whose description is entailed most surely; scores are the entailment scores, made to sum to 1."""
         sure = [dict(answer.scores or {answer.label or "": 1.0}).get(ENTAILED, 0.0) for answer in answers]
         if len(self.labels) == 2:
@@ -78,6 +85,10 @@ class EFL(FineTuning):
     def rewriting(cls, task: Task) -> Rewriting | None:
         """Entailment for one text; two texts stay as they are."""
         if task.kind != "classification":
-            raise ConfigurationError("method.name", "efl", f"a classification task ({task.name} is {task.kind})",
-                                     "use fine-tuning")  # fmt: skip
+            raise ConfigurationError(
+                setting="method.name",
+                got="efl",
+                expected=f"a classification task ({task.name} is {task.kind})",
+                fix="use fine-tuning",
+            )
         return Entailment(task) if task.num_sentences == 1 else None

@@ -44,10 +44,10 @@ class FineTuning(Method):
         return cls(weights, config)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """The backbone's weights take `prompt_rate`, so that a new head can learn faster than they do."""
+        """The backbone's weights take `learning_rate`, so that a new head can learn faster than they do."""
         return list(self.weights.values())
 
-    def on(self, backbone: Backbone) -> Backbone:
+    def view_of(self, backbone: Backbone) -> Backbone:
         """A twin of the backbone that has these weights."""
         if self._twin is None or self._twin[0] is not backbone:
             weights = {name.replace("/", "."): value for name, value in self.weights.items()}

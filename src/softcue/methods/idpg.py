@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field, create_model
 
-from softcue.backbones import Backbone, pooled
+from softcue.backbones import Backbone, pool
 from softcue.errors import ConfigurationError
 from softcue.methods.method import MethodConfig
 from softcue.methods.prompt_tuning import InitialConfig, initial_prompt
 from softcue.methods.prompted import DeepConfig, Prompted, levels_of
-from softcue.prompts import IDPG, GeneratorShape, Levels
-from softcue.representations import Representation
-from softcue.representations.glove import PACKAGED, load_glove
+from softcue.prompts import IDPG, GeneratorShape, PromptedLayers
+from softcue.sentence_vectors import SentenceVector
+from softcue.sentence_vectors.glove import PACKAGED, load_glove
 from softcue.tasks import Task
 from softcue.types import Instance, Prompt
 
@@ -102,23 +102,35 @@ class InstanceDependent(Prompted):
         levels = levels_of(config, backbone, deepest=1 if config.depth == "single" else None)
         representation = None
         if config.representation != "entering":
-            representation = Representation(
-                config.representation, config.pooling, config.representation_dropout, config.glove, config.glove_width,
+            representation = SentenceVector(
+                config.representation,
+                config.pooling,
+                config.representation_dropout,
+                config.glove,
+                config.glove_width,
                 config.glove_digest,
-            )  # fmt: skip
+            )
         width = backbone.width if representation is None else representation.width(backbone)
         _check(config, levels, width, backbone)
         encoder = IDPG(
-            levels, config.prompt_length,
+            levels,
+            config.prompt_length,
             GeneratorShape(
-                inputs=width, bottleneck=config.bottleneck, outputs=0,
-                phm_n=config.phm_n if config.generator == "phm" else 0, shares_a=config.shares_a,
-                activation=config.activation, dropout=config.dropout,
+                inputs=width,
+                bottleneck=config.bottleneck,
+                outputs=0,
+                phm_n=config.phm_n if config.generator == "phm" else 0,
+                shares_a=config.shares_a,
+                activation=config.activation,
+                dropout=config.dropout,
                 first_std=config.factor_std if config.generator == "phm" else 0.02,
             ),
-            config.sharing, config.input == "previous", partial(pooled, pooling=config.pooling),
-            config.residual, config.layer_norm,
-        )  # fmt: skip
+            config.sharing,
+            config.input == "previous",
+            partial(pool, pooling=config.pooling),
+            config.residual,
+            config.layer_norm,
+        )
         if generator is not None:
             _start(encoder, config, backbone, task, generator)
         method = cls(encoder, config)
@@ -129,35 +141,61 @@ class InstanceDependent(Prompted):
         """Generated from M(x), which may be what is there already."""
         if self.representation is None:
             assert isinstance(self.config, IDPGConfig) and self.config.pooling != "auto"
-            summary = pooled(instance.embeds, instance.mask, self.config.pooling)
+            summary = pool(instance.embeds, instance.mask, self.config.pooling)
             instance = replace(instance, representation=summary)
         return super().prompt(instance)
 
 
-def _check(config: IDPGConfig, levels: Levels, width: int, backbone: Backbone) -> None:
+def _check(config: IDPGConfig, levels: PromptedLayers, width: int, backbone: Backbone) -> None:
     """Combinations that cannot work, with the reason."""
     widths = {levels.width_of(level) for level in levels.numbers}
     if len(widths) > 1 and config.sharing != "L":
-        raise ConfigurationError("method.sharing", config.sharing, f"L with {backbone.name}",
-                                 "its embeddings and hidden states differ in width: no sharing")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.sharing",
+            got=config.sharing,
+            expected=f"L with {backbone.name}",
+            fix="its embeddings and hidden states differ in width: no sharing",
+        )
     reads_layers = config.input == "previous" and any(level > 0 for level in levels.numbers)
     if reads_layers and width != backbone.hidden_width:
-        raise ConfigurationError("method.input", "previous", f"first: M(x) has {width} numbers here",
-                                 f"the layers' states have {backbone.hidden_width}")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.input",
+            got="previous",
+            expected=f"first: M(x) has {width} numbers here",
+            fix=f"the layers' states have {backbone.hidden_width}",
+        )
     if config.representation_dropout and config.representation != "backbone":
-        raise ConfigurationError("method.representation_dropout", True, "representation=backbone",
-                                 "word vectors have no dropout")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.representation_dropout",
+            got=True,
+            expected="representation=backbone",
+            fix="word vectors have no dropout",
+        )
     if config.representation == "entering" and not config.insert_layer:
-        raise ConfigurationError("method.representation", "entering", "prompts that enter at a deeper layer",
-                                 "set method.insert_layer, or representation=words")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.representation",
+            got="entering",
+            expected="prompts that enter at a deeper layer",
+            fix="set method.insert_layer, or representation=words",
+        )
     if config.residual and widths != {width}:
-        raise ConfigurationError("method.residual", True, f"prompt vectors as wide as M(x), {width}",
-                                 f"they have {sorted(widths)}; leave residual out")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.residual",
+            got=True,
+            expected=f"prompt vectors as wide as M(x), {width}",
+            fix=f"they have {sorted(widths)}; leave residual out",
+        )
     if config.init not in ("normal", "uniform") and not levels.has_embeddings:
-        raise ConfigurationError("method.init", config.init, "normal or uniform, or a prompt among the embeddings",
-                                 f"set method.rule=add: with {config.rule} there is no place for words")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.init",
+            got=config.init,
+            expected="normal or uniform, or a prompt among the embeddings",
+            fix=f"set method.rule=add: with {config.rule} there is no place for words",
+        )
     if config.layer_norm and len(widths) > 1:
-        raise ConfigurationError("method.layer_norm", True, "levels of one width", f"they have {sorted(widths)}")
+        raise ConfigurationError(
+            setting="method.layer_norm", got=True, expected="levels of one width", fix=f"they have {sorted(widths)}"
+        )
 
 
 def _start(encoder: IDPG, config: IDPGConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> None:

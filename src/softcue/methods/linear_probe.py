@@ -11,8 +11,8 @@ from pydantic import Field
 from softcue.methods.method import MethodConfig
 from softcue.methods.prompted import NoPrompt
 from softcue.readouts import Readout
-from softcue.readouts.solving import STRENGTHS
-from softcue.types import Tokens
+from softcue.readouts.closed_form import STRENGTHS
+from softcue.types import TokenizedRow
 
 
 class LinearProbeConfig(MethodConfig):
@@ -33,7 +33,7 @@ class LinearProbe(NoPrompt):
     paper = "-"
     needs_head = True
 
-    def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None]:
+    def solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None]:
         """One solution per strength."""
         assert isinstance(self.config, LinearProbeConfig)
         features = torch.stack([row.representation for row in rows if row.representation is not None])  # [N R]

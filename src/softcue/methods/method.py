@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from softcue.backbones import Backbone
+from softcue.inputs.formatter import InsertAt
 from softcue.prompts import PromptEncoder
 from softcue.readouts import Readout
-from softcue.representations import Representation
+from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
-from softcue.tokens import InsertAt
-from softcue.types import Example, Instance, Prediction, Prompt, Tokens
+from softcue.types import Example, Instance, Prediction, Prompt, TokenizedRow
 
 
 class MethodConfig(BaseModel):
@@ -28,7 +28,7 @@ class MethodConfig(BaseModel):
 
     name: str = Field(description="what the user types")
 
-    def seen(self, backbone: Backbone) -> Backbone:
+    def view_of(self, backbone: Backbone) -> Backbone:
         """The backbone as the method's passes see it."""
         return backbone
 
@@ -43,10 +43,10 @@ class Rewriting(Protocol):
 
     task: Task
 
-    def unfold(self, example: Example) -> list[Example]:
+    def split(self, example: Example) -> list[Example]:
         """The example as questions of the other task."""
 
-    def fold(self, answers: Sequence[Prediction]) -> Prediction:
+    def merge(self, answers: Sequence[Prediction]) -> Prediction:
         """The answers to those questions as one answer of the task."""
 
 
@@ -60,7 +60,7 @@ class Method(nn.Module, ABC):
     config: MethodConfig  # with everything settled, for the cue to record
     prompt_length: int = 0
     insert_at: InsertAt = "start"
-    representation: Representation | None = None  # the M(x) its prompts read, if they do
+    representation: SentenceVector | None = None  # the M(x) its prompts read, if they do
     needs_head: ClassVar[bool] = False  # whether it is nothing without a head, also on backbones that write text
     num_reading: int = 0  # how many prompt tokens, the last ones, are to differ between inputs
     changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
@@ -84,18 +84,18 @@ class Method(nn.Module, ABC):
         """The prompt of each row, or None for a method that has none."""
         return None
 
-    def on(self, backbone: Backbone) -> Backbone:
+    def view_of(self, backbone: Backbone) -> Backbone:
         """The backbone as this method's passes see it; rows of methods that see the same one share a batch."""
-        return self.config.seen(backbone)
+        return self.config.view_of(backbone)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """Prompt vectors, which take `training.prompt_rate`; the other parameters take `network_rate`."""
+        """Prompt vectors, which take `training.learning_rate`; the other parameters take `network_learning_rate`."""
         return []
 
     def prompt_encoder(self) -> PromptEncoder | None:
         """What makes its prompts, for those who teach it beside the gradients or look into it."""
         return None
 
-    def solutions(self, readout: Readout, rows: Sequence[Tokens]) -> Iterator[None] | None:
+    def solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None] | None:
         """For methods with a closed form: sets one solution after the other; the best on validation rows is kept."""
         return None

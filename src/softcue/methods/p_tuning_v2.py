@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from softcue.backbones import Backbone
+from softcue.inputs.formatter import InsertAt
 from softcue.methods.method import MethodConfig
 from softcue.methods.prompted import DeepConfig, Prompted, levels_of
-from softcue.prompts import DeepPrompt, Levels, ReparameterisedPrompt, Rule, initial
+from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule, initial
 from softcue.tasks import Task
-from softcue.tokens import InsertAt
 
 
 class PTuningV2Config(DeepConfig):
@@ -48,7 +48,7 @@ class PTuningV2(Prompted):
 
     @classmethod
     def _encoder(
-        cls, config: PTuningV2Config, levels: Levels, backbone: Backbone, generator: torch.Generator | None
+        cls, config: PTuningV2Config, levels: PromptedLayers, backbone: Backbone, generator: torch.Generator | None
     ) -> DeepPrompt:
         first = [_first(config, levels.width_of(level), generator) for level in levels.numbers]
         return DeepPrompt(levels, first, config.dropout)
@@ -81,7 +81,7 @@ class PrefixTuning(PTuningV2):
 
     @classmethod
     def _encoder(
-        cls, config: PTuningV2Config, levels: Levels, backbone: Backbone, generator: torch.Generator | None
+        cls, config: PTuningV2Config, levels: PromptedLayers, backbone: Backbone, generator: torch.Generator | None
     ) -> DeepPrompt:
         assert isinstance(config, PrefixTuningConfig)
         if not config.reparameterise:

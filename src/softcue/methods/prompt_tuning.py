@@ -65,7 +65,7 @@ def initial_prompt(config: InitialConfig, backbone: Backbone, task: Task, genera
 
 
 def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
-    length, table = config.prompt_length, backbone.entering_words
+    length, table = config.prompt_length, backbone.word_input_states
 
     def sampled(name: str) -> Tensor:
         if name == "uniform":
@@ -85,8 +85,12 @@ def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: t
         words = task.init_words or task.label_words or tuple(task.description.split()[: config.prompt_length])
         return initial.class_labels(table, [found for word in words if (found := pieces(word))], fallback)
     if not config.init_text.strip():
-        raise ConfigurationError("method.init_text", config.init_text, "the text for init=text",
-                                 "set it, for example method.init_text='classify this message'")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.init_text",
+            got=config.init_text,
+            expected="the text for init=text",
+            fix="set it, for example method.init_text='classify this message'",
+        )
     return initial.free_text(table, pieces(config.init_text), fallback)
 
 
@@ -112,9 +116,13 @@ def read_prompt(origin: str) -> Tensor:
 
         tensors: dict[str, Tensor] = load_file(file)
     except Exception as error:
-        raise ConfigurationError("method.init_from", origin, expected, f"check the path: {error}") from error
+        raise ConfigurationError(
+            setting="method.init_from", got=origin, expected=expected, fix=f"check the path: {error}"
+        ) from error
     named = [tensor for name, tensor in tensors.items() if name.split(".")[-1] == "prompt"]
     matrices = named or [tensor for tensor in tensors.values() if tensor.dim() == 2]
     if len(matrices) != 1:
-        raise ConfigurationError("method.init_from", origin, expected, f"it holds {len(matrices)}")
+        raise ConfigurationError(
+            setting="method.init_from", got=origin, expected=expected, fix=f"it holds {len(matrices)}"
+        )
     return matrices[0]

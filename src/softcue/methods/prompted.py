@@ -10,10 +10,10 @@ from torch import nn
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
+from softcue.inputs.formatter import NUMBERED_PLACES, InsertAt
 from softcue.methods.method import Method, MethodConfig
-from softcue.prompts import Levels, PromptEncoder, Rule
+from softcue.prompts import PromptedLayers, PromptEncoder, Rule
 from softcue.tasks import Task
-from softcue.tokens import NUMBERED_PLACES, InsertAt
 from softcue.types import Instance, Prompt
 
 
@@ -34,7 +34,7 @@ class PromptedConfig(MethodConfig):
         0, ge=0, description="the layer prompts enter at; those below read the text alone, once (0: word embeddings)"
     )
 
-    def seen(self, backbone: Backbone) -> Backbone:
+    def view_of(self, backbone: Backbone) -> Backbone:
         """The backbone from the layer on that prompts enter."""
         return backbone.late(self.insert_layer) if self.insert_layer else backbone
 
@@ -64,18 +64,26 @@ class DeepConfig(PromptedConfig):
         return tuple(part.strip() for part in layers.split(",")) if isinstance(layers, str) and layers else layers
 
 
-def levels_of(config: DeepConfig, backbone: Backbone, deepest: int | None = None) -> Levels:
+def levels_of(config: DeepConfig, backbone: Backbone, deepest: int | None = None) -> PromptedLayers:
     """The levels a configuration names on a backbone."""
     known = range(backbone.num_layers if deepest is None else deepest)
     numbers = tuple(sorted(set(config.layers))) or tuple(known)
     if unknown := [number for number in numbers if number not in known]:
-        raise ConfigurationError("method.layers", unknown[0], f"levels 0 to {len(known) - 1} of {backbone.name}",
-                                 "leave it out for all of them")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.layers",
+            got=unknown[0],
+            expected=f"levels 0 to {len(known) - 1} of {backbone.name}",
+            fix="leave it out for all of them",
+        )
     if config.rule == "kv" and len(numbers) < backbone.num_layers:
-        raise ConfigurationError("method.rule", "kv", "prompts in every layer, or the rules add and replace",
-                                 "elsewhere the text would attend to empty positions")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.rule",
+            got="kv",
+            expected="prompts in every layer, or the rules add and replace",
+            fix="elsewhere the text would attend to empty positions",
+        )
     key_width = backbone.key_width if config.rule == "kv" else 0
-    return Levels(numbers, config.rule, backbone.width, backbone.hidden_width, key_width)
+    return PromptedLayers(numbers, config.rule, backbone.width, backbone.hidden_width, key_width)
 
 
 class Prompted(Method):

@@ -14,7 +14,7 @@ from softcue.methods.method import MethodConfig
 from softcue.methods.prompt_tuning import InitialConfig, initial_prompt
 from softcue.methods.prompted import Prompted, PromptedConfig
 from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
-from softcue.representations import Representation
+from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
 from softcue.types import Words
 
@@ -120,10 +120,14 @@ class _Contextualised(Prompted):
         if generator is not None:
             first = initial_prompt(config, backbone, task, generator)
         encoder = VIP(
-            first, config.soft_tokens, shape,
+            first,
+            config.soft_tokens,
+            shape,
             _quantizer(config, backbone, generator is not None) if isinstance(config, VIPConfig) else None,
-            config.skip, _weights(config), hard_words(config.hard_prompt, backbone),
-        )  # fmt: skip
+            config.skip,
+            _weights(config),
+            hard_words(config.hard_prompt, backbone),
+        )
         if generator is not None:
             encoder.contextualizer.start(generator)
         method = cls(encoder, config)
@@ -134,19 +138,33 @@ class _Contextualised(Prompted):
 def _check(config: ContextConfig) -> None:
     """Combinations that cannot work, with the reason."""
     if config.soft_tokens >= config.prompt_length:
-        raise ConfigurationError("method.soft_tokens", config.soft_tokens,
-                                 f"fewer than method.prompt_length ({config.prompt_length})",
-                                 "a prompt of plain vectors alone is method.name=prompt-tuning")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.soft_tokens",
+            got=config.soft_tokens,
+            expected=f"fewer than method.prompt_length ({config.prompt_length})",
+            fix="a prompt of plain vectors alone is method.name=prompt-tuning",
+        )
     if config.width % config.heads:
-        raise ConfigurationError("method.heads", config.heads, f"a divisor of method.width ({config.width})",
-                                 "change one of them")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.heads",
+            got=config.heads,
+            expected=f"a divisor of method.width ({config.width})",
+            fix="change one of them",
+        )
     if config.noise_resilience and not config.dropout:
-        raise ConfigurationError("method.noise_resilience", config.noise_resilience, "method.dropout above 0",
-                                 "dropout is the noise; set method.dropout=0.1")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.noise_resilience",
+            got=config.noise_resilience,
+            expected="method.dropout above 0",
+            fix="dropout is the noise; set method.dropout=0.1",
+        )
     if isinstance(config, VIPConfig) and config.dedicated and config.codes % (num_vip(config)):
-        raise ConfigurationError("method.codes", config.codes,
-                                 f"with method.dedicated the same number for each of {num_vip(config)} tokens",
-                                 "leave it out for ten each")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.codes",
+            got=config.codes,
+            expected=f"with method.dedicated the same number for each of {num_vip(config)} tokens",
+            fix="leave it out for ten each",
+        )
 
 
 def num_vip(config: ContextConfig) -> int:
@@ -169,22 +187,34 @@ def _quantizer(config: VIPConfig, backbone: Backbone, starts: bool) -> Quantizer
     num_codes = config.codes or CODES_PER_TOKEN * num_vip(config)
     codebook = torch.zeros(num_codes, backbone.width)
     if starts and config.codes_from == "words":
-        codebook = _word_codes(backbone.entering_words, num_vip(config), num_codes, config.codes_norm)
+        codebook = _word_codes(backbone.word_input_states, num_vip(config), num_codes, config.codes_norm)
     epsilon = config.ema_epsilon or (0.01 if config.ema_rule == "literal" else 1e-5)
     shape = QuantizerShape(
-        codes=num_codes, draws=config.draws, temperature=config.temperature, is_relative=config.relative_temperature,
-        tokens=num_vip(config) if config.dedicated else 0, evaluation=config.evaluation,
-        sample_seed=config.sample_seed, rule=config.ema_rule, decay=config.decay, epsilon=epsilon,
-        reset_below=config.reset_below, fill_after=config.fill_after,
-    )  # fmt: skip
+        codes=num_codes,
+        draws=config.draws,
+        temperature=config.temperature,
+        is_relative=config.relative_temperature,
+        tokens=num_vip(config) if config.dedicated else 0,
+        evaluation=config.evaluation,
+        sample_seed=config.sample_seed,
+        rule=config.ema_rule,
+        decay=config.decay,
+        epsilon=epsilon,
+        reset_below=config.reset_below,
+        fill_after=config.fill_after,
+    )
     return Quantizer(shape, codebook)
 
 
 def _word_codes(table: Words, first: int, num_codes: int, norm: float) -> Tensor:
     """The authors' start: rows n to n+K-1 of the word table, each scaled to one length. [K D]"""
     if first + num_codes > len(table):
-        raise ConfigurationError("method.codes", num_codes, f"at most {len(table) - first} codes that start as words",
-                                 "lower it, or set method.codes_from=context")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.codes",
+            got=num_codes,
+            expected=f"at most {len(table) - first} codes that start as words",
+            fix="lower it, or set method.codes_from=context",
+        )
     words = table[torch.arange(first, first + num_codes)].cpu().float()
     if norm == 0:
         return words.clone()
@@ -193,7 +223,7 @@ def _word_codes(table: Words, first: int, num_codes: int, norm: float) -> Tensor
 
 
 def _all_words(backbone: Backbone) -> Tensor:
-    words = backbone.entering_words
+    words = backbone.word_input_states
     return words[torch.arange(len(words))]  # [V D]
 
 
@@ -201,15 +231,19 @@ def hard_text(wanted: str, task: Task) -> str:
     """The text in front of the prompt; `task` stands for the task's label words and description."""
     text = " ".join([*task.label_words, task.description]).strip() if wanted == "task" else wanted
     if wanted and not text.strip():
-        raise ConfigurationError("method.hard_prompt", wanted, "a task with label words or a description, or a text",
-                                 "write the text itself, or leave it out")  # fmt: skip
+        raise ConfigurationError(
+            setting="method.hard_prompt",
+            got=wanted,
+            expected="a task with label words or a description, or a text",
+            fix="write the text itself, or leave it out",
+        )
     return text
 
 
 def hard_words(text: str, backbone: Backbone) -> Tensor:
     """T: the word vectors of a frozen text in front of the prompt. [t D]"""
     ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
-    return backbone.entering_words[torch.tensor(ids, dtype=torch.long)].float()
+    return backbone.word_input_states[torch.tensor(ids, dtype=torch.long)].float()
 
 
 class VectorQuantised(_Contextualised):
@@ -244,7 +278,7 @@ class InstanceProjected(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Two matrices, started as torch does."""
         assert isinstance(config, VIPIDPConfig)
-        representation = Representation("backbone", "mean")
+        representation = SentenceVector("backbone", "mean")
         encoder = Projection(representation.width(backbone), config.bottleneck, config.prompt_length, backbone.width)
         if generator is not None:
             encoder.start(generator)

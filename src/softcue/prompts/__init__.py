@@ -1,7 +1,7 @@
 """Instance -> Prompt. Nothing in here knows transformers, tokenizers, labels or files."""
 
 from softcue.prompts.contextualizer import ContextShape
-from softcue.prompts.deep import DeepPrompt, Levels, ReparameterisedPrompt, Rule
+from softcue.prompts.deep import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
 from softcue.prompts.encoder import PromptEncoder
 from softcue.prompts.idpg import IDPG, GeneratorShape
 from softcue.prompts.quantizer import Quantizer, QuantizerShape
@@ -14,9 +14,9 @@ __all__ = [
     "ContextShape",
     "DeepPrompt",
     "GeneratorShape",
-    "Levels",
     "Projection",
     "PromptEncoder",
+    "PromptedLayers",
     "Quantizer",
     "QuantizerShape",
     "ReparameterisedPrompt",

@@ -14,15 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from softcue.draws import RowDropout
-from softcue.prompts.encoder import PromptEncoder, whole_prompt
+from softcue.prompts.encoder import PromptEncoder, full_prompt
+from softcue.randomness import RowDropout
 from softcue.types import Instance, LayerPrompt, Prompt
 
 Rule = Literal["add", "replace", "kv"]
 
 
 @dataclass(frozen=True)
-class Levels:
+class PromptedLayers:
     """Which layers get prompts, and how wide one token's vector is there.
 
     With `add` and `replace` level 0 is the embedding sequence and level l the input of layer l (from 0); with
@@ -64,14 +64,14 @@ class DeepPrompt(PromptEncoder):
     """P-tuning v2: trained vectors for every level, the same for every input.
 
     Example:
-        >>> levels = Levels((0, 1), "add", width=8, hidden_width=8, key_width=0)
+        >>> levels = PromptedLayers((0, 1), "add", width=8, hidden_width=8, key_width=0)
         >>> encoder = DeepPrompt(levels, [torch.zeros(3, 8), torch.ones(3, 8)])
         >>> prompt = encoder(Instance(torch.zeros(2, 5, 8), torch.ones(2, 5)))
-        >>> prompt.deeper(1, torch.zeros(2, 5, 8), torch.ones(2, 5)).states.shape
+        >>> prompt.layer_prompts(1, torch.zeros(2, 5, 8), torch.ones(2, 5)).states.shape
         torch.Size([2, 3, 8])
     """
 
-    def __init__(self, levels: Levels, initial: Sequence[Tensor], dropout: float = 0.0) -> None:
+    def __init__(self, levels: PromptedLayers, initial: Sequence[Tensor], dropout: float = 0.0) -> None:
         super().__init__()
         self.levels = levels
         self.dropout = RowDropout(dropout)
@@ -91,14 +91,14 @@ class DeepPrompt(PromptEncoder):
         else:
             tokens = self.levels.first_tokens(num_rows, self.prompt_length, instance.embeds)
 
-        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer not in by_level:
                 return None
             return self.levels.taken(self.dropout(by_level[layer].expand(len(hidden), -1, -1)))
 
         is_noisy = self.training and self.dropout.share > 0  # every row has noise of its own
         shared_by = None if is_noisy else self
-        return replace(whole_prompt(tokens), deeper=deeper if by_level else None, shared_by=shared_by)
+        return replace(full_prompt(tokens), layer_prompts=layer_prompts if by_level else None, shared_by=shared_by)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """All of them are prompt vectors."""
@@ -112,7 +112,7 @@ class DeepPrompt(PromptEncoder):
 class ReparameterisedPrompt(DeepPrompt):
     """Prefix tuning's re-parameterisation (Li and Liang 2021): a table [P D], Linear, tanh, Linear."""
 
-    def __init__(self, levels: Levels, table: Tensor, hidden: int, dropout: float = 0.0) -> None:
+    def __init__(self, levels: PromptedLayers, table: Tensor, hidden: int, dropout: float = 0.0) -> None:
         super().__init__(levels, [table], dropout)
         self.widths = [levels.width_of(level) for level in levels.numbers]
         self.network = nn.Sequential(nn.Linear(table.shape[1], hidden), nn.Tanh(), nn.Linear(hidden, sum(self.widths)))

@@ -2,7 +2,8 @@
 
 It never touches the backbone, the tokenizer, labels or files, and leaves nothing on the module: whatever
 the trainer must know comes back in the Prompt. Learned state that no optimizer may touch is a buffer: it changes
-only in `learn`, once per optimizer step, by the sums (`Prompt.tally`) over all pieces and processes of that step.
+only in `update_state`, once per optimizer step, by the sums (`Prompt.statistics`) over all pieces and processes
+of that step.
 A buffer that is not persistent is training's alone: it is in checkpoints, but not in the cue.
 """
 
@@ -33,16 +34,16 @@ class PromptEncoder(nn.Module, ABC):
         """Those parameters that are prompt vectors themselves; the rest are a network's, with another rate."""
         return []
 
-    def blank_tally(self) -> dict[str, Tensor]:
+    def zero_statistics(self) -> dict[str, Tensor]:
         """Zeros of the shapes of every Prompt's tally in training: a process may have no rows of its own."""
         return {}
 
-    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+    def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
         """Move what no gradient moves, by the tally of a whole step; returns what is worth logging."""
         return {}
 
-    def worries(self, health: Mapping[str, float]) -> list[str]:
-        """What is wrong by the last values that `learn` returned, each with what to try."""
+    def health_warnings(self, health: Mapping[str, float]) -> list[str]:
+        """What is wrong by the last values that `update_state` returned, each with what to try."""
         return []
 
     def embedded(self) -> Tensor | None:
@@ -58,11 +59,11 @@ class PromptEncoder(nn.Module, ABC):
         raise NotImplementedError
 
 
-def whole_prompt(tokens: Tensor) -> Prompt:
+def full_prompt(tokens: Tensor) -> Prompt:
     """A prompt whose every position is real and that adds no loss.
 
     Example:
-        >>> whole_prompt(torch.zeros(2, 3, 4)).mask.shape
+        >>> full_prompt(torch.zeros(2, 3, 4)).mask.shape
         torch.Size([2, 3])
     """
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)  # [B P]

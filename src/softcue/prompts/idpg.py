@@ -19,16 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.draws import RowDropout
 from softcue.phm import check_divides, kronecker_sum
-from softcue.prompts.deep import Levels
-from softcue.prompts.encoder import PromptEncoder, whole_prompt
+from softcue.prompts.deep import PromptedLayers
+from softcue.prompts.encoder import PromptEncoder, full_prompt
+from softcue.randomness import RowDropout
 from softcue.types import Instance, LayerPrompt, Prompt
 
 Sharing = Literal["S", "M", "L"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu, "relu": functional.relu, "tanh": torch.tanh, "none": lambda values: values,
-}  # fmt: skip
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "tanh": torch.tanh,
+    "none": lambda values: values,
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,15 @@ class Generator(nn.Module):
         n, sides = shape.phm_n, ((shape.inputs, shape.bottleneck), (shape.bottleneck, shape.outputs))
         self.bias = nn.Parameter(torch.zeros(shape.bottleneck))  # b1
         if n:
-            check_divides("method.phm_n", n, {"generator's input": shape.inputs, "bottleneck": shape.bottleneck,
-                                              "generator's output": shape.outputs})  # fmt: skip
+            check_divides(
+                "method.phm_n",
+                n,
+                {
+                    "generator's input": shape.inputs,
+                    "bottleneck": shape.bottleneck,
+                    "generator's output": shape.outputs,
+                },
+            )
             self.a = nn.ParameterList(nn.Parameter(torch.zeros(n, n, n)) for _ in range(1 if shape.shares_a else 2))
             self.b = nn.ParameterList(nn.Parameter(torch.zeros(n, i // n, o // n)) for i, o in sides)
         else:
@@ -86,7 +96,7 @@ class IDPG(PromptEncoder):
 
     def __init__(
         self,
-        levels: Levels,
+        levels: PromptedLayers,
         length: int,
         shape: GeneratorShape,
         sharing: Sharing,
@@ -128,7 +138,7 @@ class IDPG(PromptEncoder):
         else:
             tokens = self.levels.first_tokens(len(sentence), self.prompt_length, instance.embeds)
 
-        def deeper(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+        def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer not in places:
                 return None
             # Layer 0 has no layer before it whose output could be read.
@@ -136,7 +146,7 @@ class IDPG(PromptEncoder):
             vectors = self.summarise(hidden.float(), mask) if reads_previous else sentence  # [B R]
             return self.levels.taken(self._generated(places[layer], vectors, matrices))
 
-        return replace(whole_prompt(tokens), deeper=deeper if places else None)
+        return replace(full_prompt(tokens), layer_prompts=layer_prompts if places else None)
 
     def _generated(self, place: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """G(h) of one level. [B R] -> [B P X]"""

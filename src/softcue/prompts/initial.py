@@ -66,10 +66,15 @@ def exactly(values: Tensor, length: int, width: int, origin: str) -> Tensor:
     if tuple(values.shape) != (length, width):
         fits = values.dim() == 2 and values.shape[1] == width
         raise ConfigurationError(
-            "method.init_from", f"{origin} of shape {list(values.shape)}", f"shape [{length}, {width}]",
-            f"set method.prompt_length={values.shape[0]}" if fits
+            setting="method.init_from",
+            got=f"{origin} of shape {list(values.shape)}",
+            expected=f"shape [{length}, {width}]",
+            fix=f"set method.prompt_length={values.shape[0]}"
+            if fits
             else "take a prompt trained on a backbone of the same width",
-        )  # fmt: skip
+        )
     if not bool(torch.isfinite(values).all()):
-        raise ConfigurationError("method.init_from", origin, "finite numbers", "train that prompt again")
+        raise ConfigurationError(
+            setting="method.init_from", got=origin, expected="finite numbers", fix="train that prompt again"
+        )
     return values.float()

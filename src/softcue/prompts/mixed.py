@@ -11,15 +11,15 @@ from torch import Tensor
 from softcue.types import LayerPrompt, Prompt
 
 
-def joined(prompts: Sequence[Prompt]) -> Prompt:
+def join_prompts(prompts: Sequence[Prompt]) -> Prompt:
     """One prompt for all rows of a batch, which stand prompt by prompt.
 
     Shorter prompts are padded and masked; cues without deep prompts get zeros there, which add nothing.
 
     Example:
-        >>> from softcue.prompts.encoder import whole_prompt
-        >>> short, long = whole_prompt(torch.ones(1, 1, 4)), whole_prompt(torch.ones(1, 3, 4))
-        >>> joined([long, short]).mask.tolist()
+        >>> from softcue.prompts.encoder import full_prompt
+        >>> short, long = full_prompt(torch.ones(1, 1, 4)), full_prompt(torch.ones(1, 3, 4))
+        >>> join_prompts([long, short]).mask.tolist()
         [[True, True, True], [True, False, False]]
     """
     if len(prompts) == 1:
@@ -34,15 +34,17 @@ def joined(prompts: Sequence[Prompt]) -> Prompt:
     for prompt, place in zip(prompts, places, strict=True):
         tokens[place, : prompt.tokens.shape[1]] = prompt.tokens
         mask[place, : prompt.tokens.shape[1]] = prompt.mask
-    parts = [(p.deeper, place) for p, place in zip(prompts, places, strict=True) if p.deeper is not None]
+    parts = [(p.layer_prompts, place) for p, place in zip(prompts, places, strict=True) if p.layer_prompts is not None]
 
-    def deeper(layer: int, hidden: Tensor, text_mask: Tensor) -> LayerPrompt | None:
+    def layer_prompts(layer: int, hidden: Tensor, text_mask: Tensor) -> LayerPrompt | None:
         taken = [(part(layer, hidden[place], text_mask[place]), place) for part, place in parts]
         return _joined_layer([(part, place) for part, place in taken if part is not None], num_rows, length)
 
     aux_loss = torch.stack([prompt.aux_loss for prompt in prompts]).sum()
     rows = [torch.arange(place.start, place.stop, device=first.device) for place in places]
-    return Prompt(tokens, mask, aux_loss, deeper if parts else None, parts=tuple(zip(rows, prompts, strict=True)))
+    return Prompt(
+        tokens, mask, aux_loss, layer_prompts if parts else None, parts=tuple(zip(rows, prompts, strict=True))
+    )
 
 
 def _joined_layer(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: int, length: int) -> LayerPrompt | None:

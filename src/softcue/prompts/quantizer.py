@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.draws import own_places
+from softcue.randomness import batch_positions
 
 EmaRule = Literal["vqvae", "literal"]
 EvaluationRule = Literal["expectation", "sample", "argmax"]
@@ -108,7 +108,7 @@ class Quantizer(nn.Module):
         found = shares.new_zeros(*shares.shape[:2], self.shape.codes)
         return found.scatter_(2, codes.expand_as(shares), shares)
 
-    def blank_tally(self) -> dict[str, Tensor]:
+    def zero_statistics(self) -> dict[str, Tensor]:
         """Zeros for a step's sums."""
         sizes = {"counts": self.counts, "sums": self.codebook, "distance": self.steps, "vectors": self.steps}
         if self._wants_candidates:
@@ -116,27 +116,27 @@ class Quantizer(nn.Module):
         return {name: torch.zeros_like(like) for name, like in sizes.items()}
 
     @torch.no_grad()
-    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+    def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
         """Equations 7 and 8 for one optimizer step; what to log of the codebook."""
         self.steps += 1
         if self.is_empty:
             if self.steps >= self.shape.fill_after:
-                self.codebook.copy_(tally["candidates"])
+                self.codebook.copy_(statistics["candidates"])
             return {}
         if epoch_begins:
             self.drawn.zero_()
-        self.drawn += tally["counts"]
-        self.recent.lerp_(tally["counts"], 1 - WINDOW)
-        self._move(tally["counts"], tally["sums"])
+        self.drawn += statistics["counts"]
+        self.recent.lerp_(statistics["counts"], 1 - WINDOW)
+        self._move(statistics["counts"], statistics["sums"])
         health = {
             "codes_drawn": float((self.drawn > 0).sum()),
             "perplexity": float(perplexity(self.recent)),
-            "code_distance": float(tally["distance"] / tally["vectors"]),
+            "code_distance": float(statistics["distance"] / statistics["vectors"]),
             "temperature": float(self._temperature()),
         }
         if self.shape.reset_below:
             dead = self.counts < self.shape.reset_below * self.counts.mean()
-            self.codebook[dead] = tally["candidates"][dead]
+            self.codebook[dead] = statistics["candidates"][dead]
             self.counts[dead] = self.counts.mean()
             health["codes_reset"] = float(dead.sum())
         return health
@@ -206,19 +206,19 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def _tally(self, vectors: Tensor, logits: Tensor | None, codes: Tensor | None) -> dict[str, Tensor]:
-        tally = self.blank_tally()
+        statistics = self.zero_statistics()
         flat = vectors.detach().float().flatten(0, 1)  # [B*n D]
         if logits is not None and codes is not None:
             share = 1 / self.shape.draws
             drawn = codes.flatten(0, 1)  # [B*n m]
-            tally["counts"] = torch.bincount(drawn.flatten(), minlength=self.shape.codes) * share  # sum_i u_ij
+            statistics["counts"] = torch.bincount(drawn.flatten(), minlength=self.shape.codes) * share  # sum_i u_ij
             for draw in drawn.T:  # sum_i u_ij p_i, one draw of every vector at a time
-                tally["sums"].index_add_(0, draw, flat, alpha=share)
-            tally["distance"] = -logits.amax(-1).sum() * self._temperature()
-            tally["vectors"] += len(flat)
-        if "candidates" in tally:
-            self._fill_candidates(tally["candidates"], vectors.detach().float())
-        return tally
+                statistics["sums"].index_add_(0, draw, flat, alpha=share)
+            statistics["distance"] = -logits.amax(-1).sum() * self._temperature()
+            statistics["vectors"] += len(flat)
+        if "candidates" in statistics:
+            self._fill_candidates(statistics["candidates"], vectors.detach().float())
+        return statistics
 
     @property
     def _wants_candidates(self) -> bool:
@@ -227,7 +227,7 @@ class Quantizer(nn.Module):
     def _fill_candidates(self, candidates: Tensor, vectors: Tensor) -> None:
         """A random vector of the global batch for each code; those of other pieces stay zero here."""
         (num_rows, num_tokens, _), num_codes = vectors.shape, self.shape.codes
-        places, total = own_places(num_rows)
+        places, total = batch_positions(num_rows)
         if self.shape.tokens:  # a token's own codes come from that token's vectors
             each = num_codes // num_tokens
             rows = torch.cat([_distinct(total, each) for _ in range(num_tokens)])

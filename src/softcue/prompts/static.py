@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from softcue.prompts.encoder import PromptEncoder, whole_prompt
+from softcue.prompts.encoder import PromptEncoder, full_prompt
 from softcue.types import Instance, Prompt
 
 
@@ -31,7 +31,7 @@ class StaticPrompt(PromptEncoder):
     def forward(self, instance: Instance) -> Prompt:
         """P for every row."""
         num_rows = instance.embeds.shape[0]
-        return replace(whole_prompt(self.prompt.expand(num_rows, -1, -1)), shared_by=self)  # [B P D]
+        return replace(full_prompt(self.prompt.expand(num_rows, -1, -1)), shared_by=self)  # [B P D]
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """P itself."""

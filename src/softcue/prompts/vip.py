@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.draws import row_streams
 from softcue.prompts.contextualizer import ContextShape, Contextualizer, start_linear
-from softcue.prompts.encoder import PromptEncoder, whole_prompt
+from softcue.prompts.encoder import PromptEncoder, full_prompt
 from softcue.prompts.quantizer import Quantizer
+from softcue.randomness import row_generators
 from softcue.types import Instance, Prompt
 
 Reduction = Literal["mean", "sum"]
@@ -41,9 +41,15 @@ class VIP(PromptEncoder):
     """[T, soft, VIP]: frozen words, plain soft prompts, and vectors that read the input."""
 
     def __init__(
-        self, initial: Tensor, num_soft: int, context: ContextShape, quantizer: Quantizer | None, skip: bool,
-        weights: Weights, hard: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        initial: Tensor,
+        num_soft: int,
+        context: ContextShape,
+        quantizer: Quantizer | None,
+        skip: bool,
+        weights: Weights,
+        hard: Tensor,
+    ) -> None:
         super().__init__()
         self.num_soft, self.skip, self.weights = num_soft, skip, weights
         self.prompt = nn.Parameter(initial.clone())  # P [soft+n D]
@@ -78,11 +84,11 @@ class VIP(PromptEncoder):
     def forward(self, instance: Instance) -> Prompt:
         """The prompt of each row."""
         num_rows = len(instance.mask)
-        streams = row_streams(num_rows) if self.training else []
+        streams = row_generators(num_rows) if self.training else []
         context = self.contextualised(instance, streams)  # P^c [B n D]
-        tokens, tally, losses = context, {}, {}
+        tokens, statistics, losses = context, {}, {}
         if self.quantizer is not None:
-            tokens, tally = self.quantizer(context, streams)  # P^q
+            tokens, statistics = self.quantizer(context, streams)  # P^q
         if self.training and self.quantizer is not None:
             unit = self.contextualizer.shape.scale
             losses["commitment"] = commitment(context / unit, tokens / unit, self.weights.reduction)
@@ -93,18 +99,18 @@ class VIP(PromptEncoder):
         if self.training:
             for name, loss in losses.items():
                 aux_loss = aux_loss + getattr(self.weights, name) * loss
-            tally |= {name: loss.detach() * num_rows for name, loss in losses.items()}
-            tally["rows"] = torch.tensor(float(num_rows), device=context.device)
-            tally["energy"] = tokens.detach().square().sum(-1).mean(1).sum()
+            statistics |= {name: loss.detach() * num_rows for name, loss in losses.items()}
+            statistics["rows"] = torch.tensor(float(num_rows), device=context.device)
+            statistics["energy"] = tokens.detach().square().sum(-1).mean(1).sum()
         if self.skip:
             tokens = self.prompt[self.num_soft :] + tokens
         fixed = torch.cat([self.hard, self.prompt[: self.num_soft]]).expand(num_rows, -1, -1)
-        return replace(whole_prompt(torch.cat([fixed, tokens], dim=1)), aux_loss=aux_loss, tally=tally)
+        return replace(full_prompt(torch.cat([fixed, tokens], dim=1)), aux_loss=aux_loss, statistics=statistics)
 
-    def blank_tally(self) -> dict[str, Tensor]:
+    def zero_statistics(self) -> dict[str, Tensor]:
         """Zeros for a step's sums."""
-        tally = {} if self.quantizer is None else self.quantizer.blank_tally()
-        return tally | {name: self.prompt.new_zeros(()) for name in ("rows", "energy", *self._losses)}
+        statistics = {} if self.quantizer is None else self.quantizer.zero_statistics()
+        return statistics | {name: self.prompt.new_zeros(()) for name in ("rows", "energy", *self._losses)}
 
     @property
     def _losses(self) -> list[str]:
@@ -114,14 +120,14 @@ class VIP(PromptEncoder):
         )
 
     @torch.no_grad()
-    def learn(self, tally: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
+    def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
         """Moves the codebook; returns how it and the prompt are."""
-        health = {} if self.quantizer is None else self.quantizer.learn(tally, epoch_begins)
-        rows = tally["rows"]
+        health = {} if self.quantizer is None else self.quantizer.update_state(statistics, epoch_begins)
+        rows = statistics["rows"]
         static = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
-        health["prompt_ratio"] = float((tally["energy"] / rows).sqrt() / static.clamp(min=1e-12))  # |P^q| / |P|
+        health["prompt_ratio"] = float((statistics["energy"] / rows).sqrt() / static.clamp(min=1e-12))  # |P^q| / |P|
         # a batch of one row has nothing to be told apart from: that says nothing of the run
-        return health | {name: float(tally[name] / rows) for name in self._losses if tally[name] != 0}
+        return health | {name: float(statistics[name] / rows) for name in self._losses if statistics[name] != 0}
 
     def _advice(self) -> str:
         """What keeps codes apart and the input in the prompt (docs/results.md) and is not yet set."""
@@ -137,7 +143,7 @@ class VIP(PromptEncoder):
                 return "a lower method.temperature or a higher method.commitment or method.reset_below"
         return " ".join(tries) or "a larger method.width"
 
-    def worries(self, health: Mapping[str, float]) -> list[str]:
+    def health_warnings(self, health: Mapping[str, float]) -> list[str]:
         """A codebook nobody uses, or a prompt that is the same for every input."""
         found = []
         advice = self._advice()
@@ -153,9 +159,11 @@ class VIP(PromptEncoder):
                     f"(perplexity of the last steps' draws; one each would be {groups}). Try {advice}"
                 )
         if self.weights.noise_resilience and "noise_resilience" not in health:
-            found.append("noise resilience had nothing to compare: it tells the rows of a piece apart. Try a higher "
-                         "training.micro_batch_size or training.batch_size")  # fmt: skip
-        return found + _static(health, f"a higher training.network_rate, or {advice}")
+            found.append(
+                "noise resilience had nothing to compare: it tells the rows of a piece apart. Try a higher "
+                "training.micro_batch_size or training.batch_size"
+            )
+        return found + _static(health, f"a higher training.network_learning_rate, or {advice}")
 
 
 NO_VARIATION = 1e-3  # of the prompt's size: less than bfloat16 could tell apart
@@ -187,11 +195,11 @@ class Projection(PromptEncoder):
         """The prompt of each row, by its M(x)."""
         assert instance.representation is not None, "this prompt asks for M(x)"
         tokens = self.up(functional.relu(self.down(instance.representation)))
-        return whole_prompt(tokens.view(len(tokens), self.prompt_length, -1))
+        return full_prompt(tokens.view(len(tokens), self.prompt_length, -1))
 
-    def worries(self, health: Mapping[str, float]) -> list[str]:
+    def health_warnings(self, health: Mapping[str, float]) -> list[str]:
         """A prompt that is the same for every input."""
-        return _static(health, "another training.network_rate or a larger method.bottleneck")
+        return _static(health, "another training.network_learning_rate or a larger method.bottleneck")
 
 
 def commitment(context: Tensor, quantised: Tensor, reduction: Reduction) -> Tensor:

@@ -7,8 +7,8 @@ from softcue.errors import ConfigurationError
 from softcue.readouts.generation import Generation
 from softcue.readouts.heads import Classifier, Regression
 from softcue.readouts.label_words import LabelWords
-from softcue.readouts.places import SpanHead, TagHead
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig
+from softcue.readouts.spans_and_tags import SpanHead, TagHead
 from softcue.tasks import Task
 
 __all__ = ["Loss", "Readout", "ReadoutConfig", "make_readout"]
@@ -36,20 +36,31 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
     """The readout a configuration names; its own `config` has every `auto` settled, for the cue to record."""
     settled = _settled(config, task, backbone)
     if task.kind == "referent" and backbone.kind != "encoder" and settled.name != "generation":
-        raise ConfigurationError("readout.name", settled.name, "generation on a backbone that writes text",
-                                 "leave it at auto: it is not shown the candidate")  # fmt: skip
+        raise ConfigurationError(
+            setting="readout.name",
+            got=settled.name,
+            expected="generation on a backbone that writes text",
+            fix="leave it at auto: it is not shown the candidate",
+        )
     if settled.name not in _FITS[task.kind]:
-        raise ConfigurationError("readout.name", settled.name,
-                                 f"one that fits {task.kind}: {', '.join(_FITS[task.kind])}",
-                                 "change readout.name or task.kind")  # fmt: skip
+        raise ConfigurationError(
+            setting="readout.name",
+            got=settled.name,
+            expected=f"one that fits {task.kind}: {', '.join(_FITS[task.kind])}",
+            fix="change readout.name or task.kind",
+        )
     return READOUTS[settled.name](task, settled, backbone)
 
 
 def _settled(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutConfig:
     can_compare = backbone.kind == "encoder" and task.num_sentences == 2
     if config.pairs == "compare" and not can_compare:
-        raise ConfigurationError("readout.pairs", "compare", "an encoder and a task that reads two texts",
-                                 "leave it at auto")  # fmt: skip
+        raise ConfigurationError(
+            setting="readout.pairs",
+            got="compare",
+            expected="an encoder and a task that reads two texts",
+            fix="leave it at auto",
+        )
     # Scores that can be written as text are; others need a head on any backbone.
     writes = backbone.kind != "encoder" and not (task.kind == "regression" and task.scale is None)
     automatic = {

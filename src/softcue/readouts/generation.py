@@ -13,19 +13,40 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Decoding, Reading
+from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.readouts.places import located, place_of, written
+from softcue.inputs.formatter import TOKENS_AT_ONCE, answer_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.readouts.spans_and_tags import located, place_of, written
 from softcue.tasks import Task
-from softcue.tokens import TOKENS_AT_ONCE, answer_tokens
-from softcue.types import Batch, Example, Prediction, Tokens
+from softcue.types import Batch, Example, Prediction, TokenizedRow
 
 RANKED_AT_ONCE = 256  # candidate strings scored in one decoder pass
 DETERMINERS = frozenset(
-    ("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their",
-     "these", "this", "those", "which", "whose", "your")
-)  # fmt: skip
+    (
+        "a",
+        "an",
+        "few",
+        "her",
+        "his",
+        "each",
+        "every",
+        "many",
+        "much",
+        "my",
+        "our",
+        "some",
+        "that",
+        "the",
+        "their",
+        "these",
+        "this",
+        "those",
+        "which",
+        "whose",
+        "your",
+    )
+)
 
 
 class Generation(Readout):
@@ -38,15 +59,21 @@ class Generation(Readout):
         super().__init__(task, config, backbone)
         if backbone.kind == "encoder":
             raise BackboneError(
-                "readout.name", "generation", "a backbone that writes text (encoder-decoder or decoder-only)",
-                f"use readout.name=classifier with {backbone.name}",
-            )  # fmt: skip
+                setting="readout.name",
+                got="generation",
+                expected="a backbone that writes text (encoder-decoder or decoder-only)",
+                fix=f"use readout.name=classifier with {backbone.name}",
+            )
         self.tokenizer, self.kind = backbone.tokenizer, backbone.kind
         self.ranks = config.decoding == "rank"
         self.choices = _choices(task)
         if self.ranks and not self.choices:
-            raise ConfigurationError("readout.decoding", "rank", "a task with a closed set of labels",
-                                     "use greedy or beam")  # fmt: skip
+            raise ConfigurationError(
+                setting="readout.decoding",
+                got="rank",
+                expected="a task with a closed set of labels",
+                fix="use greedy or beam",
+            )
         self.shared_pass = "answers" if self.ranks else "hidden" if backbone.kind == "encoder-decoder" else None
         self.candidates = [torch.tensor(self._answer(words)) for words in self.choices]
         if not self.ranks:
@@ -62,7 +89,7 @@ class Generation(Readout):
         longest = max((len(candidate) for candidate in self.candidates), default=0)
         return longest if self.ranks else max(longest, self.config.max_new_tokens)
 
-    def lessons(self, example: Example) -> list[Example]:
+    def training_examples(self, example: Example) -> list[Example]:
         """One per right answer where a row names its options; only what is true of referents."""
         if self.task.kind == "referent":
             return [example] if example.target == self.task.positive else []
@@ -70,7 +97,7 @@ class Generation(Readout):
             return [replace(example, target=answer) for answer in example.answers]
         return [example]
 
-    def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
+    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
         """What was written, as the task's answer; places in the text where it has any."""
         answer = answers[0]
         text = (answer.label or "").strip()
@@ -86,7 +113,7 @@ class Generation(Readout):
             return replace(answer, spans=() if place is None else (place,))
         return answer
 
-    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
         """With the tokens of what is to be written, cut to the room there is."""
         ids = self._answer(self._wanted(example))
         if len(ids) <= self.max_target_length:
@@ -94,30 +121,30 @@ class Generation(Readout):
         # The end token stays: a model trained without it would never stop.
         return replace(tokens, target_ids=(*ids[: self.max_target_length - 1], ids[-1]), is_truncated=True)
 
-    def num_losses(self, rows: Sequence[Tokens]) -> float:
+    def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
         """Target tokens."""
         return sum(len(row.target_ids) for row in rows)
 
-    def loss(self, reading: Reading, batch: Batch) -> Loss:
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Cross-entropy of the target tokens, and t5x's z-loss if asked for."""
-        logits = reading.target_logits(batch.target_ids).flatten(0, 1)  # [B*U V]
+        logits = forward_pass.target_logits(batch.target_ids).flatten(0, 1)  # [B*U V]
         wanted = batch.target_ids.where(batch.target_mask, -100).flatten()  # -100: not counted
         total = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100)
         if self.config.z_loss > 0:
             total = total + self.config.z_loss * logits.logsumexp(dim=-1)[wanted >= 0].square().sum()
         return Loss(total, float(batch.target_mask.sum()))
 
-    def predict(self, reading: Reading) -> list[Prediction]:
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """A ranked label or a written text per row."""
-        return self._ranked(reading) if self.decoding is None else self._written(reading, self.decoding)
+        return self._ranked(forward_pass) if self.decoding is None else self._written(forward_pass, self.decoding)
 
-    def _ranked(self, reading: Reading) -> list[Prediction]:
+    def _ranked(self, forward_pass: ForwardPass) -> list[Prediction]:
         # each candidate has its own copy of the source's keys and values, or states
-        width = reading.layout.mask.shape[1] + self.max_target_length
+        width = forward_pass.layout.mask.shape[1] + self.max_target_length
         step = max(1, min(RANKED_AT_ONCE, TOKENS_AT_ONCE // width) // len(self.candidates))
         found = []
-        for rows in torch.arange(len(reading.ids), device=reading.ids.device).split(step):
-            probabilities = reading.rows(rows).rank(self.candidates).softmax(dim=-1)  # [B C]
+        for rows in torch.arange(len(forward_pass.ids), device=forward_pass.ids.device).split(step):
+            probabilities = forward_pass.rows(rows).rank(self.candidates).softmax(dim=-1)  # [B C]
             found += [self._chosen(row) for row in probabilities.tolist()]
         return found
 
@@ -127,8 +154,10 @@ class Generation(Readout):
         words = max(zip(probabilities, self.choices, strict=True))[1]
         return Prediction(None, value=float(words))
 
-    def _written(self, reading: Reading, decoding: Decoding) -> list[Prediction]:
-        texts = [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in reading.generate(decoding)]
+    def _written(self, forward_pass: ForwardPass, decoding: Decoding) -> list[Prediction]:
+        texts = [
+            self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in forward_pass.generate(decoding)
+        ]
         if self.task.kind == "regression":
             return [_number(text) for text in texts]
         return [Prediction(self.choices.get(text, text)) for text in texts]
@@ -154,8 +183,12 @@ def _choices(task: Task) -> dict[str, str]:
     """What may be written -> what it stands for; empty where any text may. No two labels have the same words."""
     if task.kind == "regression":
         if task.scale is None:
-            raise ConfigurationError("readout.name", "generation", "a task whose scores are on a scale",
-                                     "use readout.name=regression")  # fmt: skip
+            raise ConfigurationError(
+                setting="readout.name",
+                got="generation",
+                expected="a task whose scores are on a scale",
+                fix="use readout.name=regression",
+            )
         low, high, step = task.scale
         scores = [_score_text(low, number, step) for number in range(round((high - low) / step) + 1)]
         return dict(zip(scores, scores, strict=True))
@@ -166,8 +199,12 @@ def _choices(task: Task) -> dict[str, str]:
         words = label.words.strip()
         if not words or words in found:
             trouble = "empty" if not words else f"also the words of '{found[words]}'"
-            raise ConfigurationError(f"label words of '{name}'", f"{label.words} ({trouble})",
-                                     "words of its own per label", f"set task.label_words.{name}=...")  # fmt: skip
+            raise ConfigurationError(
+                setting=f"label words of '{name}'",
+                got=f"{label.words} ({trouble})",
+                expected="words of its own per label",
+                fix=f"set task.label_words.{name}=...",
+            )
         found[words] = name
     return found
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Reading, Summary
-from softcue.draws import RowDropout
+from softcue.backbones import Backbone, ForwardPass, Summary
+from softcue.randomness import RowDropout
+from softcue.readouts.closed_form import best_strength, solve_linear
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
-from softcue.readouts.solving import best_strength, solve_linear
 from softcue.tasks import Task
-from softcue.types import Batch, Example, Prediction, Tokens
+from softcue.types import Batch, Example, Prediction, TokenizedRow
 
 
 def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: float) -> nn.Sequential:
@@ -47,9 +47,9 @@ class PooledHead(Readout):
         width = backbone.hidden_width * (2 if compares else 1)
         self.head = make_head(config.head, width, num_outputs, config.dropout, config.head_init)
 
-    def outputs(self, reading: Reading) -> Tensor:
+    def outputs(self, forward_pass: ForwardPass) -> Tensor:
         """The head's outputs. [B C]"""
-        return self.head(reading.features(self.summary))  # type: ignore[no-any-return]
+        return self.head(forward_pass.features(self.summary))  # type: ignore[no-any-return]
 
     @property
     def linear(self) -> nn.Linear | None:
@@ -76,18 +76,18 @@ class Classifier(PooledHead):
     Outputs keep the order of `task.label_names`.
     """
 
-    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
         """With the class number."""
         return replace(tokens, label=self.task.label_names.index(str(example.target)))
 
-    def loss(self, reading: Reading, batch: Batch) -> Loss:
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Cross-entropy."""
         assert batch.labels is not None
-        return Loss(functional.cross_entropy(self.outputs(reading), batch.labels, reduction="sum"), batch.size)
+        return Loss(functional.cross_entropy(self.outputs(forward_pass), batch.labels, reduction="sum"), batch.size)
 
-    def predict(self, reading: Reading) -> list[Prediction]:
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """A label per row."""
-        probabilities = self.outputs(reading).softmax(dim=-1)  # [B C]
+        probabilities = self.outputs(forward_pass).softmax(dim=-1)  # [B C]
         return [label_prediction(self.task, row) for row in probabilities.tolist()]
 
 
@@ -113,18 +113,18 @@ class Regression(PooledHead):
         """In standard deviations."""
         return ((torch.tensor(labels) - self.mean.cpu()) / self.scale.cpu()).tolist()
 
-    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
         """With the score."""
         assert example.target is not None
         return replace(tokens, label=float(example.target))
 
-    def loss(self, reading: Reading, batch: Batch) -> Loss:
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Squared error in standard deviations."""
         assert batch.labels is not None
         wanted = (batch.labels - self.mean) / self.scale  # [B]
-        return Loss((self.outputs(reading).squeeze(1) - wanted).square().sum(), batch.size)
+        return Loss((self.outputs(forward_pass).squeeze(1) - wanted).square().sum(), batch.size)
 
-    def predict(self, reading: Reading) -> list[Prediction]:
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """A number per row."""
-        values = self.outputs(reading).squeeze(1) * self.scale + self.mean  # [B]
+        values = self.outputs(forward_pass).squeeze(1) * self.scale + self.mean  # [B]
         return [Prediction(None, value=value) for value in values.tolist()]

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from softcue.backbones import Backbone, Reading
+from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
+from softcue.inputs.formatter import answer_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
-from softcue.tokens import answer_tokens
-from softcue.types import Batch, Example, Prediction, Tokens
+from softcue.types import Batch, Example, Prediction, TokenizedRow
 
 
 class LabelWords(Readout):
@@ -29,9 +29,11 @@ class LabelWords(Readout):
         super().__init__(task, config, backbone)
         if backbone.kind == "encoder" and backbone.word_head is None:
             raise BackboneError(
-                "readout.name", "label-words", "a backbone with a masked-word head",
-                f"{backbone.name} has none: use readout.name=classifier",
-            )  # fmt: skip
+                setting="readout.name",
+                got="label-words",
+                expected="a backbone with a masked-word head",
+                fix=f"{backbone.name} has none: use readout.name=classifier",
+            )
         self.word_ids = label_word_ids(task, backbone)  # [C]
         self.shared_pass = None if backbone.kind == "decoder" else "hidden"
         is_encoder = backbone.kind == "encoder"
@@ -42,22 +44,22 @@ class LabelWords(Readout):
         """The mask, on encoders."""
         return self._suffix
 
-    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
         """With the class number."""
         return replace(tokens, label=self.task.label_names.index(str(example.target)))
 
-    def logits(self, reading: Reading) -> Tensor:
+    def logits(self, forward_pass: ForwardPass) -> Tensor:
         """Scores of the label words. [B C]"""
-        return reading.first_logits()[:, self.word_ids.to(reading.ids.device)]
+        return forward_pass.first_logits()[:, self.word_ids.to(forward_pass.ids.device)]
 
-    def loss(self, reading: Reading, batch: Batch) -> Loss:
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Cross-entropy among the label words."""
         assert batch.labels is not None
-        return Loss(functional.cross_entropy(self.logits(reading), batch.labels, reduction="sum"), batch.size)
+        return Loss(functional.cross_entropy(self.logits(forward_pass), batch.labels, reduction="sum"), batch.size)
 
-    def predict(self, reading: Reading) -> list[Prediction]:
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """A label per row."""
-        return [label_prediction(self.task, row) for row in self.logits(reading).softmax(dim=-1).tolist()]
+        return [label_prediction(self.task, row) for row in self.logits(forward_pass).softmax(dim=-1).tolist()]
 
 
 def label_word_ids(task: Task, backbone: Backbone) -> Tensor:
@@ -73,8 +75,10 @@ def label_word_ids(task: Task, backbone: Backbone) -> Tensor:
         if len(pieces) != 1 or pieces[0] in found:
             trouble = "several pieces" if len(pieces) != 1 else f"the same first piece as '{found[pieces[0]]}'"
             raise ConfigurationError(
-                f"label word of '{name}'", f"{label.words} ({trouble})", "a word of its own per label",
-                "set task.label_words, or use readout.name=generation or classifier",
-            )  # fmt: skip
+                setting=f"label word of '{name}'",
+                got=f"{label.words} ({trouble})",
+                expected="a word of its own per label",
+                fix="set task.label_words, or use readout.name=generation or classifier",
+            )
         found[pieces[0]] = name
     return torch.tensor(list(found))

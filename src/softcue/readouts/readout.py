@@ -13,11 +13,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, Decoding, Reading, Summary
+from softcue.backbones import Backbone, Decoding, ForwardPass, Summary
 from softcue.errors import ConfigurationError
+from softcue.inputs.formatter import InputFormatter, Places
 from softcue.tasks import Task
-from softcue.tokens import Places, Wording
-from softcue.types import Batch, Example, Prediction, Tokens
+from softcue.types import Batch, Example, Prediction, TokenizedRow
 
 
 class ReadoutConfig(BaseModel):
@@ -104,40 +104,44 @@ class Readout(nn.Module, ABC):
 
     def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
         """Set a linear head to the closed-form solution for features [N R]; without a strength, choose one."""
-        raise ConfigurationError("readout.head_start", "solved", "classifier or regression, with readout.head=linear",
-                                 "only a single linear layer can be solved for")  # fmt: skip
+        raise ConfigurationError(
+            setting="readout.head_start",
+            got="solved",
+            expected="classifier or regression, with readout.head=linear",
+            fix="only a single linear layer can be solved for",
+        )
 
     @property
     def max_target_length(self) -> int:
         """Room a decoder needs behind the text."""
         return 0
 
-    def lessons(self, example: Example) -> list[Example]:
+    def training_examples(self, example: Example) -> list[Example]:
         """What training makes of an example: itself, several, or nothing."""
         return [example]
 
-    def unfold(self, example: Example, wording: Wording) -> list[Example]:
+    def split(self, example: Example, formatter: InputFormatter) -> list[Example]:
         """The pieces in which an example is read."""
         return [example]
 
-    def fold(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
+    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
         """The answers to the pieces of an example as one."""
         return answers[0]
 
     @abstractmethod
-    def answered(self, tokens: Tokens, example: Example) -> Tokens:
+    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
         """The tokens with the example's answer filled in, for training."""
 
-    def num_losses(self, rows: Sequence[Tokens]) -> float:
+    def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
         """How many terms the loss of these rows averages."""
         return len(rows)
 
     @abstractmethod
-    def loss(self, reading: Reading, batch: Batch) -> Loss:
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """The training loss of a batch."""
 
     @abstractmethod
-    def predict(self, reading: Reading) -> list[Prediction]:
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """An answer per row."""
 
 

@@ -23,7 +23,7 @@ class ServerError(SoftcueError):
     """A server that cannot be reached, or its refusal of a whole request."""
 
     def __init__(self, url: str, status: int, code: str, message: str) -> None:
-        super().__init__(url, f"{status} {code}".strip(), "an answer", message)
+        super().__init__(setting=url, got=f"{status} {code}".strip(), expected="an answer", fix=message)
         self.status, self.code = status, code
 
 
@@ -72,15 +72,21 @@ class Client:
 
     def __init__(self, url: str, api_key: str = "", timeout: float = 35.0, attempts: int = 5) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise ConfigurationError("--url", url, "an address such as http://127.0.0.1:8000", "check it")
+            raise ConfigurationError(
+                setting="url", got=url, expected="an address such as http://127.0.0.1:8000", fix="check it"
+            )
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout, self._attempts = timeout, attempts
 
     def predict(
-        self, inputs: Sequence[tuple[str | Sequence[str], Text]], *, return_scores: bool = False,
-        truncate: bool = False, ensemble: Literal["vote", "mean"] | None = None,
-    ) -> list[Reply]:  # fmt: skip
+        self,
+        inputs: Sequence[tuple[str | Sequence[str], Text]],
+        *,
+        return_scores: bool = False,
+        truncate: bool = False,
+        ensemble: Literal["vote", "mean"] | None = None,
+    ) -> list[Reply]:
         """A reply per input, in order; a request none of whose inputs has an answer is a `ServerError`."""
         body: dict[str, Any] = {"inputs": _inputs(inputs), "return_scores": return_scores, "truncate": truncate}
         if ensemble is not None:
@@ -88,25 +94,38 @@ class Client:
         return [Reply.of(found) for found in self._call("POST", "/v1/predict", body)["results"]]
 
     def generate(
-        self, inputs: Sequence[tuple[str, Text]], *, truncate: bool = False, stop: Sequence[str] = (),
+        self,
+        inputs: Sequence[tuple[str, Text]],
+        *,
+        truncate: bool = False,
+        stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
-    ) -> list[Reply]:  # fmt: skip
+    ) -> list[Reply]:
         """The same with free text, by cues that write it."""
         body = {"inputs": _inputs(inputs), "truncate": truncate, "stop": list(stop), "max_new_tokens": max_new_tokens}
         return [Reply.of(found) for found in self._call("POST", "/v1/generate", body)["results"]]
 
     def stream(
-        self, inputs: Sequence[tuple[str, Text]], *, truncate: bool = False, stop: Sequence[str] = (),
+        self,
+        inputs: Sequence[tuple[str, Text]],
+        *,
+        truncate: bool = False,
+        stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
-    ) -> Iterator[tuple[int, str | Reply]]:  # fmt: skip
+    ) -> Iterator[tuple[int, str | Reply]]:
         """Pieces of text as they are written, then the whole reply, each with the place of its input.
 
         Example:
             for place, found in client.stream([("titles", "A long text."), ("titles", "Another.")]):
                 if isinstance(found, str): ...
         """
-        body = {"inputs": _inputs(inputs), "truncate": truncate, "stream": True, "stop": list(stop),
-                "max_new_tokens": max_new_tokens}  # fmt: skip
+        body = {
+            "inputs": _inputs(inputs),
+            "truncate": truncate,
+            "stream": True,
+            "stop": list(stop),
+            "max_new_tokens": max_new_tokens,
+        }
         with self._opened("POST", "/v1/generate", body) as response, self._understood():
             for line in response:
                 name, _, data = line.decode().partition(": ")
@@ -166,7 +185,7 @@ class Client:
                 reason = getattr(error, "reason", error)
                 raise ServerError(self.url, 0, "unreachable", f"is the server running? {reason}") from error
             time.sleep(min(float(wait), LONGEST_WAIT))
-        raise ConfigurationError("attempts", self._attempts, "at least 1", "raise it")
+        raise ConfigurationError(setting="attempts", got=self._attempts, expected="at least 1", fix="raise it")
 
 
 class _Staying(urllib.request.HTTPRedirectHandler):

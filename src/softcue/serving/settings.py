@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from softcue.errors import ConfigurationError
-from softcue.serving.batcher import Limits
+from softcue.serving.engine.batcher import Limits
 
 API_KEY = "SOFTCUE_API_KEY"  # environment variables
 ADMIN_KEY = "SOFTCUE_ADMIN_KEY"
@@ -66,12 +66,20 @@ def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:
         try:
             lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError("key file", file, "a readable file with one key per line",
-                                     f"check it: {type(error).__name__}") from error  # fmt: skip
+            raise ConfigurationError(
+                setting="key file",
+                got=file,
+                expected="a readable file with one key per line",
+                fix=f"check it: {type(error).__name__}",
+            ) from error
     keys = [line.strip() for line in lines]
     if not keys or any(not key.isascii() or not key.isprintable() or " " in key or not key for key in keys):
-        raise ConfigurationError("key", f"(not shown) in {origin}", "printable ASCII without spaces, not empty",
-                                 "write one key per line")  # fmt: skip
+        raise ConfigurationError(
+            setting="key",
+            got=f"(not shown) in {origin}",
+            expected="printable ASCII without spaces, not empty",
+            fix="write one key per line",
+        )
     return tuple(map(SecretStr, keys))
 
 
@@ -87,9 +95,11 @@ def check_address(settings: ServerSettings, is_forced: bool) -> None:
     if settings.api_keys or is_forced or _is_loopback(settings.host):
         return
     raise ConfigurationError(
-        "--host", settings.host, "an address of this machine only, such as 127.0.0.1, where no key is set",
-        f"set {API_KEY} or --api-key-file, or pass --without-key to let everyone in",
-    )  # fmt: skip
+        setting="host",
+        got=settings.host,
+        expected="an address of this machine only, such as 127.0.0.1, where no key is set",
+        fix=f"set {API_KEY} or `api_key_file=FILE`, or pass `without_key=True` to let everyone in",
+    )
 
 
 def _is_loopback(host: str) -> bool:

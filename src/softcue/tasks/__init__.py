@@ -13,7 +13,7 @@ from softcue.tasks.sampling import (
     with_swapped,
     without_copies,
 )
-from softcue.tasks.task import SPLITS, Label, Published, Task, portable
+from softcue.tasks.task import SPLITS, Label, Published, Task, joint_task, portable
 
 __all__ = [
     "SPLITS",
@@ -25,6 +25,7 @@ __all__ = [
     "examples_from",
     "few_shot",
     "find_task",
+    "joint_task",
     "library_names",
     "library_task",
     "portable",

@@ -39,7 +39,10 @@ def library_task(name: str) -> Task:
     """
     if name not in library_names():
         raise ConfigurationError(
-            "task.name", name, "a task that comes with softcue", near_matches(name, library_names())
+            setting="task.name",
+            got=name,
+            expected="a task that comes with softcue",
+            fix=near_matches(name, library_names()),
         )
     return _read(LIBRARY / f"{name}.yaml", SAMPLES)
 
@@ -57,7 +60,7 @@ def find_task(name_or_path: str | Path) -> Task:
     if not path.is_file():
         siblings = sorted(file.name for file in path.parent.glob("*") if file.suffix.lower() in TASK_SUFFIXES)
         hint = near_matches(path.name, siblings[:50]) if siblings else "check the path"
-        raise ConfigurationError("task file", path, "an existing file", hint)
+        raise ConfigurationError(setting="task file", got=path, expected="an existing file", fix=hint)
     return _read(path, path.parent)
 
 
@@ -73,8 +76,12 @@ def sources(task: Task, folder: str | Path) -> dict[str, list[Path]]:
     found = {split: files for split, (_, files) in places(task, folder).items()}
     if not found:
         looked_for = ", ".join(place for split in SPLITS for place in task.files.get(split, ()))
-        raise DataError(f"files of the task {task.name}", folder, "a data folder that has some",
-                        f"looked for {looked_for}" if looked_for else "the task names no files")  # fmt: skip
+        raise DataError(
+            setting=f"files of the task {task.name}",
+            got=folder,
+            expected="a data folder that has some",
+            fix=f"looked for {looked_for}" if looked_for else "the task names no files",
+        )
     return found
 
 
@@ -99,8 +106,12 @@ def _matches(root: Path, place: str, name: str) -> list[Path]:
     try:
         return sorted(path for path in root.glob(place) if path.is_file())
     except (NotImplementedError, ValueError) as error:  # an absolute path, or a pattern that is none
-        raise ConfigurationError(f"files of the task {name}", place, "places below a data folder, with * and ?",
-                                 f"correct it: {error}") from error  # fmt: skip
+        raise ConfigurationError(
+            setting=f"files of the task {name}",
+            got=place,
+            expected="places below a data folder, with * and ?",
+            fix=f"correct it: {error}",
+        ) from error
 
 
 def located(task: Task, folder: str | Path) -> Task:
@@ -115,8 +126,12 @@ def located(task: Task, folder: str | Path) -> Task:
     found = sources(task, folder)
     for split, files in found.items():
         if len(files) > 1:
-            raise DataError(f"files of the task {task.name}", folder, f"one file for {split}",
-                            f"{len(files)} are there, so pass the list that sources(task, folder) gives")  # fmt: skip
+            raise DataError(
+                setting=f"files of the task {task.name}",
+                got=folder,
+                expected=f"one file for {split}",
+                fix=f"{len(files)} are there, so pass the list that sources(task, folder) gives",
+            )
     return task.model_copy(update={split: str(found[split][0]) if split in found else "" for split in SPLITS})
 
 
@@ -129,7 +144,7 @@ def checked_folder(folder: str | Path) -> Path:
     """
     path = Path(folder)
     if not path.is_dir():
-        raise DataError("data folder", path, "a folder that is there", "check the path")
+        raise DataError(setting="data folder", got=path, expected="a folder that is there", fix="check the path")
     return path
 
 
@@ -140,7 +155,12 @@ def _read(path: Path, folder: Path) -> Task:
         if isinstance(given := values.get(split), str) and given and not given.startswith(HUB_PREFIX):
             values[split] = str((folder / given).absolute())
     if (layout := values.get("format")) and layout not in FORMATS:
-        raise ConfigurationError(f"{path}, key 'format'", layout, "a known format", near_matches(str(layout), FORMATS))
+        raise ConfigurationError(
+            setting=f"{path}, key 'format'",
+            got=layout,
+            expected="a known format",
+            fix=near_matches(str(layout), FORMATS),
+        )
     try:
         return Task.model_validate({"name": path.stem} | values)
     except ValidationError as error:
@@ -151,11 +171,20 @@ def _values(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError("task file", path, "a file of UTF-8 text that can be read", str(error)) from error
+        raise ConfigurationError(
+            setting="task file", got=path, expected="a file of UTF-8 text that can be read", fix=str(error)
+        ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two of odd dates and deep nesting
-        raise ConfigurationError("task file", path, "valid YAML", " ".join(str(error).split())) from error
+        raise ConfigurationError(
+            setting="task file", got=path, expected="valid YAML", fix=" ".join(str(error).split())
+        ) from error
     if not isinstance(values, dict):
-        raise ConfigurationError("task file", path, "keys with values, such as `text: [message]`", "see docs/tasks.md")
+        raise ConfigurationError(
+            setting="task file",
+            got=path,
+            expected="keys with values, such as `text: [message]`",
+            fix="see docs/tasks.md",
+        )
     return values
 
 
@@ -165,8 +194,10 @@ def _in_our_words(path: Path, error: ValidationError) -> ConfigurationError:
     key = ".".join(map(str, steps))
     where = f"{path}, key '{key}'" if key else str(path)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return ConfigurationError(where, key, "a key of a task", near_matches(key, Task.model_fields))
+        return ConfigurationError(
+            setting=where, got=key, expected="a key of a task", fix=near_matches(key, Task.model_fields)
+        )
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     is_text = first["type"] == "string_type"  # YAML has its own mind about yes, no, on, off and 1
     next_step = "put yes, no, on, off and numbers that are text in quotes" if is_text else "correct the file"
-    return ConfigurationError(where, first["input"] if key else path.name, expected, next_step)
+    return ConfigurationError(setting=where, got=first["input"] if key else path.name, expected=expected, fix=next_step)

@@ -34,7 +34,7 @@ def cell(place: str, row: Values, column: str, task: Task) -> object:
     name = name_in(row, column, task)
     if name is None:
         known = near_matches(column, map(str, row))
-        raise DataError(f"{place}, column", column, "a column of the data", known)
+        raise DataError(setting=f"{place}, column", got=column, expected="a column of the data", fix=known)
     return row[name]
 
 
@@ -42,8 +42,12 @@ def text_in(place: str, row: Values, column: str, task: Task) -> str:
     """The text of a column."""
     value = cell(place, row, column, task)
     if not isinstance(value, str) or (not value.strip() and column not in task.may_be_empty):
-        raise DataError(f"{place}, column '{column}'", value, "a text that is not empty",
-                        "fill it in or remove the row")  # fmt: skip
+        raise DataError(
+            setting=f"{place}, column '{column}'",
+            got=value,
+            expected="a text that is not empty",
+            fix="fill it in or remove the row",
+        )
     return _whole_characters(f"{place}, column '{column}'", value)
 
 
@@ -52,8 +56,12 @@ def _whole_characters(where: str, value: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(where, repr(value[:40]), "text without lone surrogates",
-                        "repair the escape sequence") from error  # fmt: skip
+        raise DataError(
+            setting=where,
+            got=repr(value[:40]),
+            expected="text without lone surrogates",
+            fix="repair the escape sequence",
+        ) from error
     return value
 
 
@@ -67,11 +75,13 @@ def target_in(place: str, row: Values, task: Task) -> str | float:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise DataError(where, value, "a finite number", "fix the row, or set task.kind=classification")
+            raise DataError(
+                setting=where, got=value, expected="a finite number", fix="fix the row, or set task.kind=classification"
+            )
         return number
     text = _whole_characters(where, label_text(value))
     if not text:
-        raise DataError(where, value, "a label", "fill it in or remove the row")
+        raise DataError(setting=where, got=value, expected="a label", fix="fill it in or remove the row")
     return _known_label(where, text, task) if task.has_classes else text
 
 
@@ -80,7 +90,12 @@ def _known_label(where: str, text: str, task: Task) -> str:
         return text
     label = task.label_of(text)
     if label is None:
-        raise DataError(where, text, "a label of the task or its training rows", near_matches(text, task.labels))
+        raise DataError(
+            setting=where,
+            got=text,
+            expected="a label of the task or its training rows",
+            fix=near_matches(text, task.labels),
+        )
     return label
 
 
@@ -104,7 +119,9 @@ def _list_in(value: object) -> list[object] | None:
 def _texts_in(where: str, items: Sequence[object]) -> tuple[str, ...]:
     for item in items:
         if not isinstance(item, str) or not item.strip():
-            raise DataError(where, item, "texts that are not empty", "fill it in or remove the row")
+            raise DataError(
+                setting=where, got=item, expected="texts that are not empty", fix="fill it in or remove the row"
+            )
     return tuple(_whole_characters(where, str(item)) for item in items)
 
 
@@ -126,7 +143,7 @@ def answers_in(place: str, row: Values, task: Task) -> tuple[str, ...]:
     where = f"{place}, column '{column}'"
     items = [value] if isinstance(value, str) else _list_in(value)
     if not items:
-        raise DataError(where, value, "at least one answer", "fill it in or remove the row")
+        raise DataError(setting=where, got=value, expected="at least one answer", fix="fill it in or remove the row")
     return _texts_in(where, items)
 
 
@@ -136,11 +153,18 @@ def answer_spans(place: str, row: Values, task: Task, answers: Sequence[str], te
     starts = _list_in(row[name]) if name else [text.find(answer) for answer in answers]
     where = f"{place}, column 'starts'"
     if starts is None or len(starts) != len(answers):
-        raise DataError(where, starts, f"a list of {len(answers)}, one place for every answer", "fix the row")
+        raise DataError(
+            setting=where,
+            got=starts,
+            expected=f"a list of {len(answers)}, one place for every answer",
+            fix="fix the row",
+        )
     spans = []
     for answer, start in zip(answers, starts, strict=True):
         if not isinstance(start, int) or (start >= 0 and not text.startswith(answer, start)):
-            raise DataError(where, start, f"the place of '{answer[:40]}' in the text, or -1", "fix the row")
+            raise DataError(
+                setting=where, got=start, expected=f"the place of '{answer[:40]}' in the text, or -1", fix="fix the row"
+            )
         if start >= 0:
             spans.append(Span(start, start + len(answer)))
     return tuple(spans)
@@ -152,12 +176,16 @@ def tags_in(place: str, row: Values, task: Task, text: str) -> tuple[Span, ...]:
     where, value = f"{place}, column '{column}'", cell(place, row, column, task)
     items = _list_in(value)
     if items is None:
-        raise DataError(where, value, "a list of [start, end, label]", "fix the row")
+        raise DataError(setting=where, got=value, expected="a list of [start, end, label]", fix="fix the row")
     spans = sorted(_tag(where, item, task, len(text)) for item in items)
     for one, other in pairwise(spans):
         if other.start < one.end:
-            raise DataError(where, f"{one.start} to {one.end} and {other.start} to {other.end}",
-                            "spans that do not overlap", "fix the row")  # fmt: skip
+            raise DataError(
+                setting=where,
+                got=f"{one.start} to {one.end} and {other.start} to {other.end}",
+                expected="spans that do not overlap",
+                fix="fix the row",
+            )
     return tuple(spans)
 
 
@@ -166,4 +194,9 @@ def _tag(where: str, item: object, task: Task, length: int) -> Span:
     match parts:
         case [int(start), int(end), str(label)] if 0 <= start < end <= length and label:
             return Span(start, end, _known_label(where, label, task))
-    raise DataError(where, item, f"[start, end, label] inside the text of {length} characters", "fix the row")
+    raise DataError(
+        setting=where,
+        got=item,
+        expected=f"[start, end, label] inside the text of {length} characters",
+        fix="fix the row",
+    )

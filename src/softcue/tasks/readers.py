@@ -49,7 +49,9 @@ def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
         ('row 1', {'text': 'hello', 'label': 'greeting'})
     """
     if format and format not in FORMATS:
-        raise ConfigurationError("task.format", format, "a known format", near_matches(format, FORMATS))
+        raise ConfigurationError(
+            setting="task.format", got=format, expected="a known format", fix=near_matches(format, FORMATS)
+        )
     layout = FORMATS.get(format)
     if isinstance(source, DataFrame):
         return _flat(_numbered(source.to_dict("records")), layout)
@@ -58,8 +60,12 @@ def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
     if _is_paths(source):
         return chain.from_iterable([_read_address(path, layout) for path in source])
     if not isinstance(source, Iterable) or isinstance(source, Mapping):
-        raise DataError("data", source, "a file, a DataFrame or a list of dictionaries",
-                        "pass rows such as [{'text': ..., 'label': ...}]")  # fmt: skip
+        raise DataError(
+            setting="data",
+            got=source,
+            expected="a file, a DataFrame or a list of dictionaries",
+            fix="pass rows such as [{'text': ..., 'label': ...}]",
+        )
     return _flat(_numbered(source), layout)
 
 
@@ -104,7 +110,10 @@ def _numbered(rows: Iterable[object]) -> Iterator[Row]:
             row
             if isinstance(row, Mapping)
             else DataError(
-                place, row, "a dictionary with a value per column", "pass rows such as {'text': ..., 'label': ...}"
+                setting=place,
+                got=row,
+                expected="a dictionary with a value per column",
+                fix="pass rows such as {'text': ..., 'label': ...}",
             ),
         )
 
@@ -117,12 +126,16 @@ def _read_address(address: str | Path, layout: Format | None) -> Iterator[Row]:
     has_own_lines = layout is not None and layout.lines is not None and suffix not in (".csv", *RECORD_SUFFIXES)
     is_json = layout is not None and suffix in layout.json_suffixes
     if not has_own_lines and not is_json and suffix not in READERS:
-        raise DataError("data file", path, "a name ending in .csv, .tsv, .jsonl, .json (all also with .gz) or .parquet",
-                        "rename or convert it")  # fmt: skip
+        raise DataError(
+            setting="data file",
+            got=path,
+            expected="a name ending in .csv, .tsv, .jsonl, .json (all also with .gz) or .parquet",
+            fix="rename or convert it",
+        )
     if not path.is_file():
         siblings = sorted(file.name for file in path.parent.glob("*") if _suffix(file) in READERS)
         hint = near_matches(path.name, siblings[:50]) if siblings else "check the path"
-        raise DataError("data file", path, "an existing file", hint)
+        raise DataError(setting="data file", got=path, expected="an existing file", fix=hint)
     if has_own_lines and layout is not None and layout.lines is not None:
         return layout.lines(_lines(path), str(path))
     return _flat((_read_json if is_json else READERS[suffix])(path), layout)
@@ -160,14 +173,20 @@ class _Bytes(io.RawIOBase):
         try:
             data = self._content.read(len(buffer))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError("data file", self._path, "an undamaged gz file", f"fetch it again: {error}") from error
+            raise DataError(
+                setting="data file", got=self._path, expected="an undamaged gz file", fix=f"fetch it again: {error}"
+            ) from error
         except OSError as error:
             raise self._unreadable(error) from error
         self._num_read += len(data)
         if self._limit is not None and self._num_read > self._limit:
             unpacked = " once decompressed" if self._is_packed else ""
-            raise DataError("data file", self._path, f"at most {self._limit:,} bytes{unpacked}",
-                            "split it into several files, as .jsonl or .parquet")  # fmt: skip
+            raise DataError(
+                setting="data file",
+                got=self._path,
+                expected=f"at most {self._limit:,} bytes{unpacked}",
+                fix="split it into several files, as .jsonl or .parquet",
+            )
         buffer[: len(data)] = data
         return len(data)
 
@@ -178,7 +197,9 @@ class _Bytes(io.RawIOBase):
         super().close()
 
     def _unreadable(self, error: OSError) -> DataError:
-        return DataError("data file", self._path, "a readable file", f"check it: {error.strerror}")
+        return DataError(
+            setting="data file", got=self._path, expected="a readable file", fix=f"check it: {error.strerror}"
+        )
 
 
 def decoded(data: bytes, name: str) -> str:
@@ -197,8 +218,12 @@ def decoded(data: bytes, name: str) -> str:
 
 
 def _no_utf8(name: str, line: int, byte: int) -> DataError:
-    return DataError(f"{name}, line {line}", f"byte 0x{byte:02x}", "UTF-8 text",
-                     "convert it, for example: iconv -f latin1 -t utf-8 IN > OUT")  # fmt: skip
+    return DataError(
+        setting=f"{name}, line {line}",
+        got=f"byte 0x{byte:02x}",
+        expected="UTF-8 text",
+        fix="convert it, for example: iconv -f latin1 -t utf-8 IN > OUT",
+    )
 
 
 def _lines(path: Path, newline: str = "\n") -> Iterator[tuple[int, str]]:
@@ -209,8 +234,12 @@ def _lines(path: Path, newline: str = "\n") -> Iterator[tuple[int, str]]:
             if not line.isascii() and (undecoded := UNDECODED.search(line)):
                 raise _no_utf8(str(path), number, ord(undecoded.group()) - 0xDC00)
             if len(line) >= LINE_LIMIT and not line.endswith(("\n", "\r")):
-                raise DataError(f"{path}, line {number}", line[:60], f"lines of less than {LINE_LIMIT:,} characters",
-                                "check the line ends")  # fmt: skip
+                raise DataError(
+                    setting=f"{path}, line {number}",
+                    got=line[:60],
+                    expected=f"lines of less than {LINE_LIMIT:,} characters",
+                    fix="check the line ends",
+                )
             yield number, line
 
 
@@ -229,8 +258,12 @@ def _read_tsv(path: Path) -> Iterator[Row]:
 def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
     csv.field_size_limit(FIELD_LIMIT)
     lines = (line for _, line in _lines(path, newline=""))
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting,  # type: ignore[arg-type]
-                        strict=quoting == csv.QUOTE_MINIMAL)  # fmt: skip
+    reader = csv.reader(
+        lines,
+        delimiter=delimiter,
+        quoting=quoting,  # type: ignore[arg-type]
+        strict=quoting == csv.QUOTE_MINIMAL,
+    )
     header: list[str] = []
     first_line = 1  # of the row at hand; a quoted field may run over several lines
     while True:
@@ -238,7 +271,9 @@ def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            found = DataError(place, str(error), "well-formed fields", "fix the quoting of that line")
+            found = DataError(
+                setting=place, got=str(error), expected="well-formed fields", fix="fix the quoting of that line"
+            )
             if not header or "expected after" not in str(error):  # a quote left open: no telling where the next row is
                 raise found from error
             yield place, found
@@ -251,8 +286,15 @@ def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
         if not header:
             header = _header(place, cells)
         elif len(cells) != len(header):
-            yield place, DataError(place, f"{len(cells)} fields", f"{len(header)}, as in the header",
-                                   "quote or fix that line")  # fmt: skip
+            yield (
+                place,
+                DataError(
+                    setting=place,
+                    got=f"{len(cells)} fields",
+                    expected=f"{len(header)}, as in the header",
+                    fix="quote or fix that line",
+                ),
+            )
         else:
             yield place, dict(zip(header, cells, strict=True))
 
@@ -260,7 +302,9 @@ def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
 def _header(place: str, names: list[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
-            raise DataError(f"{place}, column", name, "a name of its own for every column", "rename one")
+            raise DataError(
+                setting=f"{place}, column", got=name, expected="a name of its own for every column", fix="rename one"
+            )
     return names
 
 
@@ -275,9 +319,11 @@ def _json_object(place: str, line: str) -> Mapping[str, object] | DataError:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return DataError(place, line[:60], "one JSON object per line", f"fix it: {error}")
+        return DataError(setting=place, got=line[:60], expected="one JSON object per line", fix=f"fix it: {error}")
     return (
-        value if isinstance(value, dict) else DataError(place, line[:60], "a JSON object", "write {...} on every line")
+        value
+        if isinstance(value, dict)
+        else DataError(setting=place, got=line[:60], expected="a JSON object", fix="write {...} on every line")
     )
 
 
@@ -288,17 +334,26 @@ def _read_json(path: Path) -> Iterator[Row]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
-        raise DataError(f"{path}, line {line}", text.split("\n")[line - 1][:60], "one JSON value in the whole file",
-                        f"fix it, or name it .jsonl if every line is an object: {error}") from error  # fmt: skip
+        raise DataError(
+            setting=f"{path}, line {line}",
+            got=text.split("\n")[line - 1][:60],
+            expected="one JSON value in the whole file",
+            fix=f"fix it, or name it .jsonl if every line is an object: {error}",
+        ) from error
     if isinstance(value, dict) and not all(isinstance(item, dict) for item in value.values()):
         yield str(path), value  # one record, for a format to take apart
         return
     if not isinstance(value, (dict, list)):
-        raise DataError("data file", path, "a list of objects", "write [{...}, {...}]")
+        raise DataError(setting="data file", got=path, expected="a list of objects", fix="write [{...}, {...}]")
     named = value.items() if isinstance(value, dict) else enumerate(value, start=1)
     for name, item in named:
         place = f"{path}, entry {name}"
-        yield place, item if isinstance(item, dict) else DataError(place, item, "a JSON object", "write {...} there")
+        yield (
+            place,
+            item
+            if isinstance(item, dict)
+            else DataError(setting=place, got=item, expected="a JSON object", fix="write {...} there"),
+        )
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -312,12 +367,18 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                     number += 1
                     yield f"{path}, row {number}", row
     except Exception as error:  # pyarrow has many kinds; all mean an unreadable file
-        raise DataError("data file", path, "a readable parquet file", f"write it again: {error}") from error
+        raise DataError(
+            setting="data file", got=path, expected="a readable parquet file", fix=f"write it again: {error}"
+        ) from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".csv": _read_csv, ".tsv": _read_tsv, ".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet,
-}  # fmt: skip
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")  # never a format's own lines
 
 
@@ -330,14 +391,22 @@ def _read_hub(address: str) -> Iterator[Row]:
     name, at, split = address.removeprefix(HUB_PREFIX).partition("@")
     name, _, configuration = name.partition("#")
     if not name or not at or not split:
-        raise DataError("hub data set", address, "hub:NAME@SPLIT or hub:NAME#CONFIG@SPLIT",
-                        "for example hub:stanfordnlp/sst2@train")  # fmt: skip
+        raise DataError(
+            setting="hub data set",
+            got=address,
+            expected="hub:NAME@SPLIT or hub:NAME#CONFIG@SPLIT",
+            fix="for example hub:stanfordnlp/sst2@train",
+        )
     try:
         table: Any = datasets.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # network, permission and name errors come in many kinds
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError("hub data set", address, "a data set that can be downloaded or is cached",
-                        f"check name and network, or pass a local file: {first_line}") from error  # fmt: skip
+        raise DataError(
+            setting="hub data set",
+            got=address,
+            expected="a data set that can be downloaded or is cached",
+            fix=f"check name and network, or pass a local file: {first_line}",
+        ) from error
     for number, row in enumerate(table, start=1):
         named = {column: _class_name(table.features[column], value) for column, value in row.items()}
         yield f"{address}, row {number}", named

@@ -77,8 +77,12 @@ def stream_together(
     """
     formats = {task.format for task in tasks}
     if len(formats) > 1:
-        raise ConfigurationError("cues", ", ".join(sorted(map(repr, formats))), "tasks whose files are laid out alike",
-                                 "answer with one cue at a time")  # fmt: skip
+        raise ConfigurationError(
+            setting="cues",
+            got=", ".join(sorted(map(repr, formats))),
+            expected="tasks whose files are laid out alike",
+            fix="answer with one cue at a time",
+        )
     if not skip_bad_rows:
         checked = _BadRows(source)
         for _ in checked.left_out(_checked(source, tasks, needs_target=False), stops=False):
@@ -101,22 +105,32 @@ def with_labels(
         ('bad', 'The film is not worth seeing.')
     """
     is_tagging = task.kind == "tags"
-    targets = (span.label for example in examples for span in example.spans) if is_tagging else (
-        str(example.target) for example in examples
-    )  # fmt: skip
+    targets = (
+        (span.label for example in examples for span in example.spans)
+        if is_tagging
+        else (str(example.target) for example in examples)
+    )
     found = sorted(set(targets))
     labels = dict(task.labels) or {name: Label(words=name, description="") for name in found}
     for key, values in {"words": words, "description": descriptions or {}}.items():
         setting = {"words": "task.label_words", "description": "task.label_descriptions"}[key]
         for name, value in values.items():
             if name not in labels:
-                raise DataError(setting, name, "a label of the training rows", near_matches(name, labels))
+                raise DataError(
+                    setting=setting, got=name, expected="a label of the training rows", fix=near_matches(name, labels)
+                )
             labels[name] = labels[name].model_copy(update={key: value})
     if is_tagging and not found:
-        raise DataError("column 'spans'", "no span", "at least one in training", "check the column")
+        raise DataError(
+            setting="column 'spans'", got="no span", expected="at least one in training", fix="check the column"
+        )
     if not is_tagging and len(found) < 2:
-        raise DataError(f"label column '{task.label}'", ", ".join(found), "at least two classes in training",
-                        "check the column, or set task.kind=regression or generation")  # fmt: skip
+        raise DataError(
+            setting=f"label column '{task.label}'",
+            got=", ".join(found),
+            expected="at least two classes in training",
+            fix="check the column, or set task.kind=regression or generation",
+        )
     return task.model_copy(update={"labels": labels})
 
 
@@ -142,19 +156,32 @@ class _BadRows:
             if self._num_bad <= SHOWN_BAD_ROWS:
                 self._errors.append(row)
         if not self._num_rows:
-            raise DataError("data", name_of(self._source), "at least one row below the header", "check the file")
+            raise DataError(
+                setting="data",
+                got=name_of(self._source),
+                expected="at least one row below the header",
+                fix="check the file",
+            )
 
     def refuse(self) -> None:
         if self._num_bad == 1:
             raise self._errors[0]
         if self._num_bad:
-            raise DataError("data", name_of(self._source), "no bad rows",
-                            f"{self._list()}; fix them, or leave them out with --skip-bad-rows")  # fmt: skip
+            raise DataError(
+                setting="data",
+                got=name_of(self._source),
+                expected="no bad rows",
+                fix=f"{self._list()}; fix them, or leave them out with `skip_bad_rows=True`",
+            )
 
     def warn(self) -> None:
         if self._num_bad == self._num_rows:
-            raise DataError("data", name_of(self._source), "at least one row that is not bad",
-                            f"{self._list()}; fix them")  # fmt: skip
+            raise DataError(
+                setting="data",
+                got=name_of(self._source),
+                expected="at least one row that is not bad",
+                fix=f"{self._list()}; fix them",
+            )
         if self._num_bad:
             message = f"skipped {self._num_bad} of {self._num_rows} rows: {'; '.join(map(_reason, self._errors))}"
             warnings.warn(message + ("; ..." if self._num_bad > SHOWN_BAD_ROWS else ""), stacklevel=3)
@@ -166,7 +193,7 @@ class _BadRows:
 
 
 def _reason(error: DataError) -> str:
-    return str(error).removesuffix(f"; {error.next_step}").replace("; expected ", ", expected ")
+    return str(error).removesuffix(f"; {error.fix}").replace("; expected ", ", expected ")
 
 
 def _only(rows: Iterator[tuple[Example, ...] | DataError]) -> Iterator[Example | DataError]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -266,3 +266,23 @@ def portable(task: Task) -> Task:
     """
     left_out = {"train": "", "validation": "", "test": "", "files": {}, "published": {}, "parts": {}}
     return task.model_copy(update=left_out)
+
+
+def joint_task(tasks: Sequence[Task]) -> Task:
+    """What a shared method may know of its tasks: their words, each once.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> joint_task([library_task("tickets"), library_task("urgency")]).label_words[-2:]
+        ('normal', 'high')
+    """
+    if len(tasks) == 1:
+        return tasks[0]
+    labels = {label.words: Label(words=label.words) for task in tasks for label in task.labels.values()}
+    words = (word for task in tasks for word in task.init_words or task.label_words)
+    return Task(
+        name="+".join(task.name for task in tasks),
+        description=" ".join(task.description for task in tasks if task.description),
+        init_words=tuple(dict.fromkeys(words)),
+        labels=labels,
+    )

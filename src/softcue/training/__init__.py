@@ -2,8 +2,8 @@
 
 from softcue.training.checkpoints import Checkpoints
 from softcue.training.config import TrainingConfig
-from softcue.training.loop import Result, Studied, Trainer
+from softcue.training.loop import TaskData, Trainer, TrainingResult
 from softcue.training.mixture import MixtureConfig
 from softcue.training.processes import Processes
 
-__all__ = ["Checkpoints", "MixtureConfig", "Processes", "Result", "Studied", "Trainer", "TrainingConfig"]
+__all__ = ["Checkpoints", "MixtureConfig", "Processes", "TaskData", "Trainer", "TrainingConfig", "TrainingResult"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from softcue.tokens import within_budget
+from softcue.inputs.collate import within_budget
 
 BUCKET = 50  # batches sorted by length together: little padding, while the order stays random
 

@@ -106,7 +106,9 @@ class Checkpoints:
             return None
         if run != self.run:
             raise RunError(
-                "--resume", folder, "a checkpoint of the same run (backbone, data and settings)",
-                "use the settings in config.yaml beside it, another --output-dir, or --overwrite",
-            )  # fmt: skip
+                setting="resume",
+                got=folder,
+                expected="a checkpoint of the same run (backbone, data and settings)",
+                fix="use the settings in config.yaml beside it, another folder, or `overwrite=True`",
+            )
         return Checkpoint(progress, parts["model"], parts["best"], parts["optimizer"])

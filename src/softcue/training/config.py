@@ -21,10 +21,10 @@ class TrainingConfig(BaseModel):
         16384, ge=0, description="tokens at once in one process, prompt and padding included; 0 sets no limit"
     )
     optimizer: Literal["adafactor", "adamw"] = Field("adamw", description="adafactor is Lester et al.'s rule")
-    prompt_rate: float = Field(
+    learning_rate: float = Field(
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
-    network_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
+    network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
     weight_decay: float = Field(0.0, ge=0, description="adafactor: per step, not times the rate; adamw: times the rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="adamw")
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw")

@@ -14,31 +14,27 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone
-from softcue.draws import places_in_batch
 from softcue.errors import ConfigurationError, DataError, TrainingError
-from softcue.evaluation import Evaluation, Prepared, predict, score
-from softcue.methods import Outcome, TaskModel, Together
-from softcue.tokens import collate
+from softcue.evaluation import Evaluation, score
+from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
+from softcue.inputs.collate import collate
+from softcue.randomness import rows_of_global_batch
 from softcue.training.batches import epoch_batches, own_share, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, Progress
 from softcue.training.config import TrainingConfig
+from softcue.training.joint_model import JointModel
 from softcue.training.mixture import MixtureConfig, epoch_rows
-from softcue.training.optimizers import (
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    rate_factor,
-)
+from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
 from softcue.training.processes import Processes
-from softcue.types import Example, Tokens
+from softcue.types import Example, TokenizedRow
 
 LOOKED_AT = 32  # training rows by which the prompts' dependence on the input is measured
 # kind ("step" or "evaluation"), values: told to the progress bar, metrics.jsonl and tensorboard
-Listener = Callable[[str, dict[str, Any]], None]
+ProgressListener = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Studied:
+class TaskData:
     """One task of a run."""
 
     model: TaskModel
@@ -47,7 +43,7 @@ class Studied:
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """What a run leaves: the models hold the best numbers."""
 
     progress: Progress
@@ -64,35 +60,43 @@ class Trainer:
     def __init__(
         self,
         backbone: Backbone,
-        studied: Sequence[Studied],
+        studied: Sequence[TaskData],
         config: TrainingConfig,
         checkpoints: Checkpoints | None = None,
-        listener: Listener | None = None,
+        listener: ProgressListener | None = None,
         processes: Processes | None = None,
         mixture: MixtureConfig | None = None,
     ) -> None:
         self._started = time.monotonic()  # tokens and M(x) are part of what training costs
         self.backbone, self.studied, self.config = backbone, studied, config
         self.models = [one.model for one in studied]
-        model = self.models[0] if len(studied) == 1 else Together(self.models)
-        self.model: TaskModel | Together = model
+        model = self.models[0] if len(studied) == 1 else JointModel(self.models)
+        self.model: TaskModel | JointModel = model
         self.mixture = mixture or MixtureConfig()
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
-        per_task = [one.model.rows(backbone, one.model.lessons(one.train), with_answer=True) for one in studied]
-        self.rows: list[Tokens] = [row for rows in per_task for row in rows]
+        per_task = [
+            one.model.rows(backbone, one.model.training_examples(one.train), with_answer=True) for one in studied
+        ]
+        self.rows: list[TokenizedRow] = [row for rows in per_task for row in rows]
         self.owners = [number for number, rows in enumerate(per_task) for _ in rows]
         self.sizes = [len(rows) for rows in per_task]
         for one, rows in zip(studied, per_task, strict=True):
             if not rows:
-                raise DataError("training rows", one.model.task.name, "at least one row that can be learned from",
-                                "check them: a text-to-text backbone learns referents from true rows")  # fmt: skip
+                raise DataError(
+                    setting="training rows",
+                    got=one.model.task.name,
+                    expected="at least one row that can be learned from",
+                    fix="check them: a text-to-text backbone learns referents from true rows",
+                )
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigurationError(
-                "method.name", model.method.config.name, "something to train: a prompt or a readout with a head",
-                "choose another method, or readout.name=classifier",
-            )  # fmt: skip
+                setting="method.name",
+                got=model.method.config.name,
+                expected="something to train: a prompt or a readout with a head",
+                fix="choose another method, or readout.name=classifier",
+            )
         self.steps_per_epoch = math.ceil(len(self.rows) / config.batch_size)
         self.num_steps = config.steps or config.epochs * self.steps_per_epoch
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
@@ -101,7 +105,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self._best_evaluations: list[Evaluation] = []  # of `best`; a resumed run may not have seen them
         self._batches: tuple[int, list[list[int]]] = (-1, [])
-        self._validation: list[Prepared] = []  # made at the first evaluation
+        self._validation: list[PreparedRequests] = []  # made at the first evaluation
         if backbone.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(backbone.device)
 
@@ -114,13 +118,17 @@ class Trainer:
         self.best = checkpoint.best
         load_optimizer_tensors(self.model, self.optimizer, checkpoint.optimizer)
 
-    def run(self) -> Result:
+    def run(self) -> TrainingResult:
         """Train to the end; afterwards the model holds the numbers of its best evaluation."""
         self.processes.share_first(list(self._state().values()))
         solutions = self.model.method.solutions(self.models[0].readout, self.rows)
         if solutions is not None and len(self.models) > 1:
-            raise ConfigurationError("method.name", self.model.method.config.name, "a method that tasks can share",
-                                     "train a cue per task: it has a closed form for each")  # fmt: skip
+            raise ConfigurationError(
+                setting="method.name",
+                got=self.model.method.config.name,
+                expected="a method that tasks can share",
+                fix="train a cue per task: it has a closed form for each",
+            )
         for _ in solutions or ():
             self.progress.step += 1
             self._evaluate()
@@ -131,15 +139,19 @@ class Trainer:
         self.model.load_state_dict(self.best)
         self.model.eval()
         evaluations = self._best_evaluations or self._validated()
-        return Result(
-            self.progress, evaluations, sum(row.is_truncated for row in self.rows), time.monotonic() - self._started,
-            peak_megabytes(self.backbone.device), self._warnings(evaluations),
-        )  # fmt: skip
+        return TrainingResult(
+            self.progress,
+            evaluations,
+            sum(row.is_truncated for row in self.rows),
+            time.monotonic() - self._started,
+            peak_megabytes(self.backbone.device),
+            self._warnings(evaluations),
+        )
 
     def _validated(self) -> list[Evaluation]:
         if not self._validation:
             requests = [[(one.model, example) for example in one.validation] for one in self.studied]
-            self._validation = [Prepared.of(self.backbone, asked) for asked in requests]
+            self._validation = [PreparedRequests.of(self.backbone, asked) for asked in requests]
         found = [predict(self.backbone, rows, self.config.evaluation_batch_size) for rows in self._validation]
         return [
             score(one.model.task, own.answers, one.validation, own.num_truncated)
@@ -162,37 +174,48 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), device=self.backbone.device)
         encoder = self.model.method.prompt_encoder()
-        tally = {} if encoder is None else encoder.blank_tally()
+        statistics = {} if encoder is None else encoder.zero_statistics()
         prompt_length = self.model.method.prompt_length
         lengths = [self._length(row) + prompt_length for row in rows]
         pieces = own_share(lengths, rank, world, config.micro_batch_size, config.micro_batch_tokens)
         for model, places in (own for piece in pieces for own in self._by_owner(rows, piece)):
             batch = collate([self.rows[rows[place]] for place in places], self.backbone.tokenizer.pad_token_id)
             torch.manual_seed(stream_seed(config.seed, "step", step))
-            with places_in_batch(places, len(rows)):
-                outcome: Outcome = model(self.backbone, batch.to(self.backbone.device))
+            with rows_of_global_batch(places, len(rows)):
+                outcome: StepOutput = model(self.backbone, batch.to(self.backbone.device))
             whole = outcome.loss.total * weights[model] + outcome.aux_loss * (len(places) / len(rows))
             whole.backward()
             loss_sum += whole.detach()
-            for name, sums in outcome.tally.items():
-                tally[name] += sums
+            for name, sums in outcome.statistics.items():
+                statistics[name] += sums
         self._reduce_and_update()
         value = float(self.processes.total(loss_sum))
         if not math.isfinite(value):
             raise TrainingError(
-                f"loss at step {step + 1}", value, "a finite number",
-                f"lower training.prompt_rate (now {config.prompt_rate}) or training.network_rate, "
+                setting=f"loss at step {step + 1}",
+                got=value,
+                expected="a finite number",
+                fix=f"lower training.learning_rate (now {config.learning_rate}) or training.network_learning_rate, "
                 "or set training.clip_norm=1.0",
-            )  # fmt: skip
+            )
         health: dict[str, float] = {}
         if encoder is not None:
-            summed = {name: self.processes.total(sums) for name, sums in tally.items()}
-            health = encoder.learn(summed, epoch_begins=step % self.steps_per_epoch == 0)
+            summed = {name: self.processes.total(sums) for name, sums in statistics.items()}
+            health = encoder.update_state(summed, epoch_begins=step % self.steps_per_epoch == 0)
         health = {name: found for name, found in health.items() if math.isfinite(found)}
         self.progress.step += 1
         self.progress.health = {**self.progress.health, **health}
-        self.listener("step", {"step": self.progress.step, "epoch": step / self.steps_per_epoch, "loss": value,
-                               "rate_factor": factor, "rows": len(rows), **health})  # fmt: skip
+        self.listener(
+            "step",
+            {
+                "step": self.progress.step,
+                "epoch": step / self.steps_per_epoch,
+                "loss": value,
+                "rate_factor": factor,
+                "rows": len(rows),
+                **health,
+            },
+        )
 
     def _by_owner(self, rows: Sequence[int], places: Sequence[int]) -> list[tuple[TaskModel, list[int]]]:
         """Places of a batch by the task their rows belong to."""
@@ -274,25 +297,25 @@ class Trainer:
 
     def _warnings(self, evaluations: Sequence[Evaluation]) -> list[str]:
         encoder = self.model.method.prompt_encoder()
-        found = [] if encoder is None else encoder.worries(self.progress.health)
+        found = [] if encoder is None else encoder.health_warnings(self.progress.health)
         for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
             own = [row for row, owner in zip(self.rows, self.owners, strict=True) if owner == number]
             prefix = "" if len(self.models) == 1 else f"{model.task.name}: "
             found += [prefix + warning for warning in self._warnings_of(model, own, evaluation)]
         return found
 
-    def _warnings_of(self, model: TaskModel, rows: Sequence[Tokens], evaluation: Evaluation) -> list[str]:
+    def _warnings_of(self, model: TaskModel, rows: Sequence[TokenizedRow], evaluation: Evaluation) -> list[str]:
         found = []
         if evaluation.has_collapsed:
             label = next(iter(evaluation.predicted_labels))
             found.append(
                 f"every validation row is predicted as '{label}': nothing was learned. Try "
-                f"training.prompt_rate={self.config.prompt_rate / 3:.2g} or {self.config.prompt_rate * 3:.2g}, "
+                f"training.learning_rate={self.config.learning_rate / 3:.2g} or {self.config.learning_rate * 3:.2g}, "
                 f"more training.epochs (now {self.config.epochs}), method.init=labels, or readout.pooling=mean"
             )
         if truncated := sum(row.is_truncated for row in rows):
             found.append(
-                f"{truncated} of {len(rows)} training rows were cut: texts to {model.wording.limit} tokens "
+                f"{truncated} of {len(rows)} training rows were cut: texts to {model.formatter.limit} tokens "
                 f"({model.max_length} less prompt and answer), answers to {model.readout.max_target_length}"
             )
         if evaluation.num_truncated:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.methods import TaskModel, Together
+from softcue.inference import TaskModel
 from softcue.training.config import TrainingConfig
+from softcue.training.joint_model import JointModel
 
 FACTORED_FROM = 128  # t5x: a matrix is factored when both of its sides are at least this long
 DECAY_EXPONENT = 0.8
@@ -71,14 +72,14 @@ class Adafactor(torch.optim.Optimizer):
         parameter.mul_(1.0 - weight_decay).sub_(update.to(parameter.dtype), alpha=rate)
 
 
-def make_optimizer(model: TaskModel | Together, config: TrainingConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> torch.optim.Optimizer:
     """Two groups: prompt vectors with their rate, everything else with the network rate."""
     prompts = model.method.prompt_parameters()
     known = {id(parameter) for parameter in prompts}
     networks = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
     groups = [
         {"params": parameters, "lr": rate, "base_rate": rate}
-        for parameters, rate in ((prompts, config.prompt_rate), (networks, config.network_rate))
+        for parameters, rate in ((prompts, config.learning_rate), (networks, config.network_learning_rate))
         if parameters
     ]
     if config.optimizer == "adafactor":

@@ -23,8 +23,12 @@ class Processes:
             state = PartialState(cpu=not torch.cuda.is_available())
             self.rank, self.world_size = state.process_index, state.num_processes
             if self.world_size != expected:  # accelerate may quietly fall back to one process
-                raise RunError("WORLD_SIZE", expected, f"as many processes as came up ({self.world_size})",
-                               "start with: torchrun --nproc-per-node N -m softcue train ...")  # fmt: skip
+                raise RunError(
+                    setting="WORLD_SIZE",
+                    got=expected,
+                    expected=f"as many processes as came up ({self.world_size})",
+                    fix="start with: torchrun --nproc-per-node N -m softcue train ...",
+                )
 
     @property
     def is_main(self) -> bool:

@@ -44,8 +44,12 @@ def _starred(place: str, text: str, pronoun: str, index: int) -> str:
     matches = list(re.finditer(rf"(?<!\w){bare}(?!\w)", text)) if bare else []
     distances = [abs(text.count(" ", 0, match.start()) - index) for match in matches]
     if not matches or min(distances) > NEARBY:
-        raise DataError(f"{place}, key 'span2_text'", pronoun, f"a word of the text at or near word {index}",
-                        "fix the record or remove it")  # fmt: skip
+        raise DataError(
+            setting=f"{place}, key 'span2_text'",
+            got=pronoun,
+            expected=f"a word of the text at or near word {index}",
+            fix="fix the record or remove it",
+        )
     start, end = matches[distances.index(min(distances))].span()
     return f"{text[:start]}*{text[start:end]}*{text[end:]}"
 
@@ -73,13 +77,23 @@ def semeval_lines(lines: Lines, name: str) -> Iterator[Row]:
 def _relation(place: str, block: Block) -> Record:
     number, tab, sentence = block[0][1].partition("\t")
     if not tab or not number.isdigit():
-        raise DataError(place, block[0][1][:60], "a number, a tab and a sentence", "fix the block or remove it")
+        raise DataError(
+            setting=place,
+            got=block[0][1][:60],
+            expected="a number, a tab and a sentence",
+            fix="fix the block or remove it",
+        )
     sentence = sentence.strip()
     if len(sentence) > 1 and sentence[0] == sentence[-1] == '"':
         sentence = sentence[1:-1]
     others = [line for _, line in block[1:] if not line.startswith("Comment:")]
     if len(others) > 1:
-        raise DataError(place, others[1][:60], "one relation below the sentence", "fix the block or remove it")
+        raise DataError(
+            setting=place,
+            got=others[1][:60],
+            expected="one relation below the sentence",
+            fix="fix the block or remove it",
+        )
     row = _with_both_entities(place, {"text": sentence, "id": number})
     return row | {"label": others[0]} if others else row
 
@@ -87,7 +101,12 @@ def _relation(place: str, block: Block) -> Record:
 def _with_both_entities(place: str, row: dict[str, object]) -> dict[str, object]:
     for tag in ENTITIES:
         if str(row["text"]).count(tag) != 1:
-            raise DataError(place, str(row["text"])[:60], f"{tag} exactly once", "mark both entities or remove the row")
+            raise DataError(
+                setting=place,
+                got=str(row["text"])[:60],
+                expected=f"{tag} exactly once",
+                fix="mark both entities or remove the row",
+            )
     return row
 
 
@@ -128,8 +147,12 @@ def _two_entities(place: str, record: Record) -> Record:
         start, end = needed(place, record, f"{key}_start", int), needed(place, record, f"{key}_end", int)
         inside = set(range(start, end + 1))
         if not 0 <= start <= end < len(words) or inside & taken:
-            raise DataError(f"{place}, key '{key}_start'", f"words {start} to {end}",
-                            f"words of its own among 0 to {len(words) - 1}", "fix the record or remove it")  # fmt: skip
+            raise DataError(
+                setting=f"{place}, key '{key}_start'",
+                got=f"words {start} to {end}",
+                expected=f"words of its own among 0 to {len(words) - 1}",
+                fix="fix the record or remove it",
+            )
         taken |= inside
         words[start] = opening + words[start]
         words[end] += closing

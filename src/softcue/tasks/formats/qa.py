@@ -40,8 +40,12 @@ def _question(place: str, paragraph: Record, item: Record) -> Record:
         if text.strip():
             found.setdefault(text, _start(context, text, start))
     if not found:
-        raise DataError(f"{place}, key 'answers'", "no answer", "a question that the context answers",
-                        "leave out unanswerable questions (SQuAD 2)")  # fmt: skip
+        raise DataError(
+            setting=f"{place}, key 'answers'",
+            got="no answer",
+            expected="a question that the context answers",
+            fix="leave out unanswerable questions (SQuAD 2)",
+        )
     return row | {"answers": list(found), "starts": list(found.values())}
 
 
@@ -69,8 +73,12 @@ def _answers(place: str, item: Record) -> Iterator[tuple[str, int | None]]:
 
 def _paired(place: str, texts: list[str], starts: list[object]) -> Iterator[tuple[str, int]]:
     if len(texts) != len(starts):
-        raise DataError(place, f"{len(texts)} texts and {len(starts)} places", "a place for every answer",
-                        "fix the record or remove it")  # fmt: skip
+        raise DataError(
+            setting=place,
+            got=f"{len(texts)} texts and {len(starts)} places",
+            expected="a place for every answer",
+            fix="fix the record or remove it",
+        )
     for text, start in zip(texts, starts, strict=True):
         yield text, of_kind(place, start, int)
 
@@ -93,7 +101,7 @@ def _detected(place: str, item: Record) -> Iterator[tuple[str, int]]:
 def _first(where: str, value: object) -> object:
     items = of_kind(where, value, list)
     if not items:
-        raise DataError(where, value, "at least one place", "fix the record or remove it")
+        raise DataError(setting=where, got=value, expected="at least one place", fix="fix the record or remove it")
     return items[0]
 
 
@@ -192,13 +200,20 @@ def _query_row(place: str, text: str, entities: set[str], item: Record) -> Recor
     # the wording of T5 (Raffel et al. 2020), whose copy of the data has the entities in sorted order
     text = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", text).replace("\n@highlight\n", ". ")
     options = sorted(entities)
-    row: dict[str, object] = {"query": needed(place, item, "query", str), "passage": text,
-                              "entities": ", ".join(options), "options": options, "group": ""}  # fmt: skip
+    row: dict[str, object] = {
+        "query": needed(place, item, "query", str),
+        "passage": text,
+        "entities": ", ".join(options),
+        "options": options,
+        "group": "",
+    }
     if "answers" not in item:
         return row
     given = needed(place, item, "answers", list)
-    texts = [needed(place, answer, "text", str) if isinstance(answer, Mapping) else of_kind(place, answer, str)
-             for answer in given]  # fmt: skip
+    texts = [
+        needed(place, answer, "text", str) if isinstance(answer, Mapping) else of_kind(place, answer, str)
+        for answer in given
+    ]
     answers = list(dict.fromkeys(texts))
     return row | {"answers": answers, "starts": [_word_start(text, answer) for answer in answers]}
 
@@ -233,6 +248,11 @@ def _flat_choice(place: str, record: Record) -> Record:
     row: dict[str, object] = {key: needed(place, record, key, str) for key in ("article", "question")}
     options = texts_of(place, record, "options")
     if len(options) != len(OPTION_COLUMNS):
-        raise DataError(f"{place}, key 'options'", f"{len(options)} options", "four", "fix the record or remove it")
+        raise DataError(
+            setting=f"{place}, key 'options'",
+            got=f"{len(options)} options",
+            expected="four",
+            fix="fix the record or remove it",
+        )
     row |= zip(OPTION_COLUMNS, options, strict=True)
     return row | ({"label": needed(place, record, "answer", str)} if "answer" in record else {})

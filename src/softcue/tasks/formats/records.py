@@ -33,7 +33,9 @@ def needed(place: str, record: Record, key: str, kind: type[Kind]) -> Kind:
         'hello'
     """
     if key not in record:
-        raise DataError(f"{place}, key", key, "a key of the record", near_matches(key, map(str, record)))
+        raise DataError(
+            setting=f"{place}, key", got=key, expected="a key of the record", fix=near_matches(key, map(str, record))
+        )
     return of_kind(f"{place}, key '{key}'", record[key], kind)
 
 
@@ -49,7 +51,7 @@ def of_kind(where: str, value: object, kind: type[Kind]) -> Kind:
     elif kind is list and isinstance(value, tuple):
         value = list(value)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(where, value, KIND_NAMES[kind], "fix the record or remove it")
+        raise DataError(setting=where, got=value, expected=KIND_NAMES[kind], fix="fix the record or remove it")
     return value
 
 
@@ -61,7 +63,7 @@ def an_object(where: str, value: object) -> Record:
         {'span1_text': 'Ann'}
     """
     if not isinstance(value, Mapping):
-        raise DataError(where, value, "an object", "fix the record or remove it")
+        raise DataError(setting=where, got=value, expected="an object", fix="fix the record or remove it")
     return value
 
 

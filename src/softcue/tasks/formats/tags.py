@@ -26,8 +26,15 @@ def conll_lines(lines: Lines, name: str) -> Iterator[Row]:
         width = width or len(sentence[0][1])
         odd = next((cells for cells in sentence if len(cells[1]) != width), None)
         if odd:
-            yield place, DataError(f"{name}, line {odd[0]}", f"{len(odd[1])} columns", f"{width}, as in the first row",
-                                   "fix the sentence or remove it")  # fmt: skip
+            yield (
+                place,
+                DataError(
+                    setting=f"{name}, line {odd[0]}",
+                    got=f"{len(odd[1])} columns",
+                    expected=f"{width}, as in the first row",
+                    fix="fix the sentence or remove it",
+                ),
+            )
         elif width == 1:  # words alone, to be tagged
             yield place, {"text": " ".join(cells[0] for _, cells in sentence)}
         else:
@@ -74,14 +81,20 @@ def tagged(place: str, words: Sequence[str], tags: Sequence[str]) -> Record:
         {'text': 'New York Oslo', 'spans': [(0, 8, 'LOC'), (9, 13, 'LOC')]}
     """
     if len(words) != len(tags):
-        raise DataError(place, f"{len(words)} words and {len(tags)} tags", "a tag for every word",
-                        "fix the record or remove it")  # fmt: skip
+        raise DataError(
+            setting=place,
+            got=f"{len(words)} words and {len(tags)} tags",
+            expected="a tag for every word",
+            fix="fix the record or remove it",
+        )
     spans: list[tuple[int, int, str]] = []
     before, start = "O", 0
     for word, tag in zip(words, tags, strict=True):
         mark, _, label = tag.partition("-")
         if tag != "O" and (mark not in ("B", "I") or not label):
-            raise DataError(f"{place}, tag", tag, "O, B-NAME or I-NAME", "convert the tags to IOB1 or IOB2")
+            raise DataError(
+                setting=f"{place}, tag", got=tag, expected="O, B-NAME or I-NAME", fix="convert the tags to IOB1 or IOB2"
+            )
         end = start + len(word)
         if mark == "I" and before.partition("-")[2] == label:
             spans[-1] = (spans[-1][0], end, label)

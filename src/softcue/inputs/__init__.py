@@ -1,0 +1,1 @@
+"""From a task's rows to batches of token ids."""

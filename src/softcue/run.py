@@ -1,0 +1,264 @@
+"""A training run: settings resolved, rows read, models built, trained, and one cue folder written per task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from softcue.backbones import Backbone, load_backbone
+from softcue.configuration import RunConfig, Settings, read_settings, resolve
+from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
+from softcue.cue.cue_file import FORMAT, CueBackbone, package_versions
+from softcue.errors import ConfigurationError, RunError
+from softcue.evaluation import Evaluation, check_metric, evaluate
+from softcue.files import TEMPORARY_SUFFIX, remove, writable, write_whole
+from softcue.inference import TaskModel, with_readout
+from softcue.methods import METHODS
+from softcue.tasks import joint_task, portable
+from softcue.tasks.splits import Splits, read_splits, read_splits_of_each, resolve_task
+from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
+from softcue.training.batches import stream_seed
+from softcue.training.progress import ProgressRecorder
+from softcue.training.run_lock import lock_folder
+
+
+class Run:
+    """Trains one task, or several that share a prompt; nothing is written before everything has been checked.
+
+    `tables` are rows given as objects rather than files, by split. `is_joint` says that `mixture.tasks` are meant.
+
+    Example:
+        [cue] = Run(Path("cues/tickets"), {"task": {"name": "tickets"}}).execute()
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        *,
+        backbone: Backbone | None = None,
+        tables: Mapping[str, Any] | None = None,
+        is_joint: bool = False,
+    ) -> None:
+        self.folder = folder
+        given = resolve(settings)  # complains about settings before anything is read or loaded
+        if given.mixture.tasks and not is_joint:
+            raise ConfigurationError(
+                setting="mixture.tasks",
+                got=", ".join(given.mixture.tasks),
+                expected="one task",
+                fix="name several with `tasks=A,B`",
+            )
+        if is_joint:
+            self.splits = read_splits_of_each(given.task, given.mixture.tasks, given.mixture.cap)
+            for splits in self.splits:
+                check_metric(splits.task)
+        else:
+            check_metric(resolve_task(given.task))  # before any row is read
+            self.splits = [read_splits(given.task, tables or {})]
+        self.processes = Processes()
+        self.backbone = backbone or load_backbone(given.backbone)
+        if given.backbone.gradient_checkpointing:
+            self.backbone.checkpoint_layers()
+        self.config: RunConfig = resolve(settings, self.backbone.kind)
+        self.models = self._build_models()
+        for model, splits in zip(self.models, self.splits, strict=True):
+            model.readout.see(splits.train)
+            if self.config.readout.head_start == "solved":
+                model.start_head(self.backbone, splits.train)
+            model.to(self.backbone.device)
+        origin = self.config.training.init_from
+        first_cues = [start_from(model, origin, self.backbone) for model in self.models if origin]
+        self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
+        self.checkpoints = Checkpoints(folder / "checkpoints", self._digest("".join(first_cues)))
+
+    def execute(self, *, resume: bool = False, overwrite: bool = False, progress: bool = True) -> list[Cue]:
+        """Train and write a cue per task; a finished run that is resumed is only loaded."""
+        task_data = [
+            TaskData(model, splits.train, splits.validation)
+            for model, splits in zip(self.models, self.splits, strict=True)
+        ]
+        trainer = Trainer(
+            self.backbone, task_data, self.config.training, processes=self.processes, mixture=self.config.mixture
+        )
+        with ExitStack() as stack:
+            if self.processes.is_main:
+                stack.enter_context(lock_folder(self.folder))
+                self._check_output(resume, overwrite)
+            is_finished = all((folder / "cue.json").is_file() for folder in self.cue_folders)
+            if resume and is_finished and not self.checkpoints.exist():
+                return [self._load_finished(folder) for folder in self.cue_folders]
+            trainer.checkpoints = self.checkpoints
+            damaged: list[Path] = []
+            if resume:
+                checkpoint, damaged = self.checkpoints.newest()
+                if checkpoint is not None:
+                    trainer.resume(checkpoint)
+            if self.processes.is_main:
+                self._begin_folder(trainer.progress.step)
+                uses_tensorboard = self.config.training.tensorboard
+                recorder = stack.enter_context(
+                    ProgressRecorder(self.folder, trainer.num_steps, progress, uses_tensorboard)
+                )
+                recorder.start(trainer.progress.step)
+                recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
+                trainer.listener = recorder
+            self.processes.wait()
+            result = trainer.run()
+            cues = [
+                self._make_cue(model, splits, evaluation, result)
+                for model, splits, evaluation in zip(self.models, self.splits, result.evaluations, strict=True)
+            ]
+            if self.processes.is_main:
+                for cue, splits, folder in zip(cues, self.splits, self.cue_folders, strict=True):
+                    cue.save(folder, _metrics(cue, splits, result))
+                    for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+                        remove(leftover)
+                self.checkpoints.remove()
+                recorder.warn(result.warnings)
+            self.processes.wait()
+        for cue, folder in zip(cues, self.cue_folders, strict=True):
+            cue.path = folder
+        return cues
+
+    def _build_models(self) -> list[TaskModel]:
+        """A model per task, all on one method."""
+        config, backbone = self.config, self.backbone
+        tasks = [splits.task for splits in self.splits]
+        generator = torch.Generator().manual_seed(stream_seed(config.training.seed, "method"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(config.training.seed, "model"))
+            method_class = METHODS[config.method.name]
+            method = method_class.build(config.method, config.method.view_of(backbone), joint_task(tasks), generator)
+            return [with_readout(task, method, config.readout, backbone, config.backbone.max_length) for task in tasks]
+
+    def _digest(self, first_cues: str) -> str:
+        """What makes two runs the same: settings, rows, backbone and the cue they start from."""
+        settings = self.config.as_settings()
+        settings["task"] = {}  # names of files may change; rows and weights count
+        settings["backbone"] = self.config.backbone.max_length
+        settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of what it reads
+        settings["training"]["init_from"] = first_cues
+        tasks = [portable(splits.task).model_dump(mode="json") for splits in self.splits]
+        facts = [settings, tasks, vars(self.backbone.fingerprint), str(self.backbone.dtype)]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for splits in self.splits:
+            for examples in (splits.train, splits.validation, splits.test):
+                digest.update(repr(examples).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+    def _check_output(self, resume: bool, overwrite: bool) -> None:
+        """A run never overwrites a finished cue or another run's checkpoints unless told to."""
+        if resume or overwrite:
+            return
+        for folder in self.cue_folders:
+            if (folder / "cue.json").exists():
+                raise RunError(
+                    setting="output_dir",
+                    got=folder,
+                    expected="a folder without a finished cue",
+                    fix="choose another, or pass `overwrite=True`",
+                )
+        if self.checkpoints.exist():
+            raise RunError(
+                setting="output_dir",
+                got=self.folder,
+                expected="a folder without an unfinished run",
+                fix="pass `resume=True` to continue it, or `overwrite=True` to start again",
+            )
+
+    def _load_finished(self, folder: Path) -> Cue:
+        """The cue of a finished run, if it is the run that was asked for."""
+        if read_cue_file(folder).training.get("run") != self.checkpoints.run:
+            raise RunError(
+                setting="resume",
+                got=folder,
+                expected="a run with the same backbone, data and settings",
+                fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
+            )
+        return load(folder, self.backbone)
+
+    def _begin_folder(self, step: int) -> None:
+        """The first thing written: the folder and the run's whole configuration."""
+        with writable("output_dir", self.folder):
+            if step == 0:
+                self.checkpoints.remove()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(self.config.as_settings(), sort_keys=False)
+            write_whole(self.folder / "config.yaml", text.encode())
+
+    def _make_cue(self, model: TaskModel, splits: Splits, evaluation: Evaluation, result: TrainingResult) -> Cue:
+        """The trained model of one task with everything its cue.json records."""
+        config, backbone = self.config, self.backbone
+        scores = {"validation": evaluation.scores}
+        if splits.test:
+            batch_size = config.training.evaluation_batch_size
+            scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
+        training = {
+            **config.training.model_dump(mode="json"),
+            "steps_done": result.progress.step,
+            "best_step": result.progress.best_step,
+            "train_rows": len(splits.train),
+            "validation_rows": len(splits.validation),
+            "run": self.checkpoints.run,
+        }
+        if config.mixture.tasks:
+            training["together_with"] = list(config.mixture.tasks)
+        cue_file = CueFile(
+            format=FORMAT,
+            task=portable(splits.task),
+            method=model.method.config.model_dump(mode="json"),
+            readout=model.readout.config,
+            backbone=CueBackbone(
+                name=_lasting_name(backbone),
+                kind=backbone.kind,
+                dtype=str(backbone.dtype).removeprefix("torch."),
+                max_length=model.max_length,
+                fingerprint=asdict(backbone.fingerprint),
+            ),
+            training=training,
+            scores=scores,
+            counts=asdict(model.counts()),
+            versions=package_versions(),
+            tensors_sha256="",
+        )
+        return Cue(model, backbone, cue_file)
+
+
+def splits_of_run(folder: str | Path) -> Splits:
+    """The very rows a run was trained and scored on, read again from its config.yaml.
+
+    Example:
+        splits_of_run("cues/tickets").test[0].texts
+    """
+    return read_splits(resolve(read_settings(Path(folder) / "config.yaml")).task, {})
+
+
+def _lasting_name(backbone: Backbone) -> str:
+    """A model folder by its full path, so that the cue finds it from any working directory."""
+    is_folder = backbone.folder is not None and Path(backbone.name).is_dir()
+    return str(backbone.folder.resolve()) if is_folder and backbone.folder else backbone.name
+
+
+def _metrics(cue: Cue, splits: Splits, result: TrainingResult) -> dict[str, Any]:
+    """What metrics.json holds."""
+    return {
+        "scores": cue.record.scores,
+        "history": result.progress.history,
+        "health": result.progress.health,
+        "best_step": result.progress.best_step,
+        "steps": result.progress.step,
+        "seconds": round(result.seconds, 1),
+        "peak_megabytes": round(result.peak_megabytes, 1),
+        "truncated_training_texts": result.num_truncated,
+        "rows": {"train": len(splits.train), "validation": len(splits.validation), "test": len(splits.test)},
+        "warnings": result.warnings,
+    }

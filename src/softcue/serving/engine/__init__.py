@@ -1,0 +1,1 @@
+"""The engine: batches of rows of any cue, run by one thread."""

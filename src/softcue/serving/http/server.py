@@ -1,0 +1,61 @@
+"""Run the app with uvicorn until a signal; then take nothing new, answer what was taken, and end."""
+
+from __future__ import annotations
+
+import math
+import signal
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from softcue.serving.http.logs import log_to_stderr
+from softcue.serving.http.routes import create_app
+from softcue.serving.http.service import Service, engine_of
+from softcue.serving.settings import ServerSettings
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's own server, but probes and new requests learn of a signal at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        service.on_failure = self._stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or Ctrl-C."""
+        self._service.drain()
+        super().handle_exit(sig, frame)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
+    """Serve the cues of a folder until SIGTERM or Ctrl-C.
+
+    Example:
+        serve(ServerSettings(port=8080), "minilm", Path("cues"))
+    """
+    log_to_stderr(settings.log_texts)
+    service = Service(settings, partial(engine_of, settings, backbone, cues))
+    config = uvicorn.Config(
+        create_app(service),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.deadline) + 1,
+    )
+    # uvicorn raises the signal again when it has drained: that is then the end, and no failure
+    signal.signal(signal.SIGTERM, _end)
+    _Server(config, service).run()
+    if service.failure is not None:
+        raise service.failure
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,43 @@
+"""Rows of many cues at once: the same rows as cue by cue, and one pass for what they all read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny
+from toy import EXAMPLES, make_model
+
+from softcue.inference import predict, rows_together, mixed_batches
+
+
+def test_rows_of_several_cues_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    backbone = tiny("bert")
+    cases = ["m-idpg-phm", "prompt-tuning", "m-idpg-phm words", "linear-probe", "s-idpg-phm"]
+    models = [make_model(backbone, case, seed=seed).eval() for seed, case in enumerate(cases)]
+    requests = [(models[number % 5], example) for number, example in enumerate([*EXAMPLES, *EXAMPLES, *EXAMPLES])]
+    for (model, example), row in zip(requests, rows_together(backbone, requests), strict=True):
+        [alone] = model.rows(backbone, [example])
+        assert row == alone
+        assert (row.representation is None) == (alone.representation is None) == (model.representation is None)
+        if row.representation is not None and alone.representation is not None:
+            torch.testing.assert_close(row.representation, alone.representation, rtol=1e-4, atol=1e-5)
+
+
+def test_many_cues_that_read_the_same_ask_for_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny("bert")
+    models = [make_model(backbone, "m-idpg-phm", seed=seed) for seed in range(5)]
+    asked = []
+    original = mixed_batches.sentence_vectors_of
+
+    def counted(*arguments: object) -> torch.Tensor:
+        asked.append(arguments)
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mixed_batches, "sentence_vectors_of", counted)
+    together = predict(backbone, list(zip(models, EXAMPLES, strict=True))).answers
+    assert len(asked) == 1
+    for model, example, answer in zip(models, EXAMPLES, together, strict=True):
+        [alone] = predict(backbone, [(model, example)]).answers
+        assert answer.label == alone.label
+        assert answer.scores == pytest.approx(alone.scores, abs=1e-4)

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import DECODERS, tiny_tokenizer
+
+from softcue.errors import ConfigurationError
+from softcue.inputs.collate import by_length, collate
+from softcue.inputs.formatter import ANSWER_CUE, InputFormatter, InsertAt, Kind, answer_tokens
+from softcue.tasks import Task
+from softcue.types import Example, TokenizedRow
+
+ONE = Task(name="one")
+TWO = Task(name="two", text=("first", "second"))
+KINDS: dict[str, Kind] = {"bert": "encoder", "t5": "encoder-decoder", "gpt2": "decoder", "opt": "decoder"}
+PAD, END, BEGIN, UNKNOWN, MASK = range(5)  # tests/tiny.py's special tokens
+LONG = "Please send the invoice for the new badge reader to our office in the north of town. " * 4
+
+
+def formatter(model_type: str, limit: int = 96, task: Task = ONE, **settings: Any) -> InputFormatter:
+    return InputFormatter(task, tiny_tokenizer(model_type), KINDS[model_type], limit, **settings)
+
+
+def text_of(found: InputFormatter, tokens: TokenizedRow) -> str:
+    return str(found.tokenizer.decode(tokens.ids, skip_special_tokens=True))
+
+
+def plain_ids(model_type: str, text: str) -> list[int]:
+    return list(tiny_tokenizer(model_type)(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_short_text_is_left_alone(model_type: str) -> None:
+    found = formatter(model_type).source(Example(("hello there",)))
+    frame = {"bert": ([BEGIN], [END]), "t5": ([], [END]), "gpt2": ([], []), "opt": ([BEGIN], [])}[model_type]
+    assert list(found.ids) == [*frame[0], *plain_ids(model_type, "hello there"), *frame[1]]
+    assert not found.is_truncated
+    assert (found.segments is not None) == (model_type == "bert")
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_text_of_exactly_the_limit_is_not_cut(model_type: str) -> None:
+    whole = formatter(model_type, limit=10_000).source(Example((LONG,)))
+    exact = formatter(model_type, limit=len(whole.ids)).source(Example((LONG,)))
+    shorter = formatter(model_type, limit=len(whole.ids) - 1).source(Example((LONG,)))
+    assert (exact.ids, exact.is_truncated) == (whole.ids, False)
+    assert shorter.is_truncated
+    assert len(shorter.ids) == len(whole.ids) - 1
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("limit", [12, 13, 30, 31])
+def test_cut_text_fills_the_limit_and_keeps_its_beginning(model_type: str, limit: int) -> None:
+    words = formatter(model_type, limit)
+    found = words.source(Example((LONG,)))
+    assert found.is_truncated
+    assert limit - 2 <= len(found.ids) <= limit
+    assert LONG.startswith(text_of(words, found))
+    assert found.segments is None or len(found.segments) == len(found.ids)
+
+
+@pytest.mark.parametrize("limit", [8, 20, 50])
+def test_cut_keeps_suffix_and_special_tokens_of_an_encoder(limit: int) -> None:
+    found = formatter("bert", limit, suffix=" <mask>").source(Example((LONG,)))
+    assert len(found.ids) <= limit
+    assert found.ids[0] == BEGIN
+    assert found.ids[-2:] == (MASK, END)
+    assert found.is_truncated
+
+
+def test_cut_keeps_the_end_token_of_an_encoder_decoder() -> None:
+    found = formatter("t5", 20, suffix=" topic:").source(Example((LONG,)))
+    suffix = plain_ids("t5", " topic:")
+    assert list(found.ids[-len(suffix) - 1 :]) == [*suffix, END]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "opt"])
+def test_cut_keeps_the_place_of_the_answer_of_a_decoder(model_type: str) -> None:
+    cue = plain_ids(model_type, ANSWER_CUE)
+    for text in (LONG, "short"):
+        found = formatter(model_type, 30, writes_answer=True).source(Example((text,)))
+        assert list(found.ids[-len(cue) :]) == cue
+        assert (found.ids[0] == BEGIN) == (model_type == "opt")
+
+
+def test_decoder_without_an_answer_gets_no_cue() -> None:
+    assert list(formatter("gpt2").source(Example(("hi",))).ids) == plain_ids("gpt2", "hi")
+
+
+def test_decoder_source_never_ends_with_the_end_token() -> None:
+    tokenizer = tiny_tokenizer("t5")  # adds </s>, as some decoders' tokenizers do
+    found = InputFormatter(ONE, tokenizer, "decoder", 96).source(Example(("hi there",)))
+    assert END not in found.ids
+
+
+def test_the_longest_of_two_texts_is_cut() -> None:
+    short = "a short one"
+    words = formatter("bert", 40, task=TWO)
+    for texts in ((LONG, short), (short, LONG)):
+        found = words.source(Example(texts))
+        assert len(found.ids) <= 40
+        kept = _between_ends(found.ids)
+        assert kept[texts.index(short)] == plain_ids("bert", short)
+        assert found.is_truncated
+
+
+def test_two_long_texts_share_the_cut() -> None:
+    first, second = _between_ends(formatter("bert", 43, task=TWO).source(Example((LONG, LONG))).ids)
+    assert abs(len(first) - len(second)) <= 2
+    assert len(first) + len(second) >= 38
+
+
+def test_two_texts_of_an_encoder_have_two_segments() -> None:
+    found = formatter("bert", task=TWO, suffix=" <mask>").source(Example(("one", "two")))
+    first, second = len(plain_ids("bert", "one")), len(plain_ids("bert", "two <mask>"))
+    assert found.segments == (0,) * (first + 2) + (1,) * (second + 1)
+    assert found.ids[-2:] == (MASK, END)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "gpt2"])
+def test_cut_keeps_the_template_around_two_texts(model_type: str) -> None:
+    task = Task(name="t", text=("a", "b"), template="Q: {a} A: {b} same?")
+    words = formatter(model_type, 40, task=task)
+    found = words.source(Example((LONG, "ok")))
+    assert len(found.ids) <= 40
+    assert text_of(words, found).startswith("Q: Please")
+    assert text_of(words, found).endswith(" A: ok same?")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("text", ["🙂" * 30, "late " + "🙂👍🏽" * 20, "日本語の文章です。" * 10, "é" * 60])
+def test_characters_of_several_pieces_are_never_halved(model_type: str, text: str) -> None:
+    for limit in range(12, 20):
+        words = formatter(model_type, limit)
+        found = words.source(Example((text,)))
+        assert len(found.ids) <= limit
+        assert text.startswith(text_of(words, found))
+
+
+@pytest.mark.parametrize(
+    ("limit", "text", "settings"),
+    [(2, LONG, {}), (3, LONG, {"suffix": " <mask>"}), (4, LONG, {"task": TWO}), (4, "🙂🙂", {})],
+)
+def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings: dict[str, Any]) -> None:
+    texts = (text,) * len(settings.get("task", ONE).text)
+    with pytest.raises(ConfigurationError) as caught:
+        formatter("bert", limit, **settings).source(Example(texts))
+    message = str(caught.value)
+    assert message.startswith(f"backbone.max_length less prompt and answer: got {limit}; expected room for ")
+    assert "shorten method.prompt_length or raise backbone.max_length" in message
+
+
+@pytest.mark.parametrize(
+    ("model_type", "insert_at", "place"),
+    [
+        ("bert", "front", 0),
+        ("bert", "start", 1),
+        ("bert", "end", -1),
+        ("t5", "front", 0),
+        ("t5", "start", 0),
+        ("t5", "end", -1),
+        ("gpt2", "front", 0),
+        ("gpt2", "start", 0),
+        ("gpt2", "end", 0),
+        ("opt", "front", 0),
+        ("opt", "start", 1),
+        ("opt", "end", 0),
+    ],
+)
+def test_prompt_goes_beside_the_special_tokens(model_type: str, insert_at: InsertAt, place: int) -> None:
+    found = formatter(model_type, insert_at=insert_at).source(Example(("hello there",)))
+    from_the_end = insert_at == "end"
+    assert found.insert_at == (len(found.ids) + place if from_the_end else place)
+
+
+def test_prompt_at_the_end_comes_before_the_mask() -> None:
+    found = formatter("bert", insert_at="end", suffix=" <mask>").source(Example(("hi",)))
+    assert found.ids[found.insert_at :] == (MASK, END)
+
+
+def test_unknown_words_count_as_text() -> None:
+    found = [formatter("t5", insert_at=place).source(Example(("<unk> hi <unk>",))) for place in ("start", "end")]
+    assert found[0].ids[0] == found[0].ids[-2] == UNKNOWN
+    assert [tokens.insert_at for tokens in found] == [0, len(found[1].ids) - 1]
+
+
+def test_leading_token_that_also_means_unknown_counts_as_special() -> None:
+    tokenizer = tiny_tokenizer("opt")
+    tokenizer.unk_token = "<s>"
+    found = InputFormatter(ONE, tokenizer, "decoder", 96).source(Example(("hi",)))
+    assert found.insert_at == 1
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+@pytest.mark.parametrize("words", ["billing", "not at all", "é", "3", "UPPER, case!"])
+def test_answer_of_a_decoder_is_what_follows_a_real_source(model_type: str, words: str) -> None:
+    tokenizer = tiny_tokenizer(model_type)
+    source = InputFormatter(ONE, tokenizer, "decoder", 96, writes_answer=True).source(Example(("Where is it?",)))
+    together = tuple(tokenizer(f"Where is it?{ANSWER_CUE} {words}")["input_ids"])
+    assert source.ids + answer_tokens(tokenizer, "decoder", words) == (*together, tokenizer.eos_token_id)
+
+
+@pytest.mark.parametrize(("model_type", "begin"), [("t5", ()), ("bart", (BEGIN,))])
+def test_answer_of_an_encoder_decoder_ends_once(model_type: str, begin: tuple[int, ...]) -> None:
+    found = answer_tokens(tiny_tokenizer(model_type), "encoder-decoder", "billing")
+    assert found == (*begin, *plain_ids(model_type, "billing"), END)
+
+
+def test_answer_is_closed_where_the_tokenizer_does_not() -> None:
+    assert answer_tokens(tiny_tokenizer("gpt2"), "encoder-decoder", "hi") == (*plain_ids("gpt2", "hi"), END)
+
+
+ROWS = [
+    TokenizedRow((5, 6, 7), (0, 0, 1), 1, target_ids=(9,), label=1),
+    TokenizedRow((8,), (0,), 0, target_ids=(9, 10), label=0),
+]
+
+
+def test_collate_pads_on_the_right() -> None:
+    batch = collate(ROWS, pad_id=3)
+    assert batch.ids.tolist() == [[5, 6, 7], [8, 3, 3]]
+    assert batch.mask.tolist() == [[True, True, True], [True, False, False]]
+    assert batch.segments is not None
+    assert batch.segments.tolist() == [[0, 0, 1], [0, 0, 0]]
+    assert batch.insert_at.tolist() == [1, 0]
+
+
+def test_collate_pads_the_source_on_the_left_and_the_target_on_the_right() -> None:
+    batch = collate(ROWS, pad_id=3, side="left")
+    assert batch.ids.tolist() == [[5, 6, 7], [3, 3, 8]]
+    assert batch.mask.tolist() == [[True, True, True], [False, False, True]]
+    assert batch.insert_at.tolist() == [1, 0]  # counted in the row's own tokens
+    assert batch.target_ids.tolist() == [[9, 3], [9, 10]]
+    assert batch.target_mask.tolist() == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize(("labels", "dtype"), [((1, 0), torch.long), ((0.5, 2.0), torch.float32), ((1, None), None)])
+def test_collate_takes_labels_only_if_every_row_has_one(labels: Any, dtype: torch.dtype | None) -> None:
+    batch = collate([TokenizedRow((5,), None, 0, label=label) for label in labels], pad_id=0)
+    assert (batch.labels is None) if dtype is None else (batch.labels is not None and batch.labels.dtype == dtype)
+    assert batch.segments is None
+    assert batch.target_ids.shape == (2, 0)
+    assert batch.ids.dtype == torch.long
+
+
+def test_collate_mixes_rows_with_and_without_segments() -> None:
+    batch = collate([ROWS[0], TokenizedRow((8, 8), None, 0)], pad_id=0)
+    assert batch.segments is not None
+    assert batch.segments.tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) -> None:
+    lengths = torch.randint(1, 40, (50,)).tolist()
+    batches = by_length(lengths, batch_size, max_tokens=0)
+    order = [row for batch in batches for row in batch]
+    assert sorted(order) == list(range(50))
+    assert all(0 < len(batch) <= batch_size for batch in batches)
+    assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
+
+
+def test_no_rows_make_no_batches() -> None:
+    assert by_length([], 4, max_tokens=0) == []
+
+
+def _between_ends(ids: tuple[int, ...]) -> list[list[int]]:
+    """The two texts of `<s> first </s> second </s>`."""
+    middle = ids.index(END)
+    assert ids[0] == BEGIN
+    assert ids[-1] == END
+    return [list(ids[1:middle]), list(ids[middle + 1 : -1])]

@@ -1,0 +1,121 @@
+"""Tokens kept on disk are the tokens that would be made, and nothing but the texts and their wording decides."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import tiny
+from toy import PAIRS, TASK, make_model
+
+from softcue.inference import TaskModel
+from softcue.inputs import token_cache
+from softcue.inputs.formatter import InputFormatter
+from softcue.tasks import Label, Task
+from softcue.types import Example, Span
+
+NER = Task(name="ner", kind="tags", labels={"LOC": Label(words="place")})
+ONE = [Example((f"where is parcel {number} " * (number % 40 + 1),)) for number in range(30)]
+TWO = [Example((f"parcel {number}", f"order {number} " * (number % 40)), "same") for number in range(1, 31)]
+MARKED = [Example((f"rain in Oslo {number}",), spans=(Span(8, 12, "LOC"),), offset=number) for number in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(token_cache, "WORTH_KEEPING", 10)
+    monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
+    return tmp_path / "tokens"
+
+
+def made(model: TaskModel, examples: list[Example]) -> list[object]:
+    return [model.formatter.source(example) for example in examples]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "t5", "gpt2"])
+@pytest.mark.parametrize(("task", "examples"), [(TASK, ONE), (PAIRS, TWO), (NER, MARKED)])
+def test_tokens_read_again_are_those_that_were_made(
+    family: str, task: Task, examples: list[Example], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if family == "gpt2" and task is NER:
+        pytest.skip("96 tokens hold no room for a list of spans")
+    model = make_model(tiny(family), task=task)
+    expected = made(model, examples)
+    assert token_cache.token_rows(model.formatter, "digest", examples) == expected
+    assert len(list(folder.iterdir())) == 1
+    monkeypatch.setattr(InputFormatter, "source", lambda *_: pytest.fail("made again"))
+    assert token_cache.token_rows(model.formatter, "digest", examples) == expected
+
+
+def test_everything_that_tokens_depend_on_gives_a_file_of_its_own(folder: Path) -> None:
+    formatter = make_model(tiny("bert"), task=PAIRS).formatter
+    worded = PAIRS.model_copy(update={"sentences": ("{second}", "{first}")})
+    variants = [
+        formatter,
+        replace(formatter, limit=20),
+        replace(formatter, insert_at="end"),
+        replace(formatter, suffix=" x"),
+        replace(formatter, places="pieces"),
+        replace(formatter, places="words"),
+        replace(formatter, task=worded),
+    ]
+    for variant in variants:
+        assert token_cache.token_rows(variant, "a", TWO) == [variant.source(example) for example in TWO]
+    token_cache.token_rows(formatter, "b", TWO)
+    token_cache.token_rows(formatter, "a", TWO[::-1])
+    assert len(list(folder.iterdir())) == len(variants) + 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense" * 100, None])
+def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> None:
+    model = make_model(tiny("bert"))
+    token_cache.token_rows(model.formatter, "a", ONE)
+    [path] = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
+    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    formatter = make_model(tiny("bert")).formatter
+    names = []
+    for number in range(3):
+        before = set(folder.iterdir()) if folder.exists() else set()
+        token_cache.token_rows(formatter, str(number), ONE)
+        [path] = set(folder.iterdir()) - before
+        os.utime(path, (1000 + number, 1000 + number))
+        names.append(path)
+    token_cache.token_rows(formatter, "0", ONE)  # used again: now the newest
+    monkeypatch.setattr(token_cache, "SIZE_LIMIT", 3 * names[0].stat().st_size)
+    token_cache.token_rows(formatter, "3", ONE)
+    assert [path.exists() for path in names] == [True, False, True]
+
+
+def test_a_folder_that_cannot_be_written_costs_no_more_than_time(folder: Path) -> None:
+    folder.write_text("a file in the way")
+    model = make_model(tiny("bert"))
+    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+
+
+def test_few_rows_are_not_kept(folder: Path) -> None:
+    model = make_model(tiny("bert"))
+    token_cache.token_rows(model.formatter, "a", ONE[:9])
+    assert not folder.exists()
+
+
+def test_nothing_is_kept_where_the_cache_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    model = make_model(tiny("bert"))
+    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+    assert not folder.exists()
+
+
+def test_models_that_share_their_pieces_do_not_share_tokens(folder: Path) -> None:
+    bert, distilbert = tiny("bert"), tiny("distilbert")
+    assert bert.fingerprint.tokenizer == distilbert.fingerprint.tokenizer
+    models = [make_model(backbone, task=PAIRS) for backbone in (distilbert, bert)]
+    examples = [Example(("one text", f"another {number}")) for number in range(20)]
+    found = [token_cache.token_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models]
+    assert [own[0].segments is None for own in found] == [True, False]
+    assert len(list(folder.iterdir())) == 2

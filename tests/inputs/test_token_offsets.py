@@ -1,0 +1,269 @@
+"""Where prompts stand among the tokens: IDPG's positions 0 to 4 (Wu et al. 2022, figure 6), token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import SPECIAL, tiny, tiny_model, tiny_tokenizer
+from tokenizers import normalizers, processors
+from toy import make_model
+
+from softcue.backbones import Backbone
+from softcue.errors import ConfigurationError
+from softcue.inputs.collate import collate
+from softcue.inputs.formatter import InputFormatter, Kind
+from softcue.methods import METHODS
+from softcue.tasks import Label, Task
+from softcue.types import Example
+
+CLS, SEP, PAD = SPECIAL.index("<s>"), SPECIAL.index("</s>"), SPECIAL.index("<pad>")
+LABELS = {"a": Label(words="the"), "b": Label(words="is")}
+ONE = Task(name="one", labels=LABELS)
+TWO = Task(name="two", text=("first", "second"), labels=LABELS)
+FIRST, SECOND = "the parcel is late", "my order never came"
+PLACES = ["start", "first-end", "second-start", "end", "appended"]
+P = "prompt"
+
+
+def tokenizer_of(kind: str, drops: str = "") -> Any:
+    """`<s> a </s></s> b </s>` as RoBERTa writes it, or `[CLS] a [SEP] b [SEP]` as BERT does."""
+    found = tiny_tokenizer("roberta" if kind == "roberta" else "bert")
+    middle = "</s> </s>" if kind == "roberta" else "</s>"
+    found.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair=f"<s> $A {middle} $B:1 </s>:1", special_tokens=[("<s>", CLS), ("</s>", SEP)]
+    )
+    if drops:
+        found.backend_tokenizer.normalizer = normalizers.Replace(drops, "")
+    return found
+
+
+def ids(text: str) -> list[int]:
+    return list(tiny_tokenizer("bert")(text, add_special_tokens=False)["input_ids"])
+
+
+def sequence(tokenizer: Any, place: Any, texts: tuple[str, ...], kind: Kind = "encoder", limit: int = 96) -> list[Any]:
+    """The tokens of a row with its prompt in its place."""
+    task = TWO if len(texts) == 2 else ONE
+    config = METHODS["prompt-tuning"].Config.model_validate({"name": "prompt-tuning", "insert_at": place})
+    row = InputFormatter(task, tokenizer, kind, limit, config.insert_at).source(Example(texts))  # type: ignore[attr-defined]
+    return [*row.ids[: row.insert_at], P, *row.ids[row.insert_at :]]
+
+
+A, B = ids(FIRST), ids(SECOND)
+LITERAL: dict[tuple[str, int, int], list[Any]] = {
+    # RoBERTa: <s> s1 </s></s> s2 </s>
+    ("roberta", 2, 0): [CLS, P, *A, SEP, SEP, *B, SEP],  # right after <s>
+    ("roberta", 2, 1): [CLS, *A, P, SEP, SEP, *B, SEP],  # before the first </s>
+    ("roberta", 2, 2): [CLS, *A, SEP, SEP, P, *B, SEP],  # after the pair of </s>
+    ("roberta", 2, 3): [CLS, *A, SEP, SEP, *B, P, SEP],  # before the last </s>
+    ("roberta", 2, 4): [CLS, *A, SEP, SEP, *B, SEP, SEP, P, SEP],  # </s> prompt </s> behind the last </s>
+    ("roberta", 1, 0): [CLS, P, *A, SEP],
+    ("roberta", 1, 1): [CLS, *A, P, SEP],
+    ("roberta", 1, 3): [CLS, *A, P, SEP],
+    ("roberta", 1, 4): [CLS, *A, SEP, SEP, P, SEP],
+    # BERT: one [SEP] between the texts
+    ("bert", 2, 0): [CLS, P, *A, SEP, *B, SEP],
+    ("bert", 2, 1): [CLS, *A, P, SEP, *B, SEP],
+    ("bert", 2, 2): [CLS, *A, SEP, P, *B, SEP],
+    ("bert", 2, 3): [CLS, *A, SEP, *B, P, SEP],
+    ("bert", 2, 4): [CLS, *A, SEP, *B, SEP, SEP, P, SEP],
+    ("bert", 1, 0): [CLS, P, *A, SEP],
+    ("bert", 1, 1): [CLS, *A, P, SEP],
+    ("bert", 1, 3): [CLS, *A, P, SEP],
+    ("bert", 1, 4): [CLS, *A, SEP, SEP, P, SEP],
+}
+
+
+@pytest.mark.parametrize(("kind", "num_texts", "place"), LITERAL)
+def test_a_numbered_place_is_the_papers_literally(kind: str, num_texts: int, place: int) -> None:
+    texts = (FIRST, SECOND)[:num_texts]
+    wanted = LITERAL[kind, num_texts, place]
+    for given in (place, str(place), PLACES[place]):
+        assert sequence(tokenizer_of(kind), given, texts) == wanted
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bert"])
+def test_front_stands_before_everything(kind: str) -> None:
+    assert sequence(tokenizer_of(kind), "front", (FIRST, SECOND))[:2] == [P, CLS]
+    assert sequence(tokenizer_of(kind), "front", (FIRST,)) == [P, CLS, *A, SEP]
+
+
+def test_text_to_text_backbones_have_places_of_one_text() -> None:
+    t5, gpt2 = tiny_tokenizer("t5"), tiny_tokenizer("gpt2")
+    for place in ("front", 0, "start"):
+        assert sequence(t5, place, (FIRST,), "encoder-decoder") == [P, *A, SEP]
+        assert sequence(gpt2, place, (FIRST,), "decoder") == [P, *A]
+    for place in (1, 3):
+        assert sequence(t5, place, (FIRST,), "encoder-decoder") == [*A, P, SEP]
+        assert sequence(gpt2, place, (FIRST,), "decoder") == [*A, P]
+    assert sequence(t5, 4, (FIRST,), "encoder-decoder") == [*A, SEP, SEP, P, SEP]
+    both = ids(f"first: {FIRST} second: {SECOND}")
+    assert sequence(t5, 3, (FIRST, SECOND), "encoder-decoder") == [*both, P, SEP]
+    assert sequence(gpt2, 0, (FIRST, SECOND), "decoder") == [P, *both]
+
+
+@pytest.mark.parametrize("name", ["prompt-tuning", "m-idpg-phm", "s-idpg-dnn", "p-tuning-v2", "prefix-tuning"])
+def test_numbers_are_settings_of_every_prompted_method(name: str) -> None:
+    for number, place in enumerate(PLACES):
+        for given in (number, str(number)):
+            config = METHODS[name].Config.model_validate({"name": name, "insert_at": given})
+            assert config.insert_at == place  # type: ignore[attr-defined]
+    for wrong in (5, -1, "5", True, 1.5, "middle", None):
+        with pytest.raises(ValueError, match="insert_at"):
+            METHODS[name].Config.model_validate({"name": name, "insert_at": wrong})
+
+
+# --- what only some rows have ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "place", "reason"),
+    [
+        ("bert", ONE, "second-start", "two texts"),
+        ("bert", ONE, 2, "two texts"),
+        ("t5", ONE, 2, "two texts"),
+        ("t5", TWO, 1, "encoder"),
+        ("t5", TWO, 2, "encoder"),
+        ("gpt2", TWO, 1, "encoder"),
+        ("gpt2", TWO, 2, "encoder"),
+        ("gpt2", ONE, 4, "separator"),
+        ("gpt2", TWO, 4, "separator"),
+    ],
+)
+def test_a_place_that_the_texts_do_not_have_is_refused(model_type: str, task: Task, place: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"method\.insert_at.*{reason}"):
+        make_model(tiny(model_type), "prompt-tuning", task=task, insert_at=place, init="uniform")
+
+
+@pytest.mark.parametrize("place", [1, 3, "first-end", "end"])
+def test_a_prompt_behind_the_text_is_refused_for_a_head_on_a_decoder(place: Any) -> None:
+    """It could not reach the states that the head reads."""
+    with pytest.raises(ConfigurationError, match=r"method\.insert_at.*head on a decoder"):
+        make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "classifier"}, insert_at=place)
+    make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "generation"}, insert_at=place)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bert"])
+def test_a_text_without_tokens_still_has_its_places(kind: str) -> None:
+    """BERT's normaliser leaves nothing of control characters, for one."""
+    tokenizer = tokenizer_of(kind, drops="~")
+    middle = [SEP, SEP] if kind == "roberta" else [SEP]
+    assert sequence(tokenizer, 1, ("~", SECOND)) == [CLS, P, *middle, *B, SEP]
+    assert sequence(tokenizer, 2, ("~", SECOND)) == [CLS, *middle, P, *B, SEP]
+    assert sequence(tokenizer, 1, (FIRST, "~")) == [CLS, *A, P, *middle, SEP]
+    assert sequence(tokenizer, 2, (FIRST, "~")) == [CLS, *A, *middle, P, SEP]
+
+
+# --- position 4 ------------------------------------------------------------------------------------------------------
+
+
+def roberta() -> Backbone:
+    return Backbone(tiny_model("roberta"), tokenizer_of("roberta"), "tiny-roberta")
+
+
+PAIRS = [
+    Example((FIRST, SECOND)),
+    Example(("ok", "the invoice for the new badge reader is wrong")),
+    Example(("a", "b")),
+]
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@torch.no_grad()
+def test_position_4_adds_the_prompt_and_two_tokens_to_every_row(length: int) -> None:
+    backbone = roberta()
+    plain = make_model(backbone, "no-prompt", task=TWO)
+    model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=4, prompt_length=length, init="uniform")
+    before, after = (one.rows(backbone, PAIRS) for one in (plain, model))
+    for old, new in zip(before, after, strict=True):
+        assert list(new.ids) == [*old.ids, SEP, SEP]
+    forward_pass, _ = model.read(backbone, collate(after, PAD))
+    lengths = [len(row.ids) for row in before]
+    assert forward_pass.embeds.shape[1] == max(lengths) + length + 2
+    assert forward_pass.layout.mask.sum(dim=1).tolist() == [own + length + 2 for own in lengths]
+
+
+@pytest.mark.parametrize("place", range(5))
+@torch.no_grad()
+def test_mask_positions_and_embeddings_agree_on_padded_rows(place: int) -> None:
+    backbone = roberta()
+    model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=place, prompt_length=3, init="uniform")
+    rows = model.rows(backbone, PAIRS)
+    forward_pass, _ = model.read(backbone, collate(rows, PAD))
+    total = forward_pass.embeds.shape[1]
+    prompt = list(model.method.encoder.prompt)  # type: ignore[arg-type,union-attr]
+    for number, row in enumerate(rows):
+        words = list(backbone.word_table[list(row.ids)])
+        wanted = [*words[: row.insert_at], *prompt, *words[row.insert_at :]]
+        missing = total - len(wanted)
+        assert torch.equal(forward_pass.embeds[number, : len(wanted)], torch.stack(wanted))
+        assert forward_pass.layout.mask[number].tolist() == [True] * len(wanted) + [False] * missing
+        own = forward_pass._inputs()["position_ids"][number, : len(wanted)].tolist()
+        assert own == list(range(PAD + 1, PAD + 1 + len(wanted)))  # RoBERTa counts from behind its padding token
+
+
+@pytest.mark.parametrize("case", ["prompt-tuning", "m-idpg-phm", "p-tuning-v2 kv"])
+@pytest.mark.parametrize("place", range(5))
+@torch.no_grad()
+def test_a_pair_alone_equals_the_pair_in_a_padded_batch(place: int, case: str) -> None:
+    backbone = roberta()
+    model = make_model(backbone, case, task=TWO, insert_at=place)
+    together = model.read(backbone, collate(model.rows(backbone, PAIRS), PAD))[0].text()
+    for number, example in enumerate(PAIRS):
+        alone = model.read(backbone, collate(model.rows(backbone, [example]), PAD))[0].text()[0]
+        torch.testing.assert_close(together[number, : len(alone)], alone, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_every_place_is_another_place() -> None:
+    backbone = roberta()
+    found = []
+    for place in range(5):
+        model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=place)
+        found.append(model.read(backbone, collate(model.rows(backbone, PAIRS[:1]), PAD))[0].text()[0, 0])
+    for number, one in enumerate(found):
+        assert all(not torch.allclose(one, other, atol=1e-4) for other in found[:number])
+
+
+def test_appended_separators_belong_to_the_last_segment_and_to_neither_text() -> None:
+    formatter = InputFormatter(TWO, tokenizer_of("bert"), "encoder", 96, "appended")
+    row = formatter.source(Example((FIRST, SECOND)))
+    assert row.segments == (0,) * (len(A) + 2) + (1,) * (len(B) + 1 + 2)
+    assert row.parts == (-1, *[0] * len(A), -1, *[1] * len(B), -1, -1, -1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [14, 21])
+def test_long_texts_are_cut_and_the_frame_around_the_prompt_is_not(place: int, limit: int) -> None:
+    long = (f"{FIRST} " * 8, f"{SECOND} " * 8)
+    found = sequence(tokenizer_of("roberta"), place, long, limit=limit)
+    assert limit - 3 <= len(found) - 1 <= limit
+    at = found.index(P)
+    frame = [token for token in found if token in (CLS, SEP, P)]
+    if place == 4:
+        assert found[-4:] == [SEP, SEP, P, SEP]
+        assert frame == [CLS, SEP, SEP, SEP, SEP, P, SEP]
+    else:
+        assert (
+            frame
+            == {
+                0: [CLS, P, SEP, SEP, SEP],
+                1: [CLS, P, SEP, SEP, SEP],
+                2: [CLS, SEP, SEP, P, SEP],
+                3: [CLS, SEP, SEP, P, SEP],
+            }[place]
+        )
+        neighbours = {0: (CLS, None), 1: (None, SEP), 2: (SEP, None), 3: (None, SEP)}[place]
+        assert neighbours[0] in (None, found[at - 1]) and neighbours[1] in (None, found[at + 1])
+
+
+@torch.no_grad()
+def test_the_sentence_vector_does_not_know_where_the_prompt_stands() -> None:
+    backbone = roberta()
+    found = [make_model(backbone, "m-idpg-phm", task=TWO, insert_at=place).rows(backbone, PAIRS) for place in range(5)]
+    for rows in found[1:]:
+        for own, other in zip(rows, found[0], strict=True):
+            assert own.representation is not None and other.representation is not None
+            assert torch.equal(own.representation, other.representation)

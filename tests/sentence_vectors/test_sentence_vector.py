@@ -1,0 +1,403 @@
+"""M(x) is worked out once per backbone and text, whoever asks (Wu et al. 2022, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import ONE_OF_EACH_KIND, tiny, tiny_model, tiny_tokenizer
+from torch import Tensor, nn
+from toy import EXAMPLES, PAIRS, TASK, make_model
+
+import softcue
+from softcue.backbones import Backbone, Summary
+from softcue.errors import ConfigurationError
+from softcue.inference import TaskModel, make_task_model
+from softcue.inputs.collate import collate
+from softcue.methods import METHODS
+from softcue.readouts import ReadoutConfig
+from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
+from softcue.tasks import Label, Task
+from softcue.types import Batch, Example
+
+POOLINGS: list[Summary] = ["cls", "mean", "last"]
+TEXTS = [
+    Example(("My invoice is wrong.",)),
+    Example(("ok",)),
+    Example(("Where is my order, it never came",)),
+]
+PAIR = [Example(("My invoice", "is wrong")), Example(("My invoice is", "wrong"))]
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def word_vectors(tmp_path: Path) -> str:
+    """A GloVe file of three words."""
+    path = tmp_path / "glove.txt"
+    path.write_text(
+        "".join(
+            f"{word} {' '.join([number] * 8)}\n" for word, number in [("my", "1"), ("order", "3"), ("invoice", "-2")]
+        )
+    )
+    return str(path)
+
+
+@contextmanager
+def passes(*backbones: Backbone) -> Iterator[list[int]]:
+    """The rows of every pass that any of the backbones runs meanwhile."""
+    found: list[int] = []
+
+    def count(module: Any, args: Any, kwargs: Any) -> None:
+        found.append(len(args[0] if args else kwargs["hidden_states"]))
+
+    handles = [one.layers[0].register_forward_pre_hook(count, with_kwargs=True) for one in backbones]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def fresh(family: str = "bert", **changes: Any) -> Backbone:
+    """A backbone of one's own: equal to the shared one unless something is changed."""
+    model, tokenizer = tiny_model(family), tiny_tokenizer(family)
+    if changes.get("weights"):
+        model.base_model.get_submodule("encoder.layer.1.output.dense").weight.data.mul_(1.5)
+    if changes.get("words"):
+        tokenizer.add_tokens(["invoice wrong"])
+    if dtype := changes.get("dtype"):
+        model = model.to(dtype)
+    if changes.get("settings"):
+        model.config.hidden_act = "relu"
+    return Backbone(model, tokenizer, changes.get("name", "fresh"))
+
+
+# --- who gets a vector from disk -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+def test_the_second_call_runs_nothing_and_gives_the_same_bits(family: str) -> None:
+    backbone = tiny(family)
+    with passes(backbone) as ran:
+        first = sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS)
+        assert ran == [3]
+        again = sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS)
+        backwards = sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS[::-1])
+    assert ran == [3]
+    assert torch.equal(first, again)
+    assert torch.equal(first, backwards.flip(0))
+    assert first.dtype == torch.float32 and first.shape == (3, 32)
+    assert not first.requires_grad
+
+
+def test_only_texts_that_are_new_are_read_and_each_of_them_once() -> None:
+    backbone = tiny("bert")
+    sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS[:1])
+    with passes(backbone) as ran:
+        found = sentence_vectors_of(SentenceVector(), backbone, TASK, [*TEXTS, TEXTS[1], TEXTS[0], TEXTS[1]])
+    assert ran == [2]
+    assert torch.equal(found[3], found[1]) and torch.equal(found[5], found[1]) and torch.equal(found[4], found[0])
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+def test_vectors_do_not_depend_on_the_batch_they_are_computed_in(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    backbone = tiny(family)
+    for pooling in POOLINGS:
+        together = sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, EXAMPLES)
+        small = sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, EXAMPLES, batch_size=2)
+        alone = torch.cat(
+            [sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, [one]) for one in EXAMPLES]
+        )
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(small, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_another_seed_and_another_task_with_the_same_texts_run_nothing(tmp_path: Path) -> None:
+    backbone = tiny("bert")
+    rows = [{"text": f"message {n}", "label": "xy"[n % 2], "other": "pqr"[n % 3]} for n in range(12)]
+
+    def train(name: str, label: str = "label", **settings: Any) -> list[int]:
+        with passes(backbone) as ran:
+            softcue.train(
+                tmp_path / name,
+                backbone=backbone,
+                method="no-prompt",
+                train=rows,
+                validation=rows[:4],
+                text="text",
+                label=label,
+                progress=False,
+                overrides={"training.epochs": 1},
+                **settings,
+            )
+        return ran
+
+    assert sum(train("first", seed=0)) == 12
+    assert train("again", seed=0) == []
+    assert train("seed", seed=7) == []
+    assert train("task", label="other", seed=3, task="another name") == []
+
+
+def test_a_method_reads_what_another_method_left(tmp_path: Path) -> None:
+    backbone = tiny("bert")
+    cases = ["m-idpg-phm", "s-idpg-dnn", "m-idpg-dnn", "m-idpg-phm kv", "no-prompt", "linear-probe"]
+    with passes(backbone) as ran:
+        for seed, case in enumerate(cases):
+            make_model(backbone, case, seed=seed).rows(backbone, EXAMPLES)
+    assert ran == [len(EXAMPLES)]
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_for_a_text_to_text_backbone_the_text_is_what_the_template_makes_of_it(family: str) -> None:
+    backbone = tiny(family)
+    plain = Task(name="plain", labels={"a": Label(words="a"), "b": Label(words="b")})
+    framed = Task(name="framed", template="topic of: {text}")
+    with passes(backbone) as ran:
+        first = sentence_vectors_of(SentenceVector(), backbone, plain, TEXTS)
+        sentence_vectors_of(SentenceVector(), backbone, Task(name="other", text=("message",)), TEXTS)
+        assert ran == [3]
+        other = sentence_vectors_of(SentenceVector(), backbone, framed, TEXTS)
+        assert ran == [3, 3]
+        spelled = [Example((f"topic of: {example.texts[0]}",)) for example in TEXTS]
+        assert torch.equal(sentence_vectors_of(SentenceVector(), backbone, plain, spelled), other)
+        assert ran == [3, 3]
+    assert not torch.allclose(first, other, atol=1e-3)
+
+
+def test_where_one_text_ends_and_the_next_begins_counts() -> None:
+    backbone = tiny("bert")
+    with passes(backbone) as ran:
+        found = sentence_vectors_of(SentenceVector(), backbone, PAIRS, PAIR)
+        join_prompts = sentence_vectors_of(SentenceVector(), backbone, TASK, [Example(("My invoice is wrong",))])
+    assert ran == [2, 1]
+    assert not torch.allclose(found[0], found[1], atol=1e-4)
+    assert not torch.allclose(found[0], join_prompts[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hits"),
+    [
+        ({}, True),
+        ({"name": "the same under another name"}, True),
+        ({"weights": True}, False),
+        ({"words": True}, False),
+        ({"settings": True}, False),
+        ({"dtype": torch.bfloat16}, False),
+    ],
+)
+def test_another_backbone_never_gets_this_ones_vectors(changes: dict[str, Any], hits: bool) -> None:
+    first, second = fresh(), fresh(**changes)
+    known = sentence_vectors_of(SentenceVector(), first, TASK, TEXTS)
+    with passes(second) as ran:
+        found = sentence_vectors_of(SentenceVector(), second, TASK, TEXTS)
+    assert ran == ([] if hits else [3])
+    assert torch.equal(found, known) == hits or "words" in changes or "settings" in changes
+
+
+def test_another_pooling_is_another_vector() -> None:
+    backbone = tiny("bert")
+    kinds: list[Summary] = [*POOLINGS, "compared"]
+    with passes(backbone) as ran:
+        found = [sentence_vectors_of(SentenceVector("backbone", kind), backbone, PAIRS, PAIR) for kind in kinds]
+    assert ran == [2] * 4
+    assert [tuple(one.shape) for one in found] == [(2, 32)] * 3 + [(2, 64)]
+    assert len({tuple(one[0, :4].tolist()) for one in found}) == 4
+
+
+def test_without_a_store_everything_is_computed_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    backbone = tiny("bert")
+    with passes(backbone) as ran:
+        first, again = (sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS) for _ in range(2))
+    assert ran == [3, 3]
+    assert torch.equal(first, again)
+    assert not list((tmp_path / "home").rglob("*.sqlite"))
+
+
+def test_words_and_word_vectors_run_nothing_and_keep_nothing(word_vectors: str, tmp_path: Path) -> None:
+    backbone = tiny("bert")
+    with passes(backbone) as ran:
+        sentence_vectors_of(SentenceVector("words", "mean"), backbone, TASK, TEXTS)
+        found = sentence_vectors_of(
+            SentenceVector("glove", "mean", glove=word_vectors, glove_width=8), backbone, TASK, TEXTS
+        )
+    assert ran == []
+    assert found[:, 0].tolist() == [-0.5, 0.0, 2.0]  # the mean over the words that are known
+    assert not list((tmp_path / "home").rglob("representations.sqlite"))
+
+
+def test_word_vectors_of_another_width_or_content_are_refused(word_vectors: str) -> None:
+    backbone = tiny("bert")
+    with pytest.raises(ConfigurationError, match=r"method\.glove_width.*8"):
+        sentence_vectors_of(SentenceVector("glove", "mean", glove=word_vectors, glove_width=50), backbone, TASK, TEXTS)
+    other = SentenceVector("glove", "mean", glove=word_vectors, glove_width=8, glove_digest="0" * 64)
+    with pytest.raises(ConfigurationError, match=r"method\.glove:.*trained with"):
+        sentence_vectors_of(other, backbone, TASK, TEXTS)
+
+
+@pytest.mark.parametrize("method", ["m-idpg-phm", "no-prompt"])
+def test_a_cue_answers_the_same_with_a_full_an_empty_and_no_store(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = tiny("bert")
+    rows = [{"text": f"message {n}", "label": "xy"[n % 2]} for n in range(8)]
+    sizes = {"method.prompt_length": 3, "method.phm_n": 4, "method.bottleneck": 8} if method == "m-idpg-phm" else {}
+    cue = softcue.train(
+        tmp_path / "cue",
+        backbone=backbone,
+        method=method,
+        train=rows,
+        validation=rows,
+        text="text",
+        label="label",
+        overrides={"training.epochs": 1, **sizes},
+        progress=False,
+    )
+    texts = ["message 3", "something else", "a message much longer than the others are"]
+    full = cue.predict(texts)
+    loaded = softcue.load(tmp_path / "cue", backbone)
+    assert loaded.predict(texts) == full
+    for variable, value in (("SOFTCUE_HOME", str(tmp_path / "other")), ("SOFTCUE_CACHE_MB", "0")):
+        monkeypatch.setenv(variable, value)
+        for found, wanted in zip(loaded.predict(texts), full, strict=True):
+            assert found.scores == pytest.approx(wanted.scores, abs=1e-6)
+        assert loaded.predict(texts[:1])[0].scores == pytest.approx(full[0].scores, abs=1e-5)
+
+
+@torch.no_grad()
+def test_a_head_reads_texts_as_its_run_cuts_them_and_prompts_read_whole_ones() -> None:
+    backbone = tiny("bert")
+    long = [Example(("my order is late and the invoice is wrong, please help me with both of them",))]
+    bare, prompted = (
+        make_task_model(
+            TASK,
+            (METHODS[name], METHODS[name].Config.model_validate({"name": name, **settings})),
+            ReadoutConfig(),
+            backbone,
+            None,
+            max_length=12,
+        )
+        for name, settings in (("no-prompt", {}), ("m-idpg-phm", {"prompt_length": 4, "phm_n": 4, "bottleneck": 4}))
+    )
+    whole = sentence_vectors_of(SentenceVector("backbone", "cls"), backbone, TASK, long)[0]
+    (row,) = prompted.rows(backbone, long)
+    assert row.is_truncated and row.representation is not None
+    assert torch.equal(row.representation, whole)
+    (row,) = bare.rows(backbone, long)
+    assert row.is_truncated and row.representation is not None and len(row.ids) <= 12
+    batch = collate([row], 0)
+    read = backbone.read(batch, None, backbone.embed(batch.ids)).features("cls")[0]
+    torch.testing.assert_close(row.representation, read, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(row.representation, whole, atol=1e-3)
+    with passes(backbone) as ran:  # each of the two has its own place on disk
+        assert torch.equal(bare.rows(backbone, long)[0].representation, row.representation)  # type: ignore[arg-type]
+        assert torch.equal(prompted.rows(backbone, long)[0].representation, whole)  # type: ignore[arg-type]
+    assert ran == []
+
+
+# --- the authors' dropout --------------------------------------------------------------------------------------------
+
+
+def batch_of(model: TaskModel, backbone: Backbone, answers: bool = False) -> Batch:
+    return collate(model.rows(backbone, EXAMPLES, with_answer=answers), backbone.tokenizer.pad_token_id)
+
+
+def tokens_of(model: TaskModel, backbone: Backbone, batch: Batch) -> Tensor:
+    found = model.prompt(backbone, batch, backbone.embed(batch.ids))
+    assert found is not None
+    return found.tokens.detach()
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+def test_dropout_makes_the_sentence_vector_noisy_in_training_only(family: str) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, "s-idpg-phm", representation_dropout=True, dropout=0.0)
+    quiet = make_model(backbone, "s-idpg-phm", dropout=0.0)
+    batch = batch_of(model, backbone)
+    wanted = tokens_of(quiet, backbone, batch)
+    model.train()
+    first, second = tokens_of(model, backbone, batch), tokens_of(model, backbone, batch)
+    assert not torch.allclose(first, second, atol=1e-3)
+    assert not torch.allclose(first, wanted, atol=1e-3)
+    model.eval()
+    assert torch.equal(tokens_of(model, backbone, batch), wanted)
+    assert torch.equal(tokens_of(model, backbone, batch), wanted)
+    assert not backbone.model.training
+    assert torch.equal(quiet.train() and tokens_of(quiet, backbone, batch), wanted)  # off by default
+
+
+def test_noise_repeats_with_the_draws_and_leaves_no_gradient_in_the_backbone() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, "m-idpg-phm", representation_dropout=True).train()
+    batch = batch_of(model, backbone, answers=True)
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(model(backbone, batch)[0].total)
+    assert float(losses[0].detach()) == float(losses[1].detach()) != float(losses[2].detach())
+    losses[0].backward()
+    assert all(value.grad is None for value in backbone.model.parameters())
+    assert all(value.grad is not None for value in model.method.parameters())
+
+
+def without_noise(family: str) -> Backbone:
+    """A backbone whose dropout drops nothing: with it on, M(x) must be what it is with it off."""
+    backbone = fresh(family)
+    for module in backbone.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+    return backbone
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "readout"),
+    [
+        ("bert", {}, "classifier"),
+        ("bert", {"insert_at": "appended"}, "classifier"),
+        ("bert", {}, "label-words"),
+        ("t5", {}, "generation"),
+        ("t5", {"insert_at": "appended"}, "generation"),
+        ("gpt2", {}, "classifier"),
+        ("gpt2", {}, "generation"),
+    ],
+)
+def test_training_with_dropout_and_evaluation_speak_of_the_same_sentence_vector(
+    family: str, settings: dict[str, object], readout: str
+) -> None:
+    backbone = without_noise(family)
+    task = Task(name="words", labels={"a": Label(words="the"), "b": Label(words="is")})
+    model = make_model(
+        backbone,
+        "s-idpg-phm",
+        task=task,
+        readout={"name": readout},
+        representation_dropout=True,
+        dropout=0.0,
+        **settings,
+    )
+    batch = batch_of(model, backbone)
+    quiet = tokens_of(model.eval(), backbone, batch)
+    torch.testing.assert_close(tokens_of(model.train(), backbone, batch), quiet, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(quiet[0], quiet[1], atol=1e-2)
+
+
+def test_rows_of_unlike_methods_in_one_batch_have_their_own_vectors(word_vectors: str) -> None:
+    """Vectors of two widths in one batch: none is handed to the wrong row."""
+    backbone = tiny("bert")
+    rows = make_model(backbone, "m-idpg-phm").rows(backbone, EXAMPLES[:2])
+    rows += make_model(backbone, "m-idpg-phm-glove", glove=word_vectors).rows(backbone, EXAMPLES[:2])
+    assert collate(rows, 0).representation is None
+    assert collate(rows[:2], 0).representation is not None
+    assert collate([rows[0], replace(rows[1], representation=None)], 0).representation is None
