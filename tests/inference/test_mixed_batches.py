@@ -7,7 +7,7 @@ import torch
 from tiny import tiny
 from toy import EXAMPLES, make_model
 
-from softcue.inference import predict, rows_together, mixed_batches
+from softcue.inference import mixed_batches, predict, rows_together
 
 
 def test_rows_of_several_cues_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
