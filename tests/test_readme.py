@@ -68,3 +68,25 @@ def test_results_are_filled_in() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md"])
+def test_named_modules_exist(page: str) -> None:
+    paths = set(re.findall(r"`(?:src/)?(softcue/[\w/.]+)`", (ROOT / page).read_text("utf-8")))
+    missing = sorted(path for path in paths if not (ROOT / "src" / path).exists())
+    assert not missing
+    modules_now = re.findall(r"^\|[^|]*\|([^|]*)\|$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    for module in re.findall(r"`(softcue\.[\w.]+)`", " ".join(modules_now)):
+        path = ROOT / "src" / module.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), module
+
+
+def test_functions_of_the_walks_are_in_their_modules() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    walks = re.findall(r"`(softcue/[\w/]+\.py)`:\s+`([\w.]+)`", page)
+    table = [(path, name) for name, path in re.findall(r"^\| `(\w+)` \| `(softcue/[\w/]+\.py)`", page, re.MULTILINE)]
+    assert len(walks) > 10 and len(table) > 10
+    for path, name in walks + table:
+        source = (ROOT / "src" / path).read_text("utf-8")
+        for part in name.split("."):
+            assert re.search(rf"\b(?:def|class) {part}\b", source), f"{name} in {path}"
