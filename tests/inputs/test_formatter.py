@@ -8,13 +8,13 @@ from tiny import DECODERS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import by_length, collate
-from softcue.inputs.formatter import ANSWER_CUE, InputFormatter, InsertAt, Kind, answer_tokens
+from softcue.inputs.formatter import ANSWER_CUE, InputFormatter, InsertAt, answer_tokens
 from softcue.tasks import Task
-from softcue.types import Example, TokenizedRow
+from softcue.types import BackboneKind, Example, TokenizedRow
 
 ONE = Task(name="one")
 TWO = Task(name="two", text=("first", "second"))
-KINDS: dict[str, Kind] = {"bert": "encoder", "t5": "encoder-decoder", "gpt2": "decoder", "opt": "decoder"}
+KINDS: dict[str, BackboneKind] = {"bert": "encoder", "t5": "encoder-decoder", "gpt2": "decoder", "opt": "decoder"}
 PAD, END, BEGIN, UNKNOWN, MASK = range(5)  # tests/tiny.py's special tokens
 LONG = "Please send the invoice for the new badge reader to our office in the north of town. " * 4
 

@@ -24,7 +24,7 @@ MARKED = [Example((f"rain in Oslo {number}",), spans=(Span(8, 12, "LOC"),), offs
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(token_cache, "WORTH_KEEPING", 10)
+    monkeypatch.setattr(token_cache, "MIN_CACHED_ROWS", 10)
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
     return tmp_path / "tokens"
 
@@ -56,8 +56,8 @@ def test_everything_that_tokens_depend_on_gives_a_file_of_its_own(folder: Path) 
         replace(formatter, limit=20),
         replace(formatter, insert_at="end"),
         replace(formatter, suffix=" x"),
-        replace(formatter, places="pieces"),
-        replace(formatter, places="words"),
+        replace(formatter, offset_unit="token"),
+        replace(formatter, offset_unit="word"),
         replace(formatter, task=worded),
     ]
     for variant in variants:

@@ -13,10 +13,10 @@ from toy import make_model
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
-from softcue.inputs.formatter import InputFormatter, Kind
+from softcue.inputs.formatter import InputFormatter
 from softcue.methods import METHODS
 from softcue.tasks import Label, Task
-from softcue.types import Example
+from softcue.types import BackboneKind, Example
 
 CLS, SEP, PAD = SPECIAL.index("<s>"), SPECIAL.index("</s>"), SPECIAL.index("<pad>")
 LABELS = {"a": Label(words="the"), "b": Label(words="is")}
@@ -43,7 +43,9 @@ def ids(text: str) -> list[int]:
     return list(tiny_tokenizer("bert")(text, add_special_tokens=False)["input_ids"])
 
 
-def sequence(tokenizer: Any, place: Any, texts: tuple[str, ...], kind: Kind = "encoder", limit: int = 96) -> list[Any]:
+def sequence(
+    tokenizer: Any, place: Any, texts: tuple[str, ...], kind: BackboneKind = "encoder", limit: int = 96
+) -> list[Any]:
     """The tokens of a row with its prompt in its place."""
     task = TWO if len(texts) == 2 else ONE
     config = METHODS["prompt-tuning"].Config.model_validate({"name": "prompt-tuning", "insert_at": place})
