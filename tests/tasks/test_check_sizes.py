@@ -8,7 +8,7 @@ import pytest
 
 from softcue.errors import DataError
 from softcue.tasks import Label, Task
-from softcue.tasks.check_sizes import Checked, check, unclaimed
+from softcue.tasks.check_sizes import Checked, check, unclaimed_files
 from softcue.tasks.task import Published
 
 TWO = Published(rows=2, labels={"a": 1, "b": 1})
@@ -164,7 +164,7 @@ def test_data_files_that_nobody_reads_are_unclaimed(tmp_path: Path) -> None:
         ".cache/rows.csv",
     ):
         write(tmp_path, name, "x")
-    assert unclaimed(tmp_path, check(tmp_path, [toy(TWO)])) == [
+    assert unclaimed_files(tmp_path, check(tmp_path, [toy(TWO)])) == [
         "TEST.TXT",
         "eng.testb",
         "rows.parquet",

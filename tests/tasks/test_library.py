@@ -13,10 +13,18 @@ from softcue.errors import ConfigurationError, DataError
 from softcue.evaluation import check_metric
 from softcue.evaluation.transfer import transfer_between
 from softcue.tasks import examples_from
-from softcue.tasks.catalogue import LIBRARY, find_task, library_names, library_task, located, places, sources
+from softcue.tasks.catalogue import (
+    LIBRARY,
+    find_task,
+    library_names,
+    library_task,
+    match_files,
+    sources,
+    with_local_files,
+)
 from softcue.tasks.formats import FORMATS
 from softcue.tasks.task import SPLITS, Task
-from softcue.tasks.task_docs import page, section, sizes, wording
+from softcue.tasks.task_docs import input_formats, page, section, sizes
 
 SAMPLES = {"same-request", "tickets", "urgency"}
 NAMED = {
@@ -120,7 +128,7 @@ def test_wordings_use_the_columns(task: Task) -> None:
         assert len(task.sentences) == 2  # the plain columns would be one long text
     if task.sentences and task.kind != "span":  # an encoder marks the answer in the text; it needs no list of entities
         assert set().union(*map(fields, task.sentences)) == set(task.text)
-    assert "{" not in "".join(wording(task).values())
+    assert "{" not in "".join(input_formats(task).values())
 
 
 @every
@@ -368,11 +376,11 @@ def test_first_place_that_is_there_counts(tmp_path: Path) -> None:
         "train": [tmp_path / "b/1.csv", tmp_path / "b/2.csv"],
         "test": [tmp_path / "c.csv"],
     }
-    assert places(task, tmp_path)["train"][0] == "b/*.csv"
+    assert match_files(task, tmp_path)["train"][0] == "b/*.csv"
     assert len(examples_from(sources(task, tmp_path)["train"], task)) == 2
     with pytest.raises(DataError, match="one file for train"):
-        located(task, tmp_path)
-    moved = located(toy(test=("c.csv",)), tmp_path)
+        with_local_files(task, tmp_path)
+    moved = with_local_files(toy(test=("c.csv",)), tmp_path)
     assert (moved.train, moved.validation, moved.test) == ("", "", str(tmp_path / "c.csv"))
 
 
@@ -383,7 +391,7 @@ def test_missing_files_are_listed(tmp_path: Path) -> None:
         sources(toy(), tmp_path)
     with pytest.raises(DataError, match="a folder that is there"):
         sources(toy(train=("a.csv",)), tmp_path / "none")
-    with pytest.raises(ConfigurationError, match="places below a data folder"):
+    with pytest.raises(ConfigurationError, match="paths below a data folder"):
         sources(toy(train=("/a.csv",)), tmp_path)
 
 
@@ -405,11 +413,13 @@ def test_sizes_are_counted_or_published() -> None:
 
 
 def test_wordings_of_t5() -> None:
-    assert {name: wording(library_task(name))["reads"] for name in ("boolq", "multirc", "record", "squad", "wsc")} == {
+    assert {
+        name: input_formats(library_task(name))["reads"] for name in ("boolq", "multirc", "record", "squad", "wsc")
+    } == {
         "boolq": "passage: [passage] question: [question]",
         "multirc": "question: [question] answer: [answer] paragraph: [paragraph]",
         "record": "query: [query] entities: [entities] passage: [passage]",
         "squad": "question: [question] context: [context]",
         "wsc": "[text]",
     }
-    assert wording(library_task("stsb"))["writes"] == "the number, from 0 to 5 in steps of 0.2"
+    assert input_formats(library_task("stsb"))["writes"] == "the number, from 0 to 5 in steps of 0.2"

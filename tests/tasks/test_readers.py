@@ -279,7 +279,7 @@ def test_file_that_is_read_whole_is_capped(tmp_path: Path, monkeypatch: pytest.M
     text = json.dumps([{"a": 1}] * 500).encode()
     path = written(tmp_path, name, gzip.compress(text) if name.endswith("gz") else text)
     assert len(values_of(path)) == 500
-    monkeypatch.setattr(readers, "WHOLE_LIMIT", 1000)
+    monkeypatch.setattr(readers, "JSON_SIZE_LIMIT", 1000)
     assert "expected at most 1,000 bytes" in message_of(path)
 
 
