@@ -189,7 +189,7 @@ def test_validation_gets_what_is_left_and_a_warning_says_so(tmp_path: Path) -> N
 def test_few_shot_that_leaves_nothing_to_validate_is_refused(tmp_path: Path, num_rows: int) -> None:
     assert refusal(tmp_path, POOL * 3, few_shot=num_rows) == (
         f"task.few_shot: got {num_rows}; expected rows of the 20 distinct training texts to be left to validate on, "
-        "none a copy of a training row; lower it, or pass --validation FILE"
+        "none a copy of a training row; lower it, or pass `validation=FILE`"
     )
 
 
@@ -233,7 +233,7 @@ def test_validation_file_of_training_rows_alone_is_refused(tmp_path: Path) -> No
     file = written(tmp_path / "validation.jsonl", POOL[:4])
     found = refusal(tmp_path, few_shot=20, validation=file)
     assert found.startswith("task.few_shot: got 20; expected rows of the 4 validation rows to be left to validate on")
-    assert found.endswith("pass other rows with --validation FILE")
+    assert found.endswith("pass other rows with `validation=FILE`")
 
 
 def test_bundled_task_is_validated_on_its_own_rows() -> None:

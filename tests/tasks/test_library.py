@@ -389,7 +389,7 @@ def test_missing_files_are_listed(tmp_path: Path) -> None:
         sources(toy(train=("a/*.csv",), test=("b.csv",)), tmp_path)
     with pytest.raises(DataError, match="names no files"):
         sources(toy(), tmp_path)
-    with pytest.raises(DataError, match="a folder that is there"):
+    with pytest.raises(DataError, match="an existing folder"):
         sources(toy(train=("a.csv",)), tmp_path / "none")
     with pytest.raises(ConfigurationError, match="paths below a data folder"):
         sources(toy(train=("/a.csv",)), tmp_path)

@@ -151,7 +151,7 @@ def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
         ("rows.tsv", "text\tlabel\na\tb\tc\n", 2, ["'3 fields'", "expected 2", "quote or fix"]),
         ("rows.csv", 'text,label\n"a"b,c\n', 2, ["expected after", "well-formed fields", "fix the quoting"]),
         ("rows.csv", 'text,label\na,b\n"open,c\nd,e\n', 3, ["end of data", "well-formed", "fix the quoting"]),
-        ("rows.csv", "text,text,label\na,b,c\n", 1, ["'text'", "a name of its own", "rename one"]),
+        ("rows.csv", "text,text,label\na,b,c\n", 1, ["'text'", "a different name", "rename one"]),
         ("rows.jsonl", '{"a": 1}\n{"a": \n', 2, ['{"a": ', "one JSON object", "fix it: Expecting"]),
         ("rows.jsonl", "[" * 100_000, 1, ["[[[", "one JSON object per line", "fix it"]),
         ("rows.jsonl", '{"a": 1}\n\n["a"]\n', 3, ['["a"]', "expected a JSON object", "write {...}"]),

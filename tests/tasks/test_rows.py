@@ -82,7 +82,7 @@ def test_missing_column_suggests_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("texts,label,extra\nhi,a,b\n")
     assert message_of(path, OPEN) == (
-        f"{path}, line 2, column: got 'text'; expected a column of the data; "
+        f"{path}, line 2, column 'text': got 'no such column'; expected a column of that name; "
         "did you mean 'texts'? known: extra, label, texts"
     )
 
@@ -188,7 +188,8 @@ def test_columns_may_have_other_names_tried_in_order() -> None:
     rows = [{"review": "c", "sentence": "b", "text": "a", "label": "x"}, {"review": "c", "sentence": "b", "gold": "y"}]
     assert [(row.texts, row.target) for row in examples_from(rows, task)] == [(("a",), "x"), (("b",), "y")]
     assert message_of([{"txt": "a"}], task) == (
-        "row 1, column: got 'text'; expected a column of the data; did you mean 'txt'? known: txt"
+        "row 1, column 'text': got 'no such column'; expected a column of that name or 'sentence' or 'review'; "
+        "did you mean 'txt'? known: txt"
     )
 
 
@@ -239,12 +240,12 @@ def test_prediction_rows_need_no_answers() -> None:
 @pytest.mark.parametrize(
     ("cells", "part"),
     [
-        ({}, "row 1, column: got 'answers'; expected a column of the data"),
+        ({}, "row 1, column 'answers': got 'no such column'; expected a column of that name"),
         ({"answers": []}, "row 1, column 'answers': got '[]'; expected at least one answer"),
         ({"answers": None}, "row 1, column 'answers': got None; expected at least one answer"),
         ({"answers": ["a", " "]}, "row 1, column 'answers': got ' '; expected texts that are not empty"),
-        ({"answers": ["Oslo"], "starts": [4]}, "column 'starts': got 4; expected the place of 'Oslo' in the text"),
-        ({"answers": ["Oslo"], "starts": ["3"]}, "column 'starts': got '3'; expected the place of 'Oslo'"),
+        ({"answers": ["Oslo"], "starts": [4]}, "column 'starts': got 4; expected the start of 'Oslo' in the text"),
+        ({"answers": ["Oslo"], "starts": ["3"]}, "column 'starts': got '3'; expected the start of 'Oslo'"),
         ({"answers": ["Oslo"], "starts": []}, "column 'starts': got '[]'; expected a list of 1"),
         ({"answers": ["Oslo"], "starts": 3}, "column 'starts': got None; expected a list of 1"),
     ],
@@ -380,12 +381,14 @@ def test_column_missing_from_the_first_row_is_told_once() -> None:
     for skip in (False, True):
         with pytest.raises(DataError) as caught:
             examples_from([{"txt": "x", "label": "a"}] * 20, OPEN, skip_bad_rows=skip)
-        assert str(caught.value).startswith("row 1, column: got 'text'; expected a column of the data")
+        assert str(caught.value).startswith(
+            "row 1, column 'text': got 'no such column'; expected a column of that name"
+        )
 
 
 def test_column_missing_from_a_later_row_is_a_bad_row() -> None:
     rows = [*mixed(0), {"text": "x"}]
-    assert message_of(rows, OPEN).startswith("row 4, column: got 'label'")
+    assert message_of(rows, OPEN).startswith("row 4, column 'label': got 'no such column'")
     with pytest.warns(UserWarning, match="skipped 1 of 4 rows"):
         assert len(examples_from(rows, OPEN, skip_bad_rows=True)) == 3
 
@@ -464,7 +467,7 @@ def test_a_row_that_one_of_several_tasks_cannot_read_is_left_out_for_all() -> No
 
 
 def test_tasks_with_files_of_different_layouts_cannot_read_one_file() -> None:
-    with pytest.raises(ConfigurationError, match="laid out alike"):
+    with pytest.raises(ConfigurationError, match="have the same format"):
         list(stream_together([{"text": "1"}], [Task(name="a"), Task(name="b", format="conll")]))
 
 

@@ -67,7 +67,7 @@ def test_a_referent_is_never_in_what_a_text_to_text_backbone_reads() -> None:
     assert task.source(("*He* left.", "Ben")) == "*He* left."
     worded = Task(**task.model_dump() | {"template": "who: {text}"})
     assert worded.source(("a", "b")) == "who: a"
-    with pytest.raises(ValidationError, match="which of them says"):
+    with pytest.raises(ValidationError, match="the one for a last text"):
         Task(name="t", kind="referent", text=("text", "candidate"), labels=labels)
 
 
@@ -118,6 +118,6 @@ def test_unknown_library_task_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("kind", ["span", "tags"])
 def test_what_answers_stand_in_is_read_as_it_is(kind: str) -> None:
-    with pytest.raises(ValidationError, match="because the answer stands in it"):
+    with pytest.raises(ValidationError, match="because the target is a span of it"):
         Task(name="t", kind=kind, sentences=("Find names: {text}",))  # type: ignore[arg-type]
     assert Task(name="t", kind=kind, sentences=("{text}",)).num_sentences == 1  # type: ignore[arg-type]

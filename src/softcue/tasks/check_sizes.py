@@ -72,7 +72,8 @@ def unclaimed_files(folder: str | Path, checked: Iterable[Checked]) -> list[str]
     """The data files below the folder that belong to none of the checked splits.
 
     Example:
-        >>> unclaimed_files(Path(__file__).parent / "samples", [Checked("tickets", "equal", files=("tickets/test.csv",))])[:2]
+        >>> checked = Checked("tickets", "equal", files=("tickets/test.csv",))
+        >>> unclaimed_files(Path(__file__).parent / "samples", [checked])[:2]
         ['same-request/test.csv', 'same-request/train.csv']
     """
     root = check_folder(folder)
