@@ -82,10 +82,10 @@ def test_tensors_that_share_memory_or_lie_across_it_are_written_each() -> None:
     from safetensors.torch import load
 
     whole = torch.arange(12.0).reshape(3, 4)
-    found = load(tensor_bytes({"one": whole, "same": whole, "part": whole[1:], "across": whole.T}))
-    assert torch.equal(found["same"], whole)
-    assert torch.equal(found["part"], whole[1:])
-    assert torch.equal(found["across"], whole.T)
+    loaded = load(tensor_bytes({"one": whole, "same": whole, "part": whole[1:], "across": whole.T}))
+    assert torch.equal(loaded["same"], whole)
+    assert torch.equal(loaded["part"], whole[1:])
+    assert torch.equal(loaded["across"], whole.T)
 
 
 def test_folder_written_whole_counts_as_whole(tmp_path: Path) -> None:

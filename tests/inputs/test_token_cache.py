@@ -116,6 +116,6 @@ def test_models_that_share_their_pieces_do_not_share_tokens(folder: Path) -> Non
     assert bert.fingerprint.tokenizer == distilbert.fingerprint.tokenizer
     models = [make_model(backbone, task=PAIRS) for backbone in (distilbert, bert)]
     examples = [Example(("one text", f"another {number}")) for number in range(20)]
-    found = [token_cache.token_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models]
-    assert [own[0].segments is None for own in found] == [True, False]
+    rows_by_model = [token_cache.token_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models]
+    assert [rows[0].segments is None for rows in rows_by_model] == [True, False]
     assert len(list(folder.iterdir())) == 2

@@ -35,8 +35,8 @@ def rows(*labels: str) -> str:
 
 
 def only(folder: Path, task: Task) -> Checked:
-    (found,) = check(folder, [task])
-    return found
+    (result,) = check(folder, [task])
+    return result
 
 
 def test_the_published_rows_are_equal(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_the_published_rows_are_equal(tmp_path: Path) -> None:
 
 def test_a_known_extract_is_a_part(tmp_path: Path) -> None:
     write(tmp_path, "toy/few.csv", rows("a", "b"))
-    found = only(tmp_path, toy(TWO))
-    assert (found.status, found.is_wrong, found.note) == ("part of 3", False, "")
+    result = only(tmp_path, toy(TWO))
+    assert (result.status, result.is_wrong, result.note) == ("part of 3", False, "")
 
 
 def test_all_rows_under_the_name_of_an_extract_are_equal(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_all_rows_under_the_name_of_an_extract_are_equal(tmp_path: Path) -> None
 )
 def test_what_differs_is_told(labels: list[str], note: str, tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows(*labels))
-    found = only(tmp_path, toy(TWO))
-    assert (found.status, found.is_wrong, found.note) == ("differs", True, note)
+    result = only(tmp_path, toy(TWO))
+    assert (result.status, result.is_wrong, result.note) == ("differs", True, note)
 
 
 def test_an_extract_with_other_figures_differs(tmp_path: Path) -> None:
@@ -76,24 +76,24 @@ def test_an_extract_with_other_figures_differs(tmp_path: Path) -> None:
 
 def test_rows_without_text_are_not_counted_but_told(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b") + " ,a\n")
-    found = only(tmp_path, toy())
-    assert found.status == "differs"
-    assert "2 rows instead of 3" in found.note
-    assert "skipped 1 of 3 rows: toy/train.csv, line 4" in found.note
+    result = only(tmp_path, toy())
+    assert result.status == "differs"
+    assert "2 rows instead of 3" in result.note
+    assert "skipped 1 of 3 rows: toy/train.csv, line 4" in result.note
     write(tmp_path, "toy/few.csv", rows("a", "b") + " ,a\n")
     (tmp_path / "toy/train.csv").unlink()
-    known = only(tmp_path, toy(TWO))
-    assert known.status == "part of 3"
-    assert "skipped 1 of 3" in known.note
+    extract = only(tmp_path, toy(TWO))
+    assert extract.status == "part of 3"
+    assert "skipped 1 of 3" in extract.note
 
 
 @pytest.mark.parametrize("text", ["", "text,label\n", "words,label\nhello,a\n", "text,label\nhello,c\n"])
 def test_a_file_without_usable_rows_is_unreadable(text: str, tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", text)
-    found = only(tmp_path, toy())
-    assert (found.status, found.is_wrong, found.rows) == ("unreadable", True, 0)
-    assert "toy/train.csv" in found.note
-    assert str(tmp_path) not in found.note
+    result = only(tmp_path, toy())
+    assert (result.status, result.is_wrong, result.rows) == ("unreadable", True, 0)
+    assert "toy/train.csv" in result.note
+    assert str(tmp_path) not in result.note
 
 
 def test_a_broken_archive_is_unreadable(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_tasks_that_are_not_there_are_absent(tmp_path: Path) -> None:
 
 def test_a_task_without_figures_is_read_but_not_compared(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b"))
-    found = only(tmp_path, toy().model_copy(update={"published": {}}))
-    assert (found.status, found.rows, found.is_wrong) == ("uncounted", 2, False)
+    result = only(tmp_path, toy().model_copy(update={"published": {}}))
+    assert (result.status, result.rows, result.is_wrong) == ("uncounted", 2, False)
 
 
 def test_files_of_one_place_are_counted_together(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_questions_are_counted_without_labels(tmp_path: Path) -> None:
         files={"validation": ("dev.json",)},
         published={"validation": Published(rows=2)},
     )
-    found = only(tmp_path, task)
-    assert (found.status, found.labels) == ("equal", {})
+    result = only(tmp_path, task)
+    assert (result.status, result.labels) == ("equal", {})
 
 
 def test_data_files_that_nobody_reads_are_unclaimed(tmp_path: Path) -> None:

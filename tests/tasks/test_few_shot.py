@@ -54,13 +54,13 @@ def test_few_shot_rows_are_the_same_in_another_process() -> None:
         for seed in ("1", "2")
     ]
     here = [[list(row.texts) for row in part] for part in few_shot(POOL, 6, 9, 3, stratified=True)]
-    assert [json.loads(found.stdout) for found in printed] == [here, here]
+    assert [json.loads(process.stdout) for process in printed] == [here, here]
 
 
 def test_other_seeds_give_other_rows_in_the_rows_own_order() -> None:
-    found = [few_shot(POOL, 5, 5, seed) for seed in range(4)]
-    assert len({tuple(train) for train, _ in found}) == 4
-    for train, validation in found:
+    samples = [few_shot(POOL, 5, 5, seed) for seed in range(4)]
+    assert len({tuple(train) for train, _ in samples}) == 4
+    for train, validation in samples:
         assert numbers(train) == sorted(numbers(train))
         assert numbers(validation) == sorted(numbers(validation))
 
@@ -86,9 +86,9 @@ def test_a_pair_and_its_mirror_image_never_fall_on_both_sides(seed: int) -> None
     pairs = [Example((f"{n}", f"{n + 1}")[:: 1 if side else -1], "a") for n in range(10) for side in (0, 1)]
     train, validation = few_shot(pairs, 6, 1000, seed)
     kept, held = split_off(pairs, 0.3, seed)
-    for one, other in ((train, validation), (kept, held)):
-        assert one and other
-        assert not {frozenset(row.texts) for row in one} & {frozenset(row.texts) for row in other}
+    for first, second in ((train, validation), (kept, held)):
+        assert first and second
+        assert not {frozenset(row.texts) for row in first} & {frozenset(row.texts) for row in second}
     assert len(train) == 6
     assert len(kept) + len(held) == 20
 
@@ -113,17 +113,17 @@ def test_a_pair_and_its_mirror_image_never_fall_on_both_sides(seed: int) -> None
     ],
 )
 def test_shares_are_those_worked_by_hand(sizes: tuple[int, ...], num_rows: int, expected: tuple[int, ...]) -> None:
-    found = shares(dict(zip("abc", sizes, strict=False)), num_rows)
-    assert tuple(found.values()) == expected
+    counts = shares(dict(zip("abc", sizes, strict=False)), num_rows)
+    assert tuple(counts.values()) == expected
 
 
 def test_shares_never_exceed_a_class_and_fill_the_sample() -> None:
     for sizes in ((1, 1, 1, 97), (2, 3, 5, 7), (1, 2, 40, 1), (10, 10, 10, 10)):
         for num_rows in range(1, sum(sizes) + 1):
-            found = shares(dict(zip("abcd", sizes, strict=True)), num_rows)
-            assert sum(found.values()) == num_rows
-            assert all(0 <= count <= size for count, size in zip(found.values(), sizes, strict=True))
-            assert num_rows < 4 or min(found.values()) >= 1
+            counts = shares(dict(zip("abcd", sizes, strict=True)), num_rows)
+            assert sum(counts.values()) == num_rows
+            assert all(0 <= count <= size for count, size in zip(counts.values(), sizes, strict=True))
+            assert num_rows < 4 or min(counts.values()) >= 1
 
 
 RARE = [Example((f"text {number}",), "rare" if number in (7, 90) else "often") for number in range(100)]
@@ -137,9 +137,9 @@ def test_stratified_sample_holds_the_rare_class() -> None:
 
 
 def test_stratified_samples_depend_on_the_seed_too() -> None:
-    found = [sample(RARE, 5, seed, stratified=True) for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
-    assert numbers(found[0]) == sorted(numbers(found[0]))
+    samples = [sample(RARE, 5, seed, stratified=True) for seed in (0, 0, 1)]
+    assert samples[0] == samples[1] != samples[2]
+    assert numbers(samples[0]) == sorted(numbers(samples[0]))
 
 
 # --- from settings to rows ---
@@ -157,37 +157,37 @@ def read(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> Splits:
     return read_splits(TaskConfig.model_validate(given | settings), {})
 
 
-def refusal(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> str:
+def error_message(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> str:
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, rows, **settings)
     return str(caught.value)
 
 
 def test_setting_takes_rows_to_train_and_to_validate(tmp_path: Path) -> None:
-    found = read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
-    assert (found.train, found.validation, found.test) == (*few_shot(POOL, 4, 6, 3), [])
-    assert found == read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
-    assert found != read(tmp_path, few_shot=4, validation_rows=6, sample_seed=4)
+    splits = read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
+    assert (splits.train, splits.validation, splits.test) == (*few_shot(POOL, 4, 6, 3), [])
+    assert splits == read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
+    assert splits != read(tmp_path, few_shot=4, validation_rows=6, sample_seed=4)
 
 
 def test_a_thousand_rows_are_taken_to_validate_unless_told(tmp_path: Path) -> None:
     many = [Example((f"text {number}",), "ab"[number % 2]) for number in range(1200)]
-    found = read(tmp_path, many, few_shot=100)
-    assert (len(found.train), len(found.validation)) == (100, 1000)
+    splits = read(tmp_path, many, few_shot=100)
+    assert (len(splits.train), len(splits.validation)) == (100, 1000)
 
 
 def test_validation_gets_what_is_left_and_a_warning_says_so(tmp_path: Path) -> None:
     message = "5 rows to validate on instead of {}: the 20 distinct training texts have no more beside task.few_shot=15"
-    for settings, asked in (({}, 1000), ({"validation_rows": 6}, 6)):
+    for settings, num_expected in (({}, 1000), ({"validation_rows": 6}, 6)):
         with pytest.warns(UserWarning, match="instead of") as caught:
-            found = read(tmp_path, POOL * 2, few_shot=15, **settings)
-        assert [str(one.message) for one in caught] == [message.format(asked)]
-        assert (len(found.train), len(found.validation)) == (15, 5)
+            splits = read(tmp_path, POOL * 2, few_shot=15, **settings)
+        assert [str(warning.message) for warning in caught] == [message.format(num_expected)]
+        assert (len(splits.train), len(splits.validation)) == (15, 5)
 
 
 @pytest.mark.parametrize("num_rows", [20, 21, 500])
 def test_few_shot_that_leaves_nothing_to_validate_is_refused(tmp_path: Path, num_rows: int) -> None:
-    assert refusal(tmp_path, POOL * 3, few_shot=num_rows) == (
+    assert error_message(tmp_path, POOL * 3, few_shot=num_rows) == (
         f"task.few_shot: got {num_rows}; expected rows of the 20 distinct training texts to be left to validate on, "
         "none a copy of a training row; lower it, or pass `validation=FILE`"
     )
@@ -199,14 +199,14 @@ OWN = [Example((f"text {number}",), "ab"[number % 2]) for number in range(10, 40
 @pytest.mark.parametrize("seed", range(4))
 def test_validation_comes_from_its_file_without_the_training_rows(tmp_path: Path, seed: int) -> None:
     file = written(tmp_path / "validation.jsonl", OWN)
-    found = read(tmp_path, few_shot=12, validation=file, sample_seed=seed)  # a thousand at most, so no warning
-    assert texts_of(found.train) <= texts_of(POOL)
-    assert texts_of(found.validation) == texts_of(OWN) - texts_of(found.train)
-    assert len(found.train) == 12
+    splits = read(tmp_path, few_shot=12, validation=file, sample_seed=seed)  # a thousand at most, so no warning
+    assert texts_of(splits.train) <= texts_of(POOL)
+    assert texts_of(splits.validation) == texts_of(OWN) - texts_of(splits.train)
+    assert len(splits.train) == 12
     fewer = read(tmp_path, few_shot=12, validation=file, validation_rows=7, sample_seed=seed)
-    assert fewer.train == found.train
+    assert fewer.train == splits.train
     assert len(fewer.validation) == 7
-    assert texts_of(fewer.validation) <= texts_of(found.validation)
+    assert texts_of(fewer.validation) <= texts_of(splits.validation)
 
 
 def test_training_rows_do_not_depend_on_where_validation_comes_from(tmp_path: Path) -> None:
@@ -224,42 +224,42 @@ def test_validation_file_smaller_than_asked_for_is_told(tmp_path: Path) -> None:
 def test_with_a_validation_file_all_distinct_texts_may_be_trained_on(tmp_path: Path) -> None:
     file = written(tmp_path / "validation.jsonl", OWN)
     assert len(read(tmp_path, POOL * 2, few_shot=20, validation=file).train) == 20
-    assert refusal(tmp_path, POOL * 2, few_shot=21, validation=file) == (
+    assert error_message(tmp_path, POOL * 2, few_shot=21, validation=file) == (
         "task.few_shot: got 21; expected at most 20, the number of distinct training texts; lower it"
     )
 
 
 def test_validation_file_of_training_rows_alone_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "validation.jsonl", POOL[:4])
-    found = refusal(tmp_path, few_shot=20, validation=file)
-    assert found.startswith("task.few_shot: got 20; expected rows of the 4 validation rows to be left to validate on")
-    assert found.endswith("pass other rows with `validation=FILE`")
+    message = error_message(tmp_path, few_shot=20, validation=file)
+    assert message.startswith("task.few_shot: got 20; expected rows of the 4 validation rows to be left to validate on")
+    assert message.endswith("pass other rows with `validation=FILE`")
 
 
 def test_bundled_task_is_validated_on_its_own_rows() -> None:
-    found = read_splits(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
-    assert len(found.train) == 30
-    assert set(Counter(row.target for row in found.train).values()) == {5}  # six classes of one size
-    assert len(found.validation) >= 60
-    assert len(found.test) >= 120
+    splits = read_splits(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
+    assert len(splits.train) == 30
+    assert set(Counter(row.target for row in splits.train).values()) == {5}  # six classes of one size
+    assert len(splits.validation) >= 60
+    assert len(splits.test) >= 120
 
 
 def test_few_shot_beside_train_rows_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path, few_shot=4, train_rows=9) == (
+    assert error_message(tmp_path, few_shot=4, train_rows=9) == (
         "task.few_shot: got 4; expected no task.train_rows beside it (here 9); set one of the two"
     )
 
 
 def test_single_class_sample_is_refused_by_the_setting_s_name(tmp_path: Path) -> None:
     for setting in ("few_shot", "train_rows"):
-        found = refusal(tmp_path, validation_rows=3, **{setting: 1})
-        assert found.startswith(f"task.{setting}: got 1; expected a sample with at least two classes; raise it")
+        message = error_message(tmp_path, validation_rows=3, **{setting: 1})
+        assert message.startswith(f"task.{setting}: got 1; expected a sample with at least two classes; raise it")
 
 
 def test_scores_are_sampled_but_have_no_shares(tmp_path: Path) -> None:
     rows = [Example((f"text {number}",), float(number)) for number in range(20)]
     assert len(read(tmp_path, rows, kind="regression", few_shot=4, validation_rows=4).train) == 4
-    assert refusal(tmp_path, rows, kind="regression", few_shot=4, stratified=True) == (
+    assert error_message(tmp_path, rows, kind="regression", few_shot=4, stratified=True) == (
         "task.stratified: got True; expected a task with classes, not regression; leave it out"
     )
 
@@ -267,8 +267,8 @@ def test_scores_are_sampled_but_have_no_shares(tmp_path: Path) -> None:
 def test_stratified_holds_for_train_rows(tmp_path: Path) -> None:
     file = written(tmp_path / "validation.jsonl", RARE[:9])
     for seed in range(4):
-        found = read(tmp_path, RARE, train_rows=5, stratified=True, validation=file, sample_seed=seed)
-        assert Counter(row.target for row in found.train) == {"often": 4, "rare": 1}
+        splits = read(tmp_path, RARE, train_rows=5, stratified=True, validation=file, sample_seed=seed)
+        assert Counter(row.target for row in splits.train) == {"often": 4, "rare": 1}
 
 
 def test_unsampled_rows_are_the_same_stratified_or_not(tmp_path: Path) -> None:
@@ -305,11 +305,13 @@ def test_training_pairs_are_doubled_after_sampling(tmp_path: Path) -> None:
 
 
 def test_swapping_leaves_held_out_rows_unseen(tmp_path: Path) -> None:
-    both = with_swapped(PAIRS)
-    found = read(tmp_path, both, text="first,second", swap_pairs=True, test=written(tmp_path / "test.jsonl", PAIRS[:3]))
-    assert len(found.train) + 2 * len(found.validation) == 2 * len(both)
-    assert not texts_of(found.train) & texts_of(found.validation)
-    assert found.test == PAIRS[:3]
+    pairs = with_swapped(PAIRS)
+    splits = read(
+        tmp_path, pairs, text="first,second", swap_pairs=True, test=written(tmp_path / "test.jsonl", PAIRS[:3])
+    )
+    assert len(splits.train) + 2 * len(splits.validation) == 2 * len(pairs)
+    assert not texts_of(splits.train) & texts_of(splits.validation)
+    assert splits.test == PAIRS[:3]
 
 
 def test_swapping_single_texts_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
@@ -328,8 +330,8 @@ def test_swapping_single_texts_is_refused_before_any_row_is_read(tmp_path: Path)
 def test_descriptions_join_the_words_of_a_label() -> None:
     task = Task(name="t", labels={"0": Label(words="bad", description="old"), "1": Label(words="good")})
     rows = [Example(("x",), "0"), Example(("y",), "1")]
-    found = with_labels(task, rows, {"1": "great"}, {"1": "It is worth seeing."})
-    assert found.labels == {
+    described = with_labels(task, rows, {"1": "great"}, {"1": "It is worth seeing."})
+    assert described.labels == {
         "0": Label(words="bad", description="old"),
         "1": Label(words="great", description="It is worth seeing."),
     }
@@ -359,8 +361,8 @@ def test_descriptions_are_set_by_dotted_overrides(word: str, expected: dict[str,
 
 def test_descriptions_reach_a_bundled_task_s_labels() -> None:
     task = parse_overrides(["task.name=urgency", "task.label_descriptions.high=Someone must act at once."])
-    found = read_splits(resolve(task).task, {}).task
-    assert found.labels["high"].description == "Someone must act at once."
-    before = library_task("urgency")
-    assert found.label_words == before.label_words
-    assert found.labels["low"] == before.labels["low"]
+    described = read_splits(resolve(task).task, {}).task
+    assert described.labels["high"].description == "Someone must act at once."
+    original = library_task("urgency")
+    assert described.label_words == original.label_words
+    assert described.labels["low"] == original.labels["low"]

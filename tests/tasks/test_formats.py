@@ -18,17 +18,17 @@ from softcue.types import Span
 
 
 def rows_of(source: Any, name: str) -> list[dict[str, object]]:
-    found = [row for _, row in read_rows(source, name)]
-    assert not [str(row) for row in found if isinstance(row, DataError)]
-    return [dict(row) for row in found if not isinstance(row, DataError)]
+    rows = [row for _, row in read_rows(source, name)]
+    assert not [str(row) for row in rows if isinstance(row, DataError)]
+    return [dict(row) for row in rows if not isinstance(row, DataError)]
 
 
 def errors_of(source: Any, name: str) -> list[str]:
     return [str(row) for _, row in read_rows(source, name) if isinstance(row, DataError)]
 
 
-def places_of(source: Any, name: str) -> list[str]:
-    return [place for place, _ in read_rows(source, name)]
+def locations_of(source: Any, name: str) -> list[str]:
+    return [location for location, _ in read_rows(source, name)]
 
 
 def saved(path: Path, content: object) -> Path:
@@ -63,7 +63,7 @@ def test_squad_questions_become_rows_with_every_distinct_answer(tmp_path: Path) 
         {"question": "When?", "context": CONTEXT, "id": "q1", "answers": ["noon", "at noon"], "starts": [29, 26]},
         {"question": "When?", "context": CONTEXT, "id": "q2", "answers": ["Visby"], "starts": [13]},
     ]
-    assert places_of(path, "squad")[1] == f"{path}, article 1, paragraph 1, question 2"
+    assert locations_of(path, "squad")[1] == f"{path}, article 1, paragraph 1, question 2"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_unanswerable_question_is_a_bad_row_and_the_next_is_read(answers: object
         "row 1, article 1, paragraph 1, question 1, key 'answers': got 'no answer'; expected a question that the "
         "context answers; leave out unanswerable questions (SQuAD 2)"
     ]
-    assert len(places_of(source, "squad")) == 2
+    assert len(locations_of(source, "squad")) == 2
 
 
 def test_hub_rows_of_squad_have_lists_side_by_side() -> None:
@@ -109,8 +109,8 @@ def mrqa_line(answers: list[str], detected: list[object]) -> dict[str, object]:
 
 
 def test_mrqa_lines_have_a_header_inclusive_ends_and_several_places(tmp_path: Path) -> None:
-    found = {"text": "noon", "char_spans": [[29, 32], [38, 41]], "token_spans": [[6, 6], [9, 9]]}
-    lines = [{"header": {"dataset": "toy", "split": "dev"}}, mrqa_line(["12 o'clock", "noon"], [found])]
+    detected = {"text": "noon", "char_spans": [[29, 32], [38, 41]], "token_spans": [[6, 6], [9, 9]]}
+    lines = [{"header": {"dataset": "toy", "split": "dev"}}, mrqa_line(["12 o'clock", "noon"], [detected])]
     path = saved(tmp_path / "toy.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
     assert rows_of(path, "squad") == [
         {
@@ -121,7 +121,7 @@ def test_mrqa_lines_have_a_header_inclusive_ends_and_several_places(tmp_path: Pa
             "starts": [29, -1],
         }
     ]
-    assert places_of(path, "squad") == [f"{path}, line 2, question 1"]
+    assert locations_of(path, "squad") == [f"{path}, line 2, question 1"]
 
 
 def test_mrqa_of_the_hub_is_read_too() -> None:
@@ -173,14 +173,14 @@ def multirc_record(index: int = 3) -> dict[str, object]:
 
 
 def test_multirc_answers_share_the_group_of_their_question() -> None:
-    found = rows_of([multirc_record()], "multirc")
-    assert [(row["answer"], row["label"], row["group"]) for row in found] == [
+    rows = rows_of([multirc_record()], "multirc")
+    assert [(row["answer"], row["label"], row["group"]) for row in rows] == [
         ("Mia", "1", "3-8"),
         ("Bo", "0", "3-8"),
         ("Bo", "1", "3-9"),
     ]
-    assert found[0]["paragraph"] == "Mia sang. <b>Bo</b> danced."
-    assert places_of([multirc_record()], "multirc")[2] == "row 1, question 2, answer 1"
+    assert rows[0]["paragraph"] == "Mia sang. <b>Bo</b> danced."
+    assert locations_of([multirc_record()], "multirc")[2] == "row 1, question 2, answer 1"
 
 
 def test_multirc_without_numbers_still_groups_by_question() -> None:
@@ -208,7 +208,7 @@ def test_damaged_multirc_question_leaves_the_others() -> None:
     record: Any = multirc_record()
     del record["passage"]["questions"][0]["answers"]
     assert errors_of([record], "multirc")[0].startswith("row 1, question 1, key 'answers': got 'no such key'")
-    assert len(places_of([record], "multirc")) == 2
+    assert len(locations_of([record], "multirc")) == 2
     assert errors_of([{"text": "x"}], "multirc")[0].startswith("row 1, key 'paragraph': got 'no such key'")
 
 
@@ -334,7 +334,7 @@ def test_conll_sentences_have_spans_over_characters(tmp_path: Path) -> None:
         {"text": "Oslo Bergen Nord", "spans": [(0, 4, "LOC"), (5, 11, "LOC"), (12, 16, "ORG")]},
         {"text": ".", "spans": []},
     ]
-    assert places_of(path, "conll") == [f"{path}, line {line}" for line in (3, 8, 12)]
+    assert locations_of(path, "conll") == [f"{path}, line {line}" for line in (3, 8, 12)]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_conll_sentence_with_another_number_of_columns_is_one_bad_row(tmp_path: 
         f"{path}, line 4: got '3 columns'; expected 4, as in the first row; fix the sentence or remove it",
         f"{path}, line 7, tag: got 'X'; expected O, B-NAME or I-NAME; convert the tags to IOB1 or IOB2",
     ]
-    assert places_of(path, "conll") == [f"{path}, line {line}" for line in (1, 3, 7, 9)]
+    assert locations_of(path, "conll") == [f"{path}, line {line}" for line in (1, 3, 7, 9)]
 
 
 @pytest.mark.parametrize(
@@ -405,14 +405,14 @@ def test_semeval_blocks_give_text_relation_and_number(tmp_path: Path) -> None:
         {"text": "<e1>Rain</e1> and <e2>snow</e2>", "id": "2", "label": "Other"},
         {"text": "<e1>A</e1> <e2>b</e2>", "id": "3", "label": "Other"},
     ]
-    assert places_of(path, "semeval") == [f"{path}, line {line}" for line in (1, 5, 10)]
+    assert locations_of(path, "semeval") == [f"{path}, line {line}" for line in (1, 5, 10)]
 
 
 @pytest.mark.parametrize("gap", ["", "\n"])
 def test_semeval_test_file_has_no_answers(tmp_path: Path, gap: str) -> None:
     lines = [f'{number}\t"<e1>a</e1> <e2>b{number}</e2>"\n' for number in (8, 9)]
-    found = rows_of(saved(tmp_path / "TEST.TXT", gap.join(lines)), "semeval")
-    assert [set(row) for row in found] == [{"text", "id"}] * 2
+    rows = rows_of(saved(tmp_path / "TEST.TXT", gap.join(lines)), "semeval")
+    assert [set(row) for row in rows] == [{"text", "id"}] * 2
 
 
 def test_damaged_semeval_blocks_are_named_and_passed_over(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_damaged_semeval_blocks_are_named_and_passed_over(tmp_path: Path) -> Non
     assert [message.split(":")[0] for message in messages] == [f"{path}, line {line}" for line in (1, 4, 10)]
     for message, part in zip(messages, ("a number, a tab", "<e1> exactly once", "one relation"), strict=True):
         assert part in message
-    assert len(places_of(path, "semeval")) == 4
+    assert len(locations_of(path, "semeval")) == 4
 
 
 def test_semeval_rows_of_the_hub_and_of_tables(tmp_path: Path) -> None:
@@ -454,14 +454,14 @@ def test_tacred_entities_are_marked_by_their_part(tmp_path: Path) -> None:
     path = saved(tmp_path / "train.json", [tacred_record((0, 1), (4, 4)), tacred_record((4, 4), (0, 1))])
     assert rows_of(path, "tacred") == [
         {
-            "text": f"<{one}>Tove Lund</{one}> works for <{other}>Nord</{other}> .",
+            "text": f"<{first}>Tove Lund</{first}> works for <{second}>Nord</{second}> .",
             "subject_type": "PERSON",
             "object_type": "ORGANIZATION",
             "label": "per:employee_of",
         }
-        for one, other in (("e1", "e2"), ("e2", "e1"))
+        for first, second in (("e1", "e2"), ("e2", "e1"))
     ]
-    assert places_of(path, "tacred")[0] == f"{path}, entry 1"
+    assert locations_of(path, "tacred")[0] == f"{path}, entry 1"
 
 
 @pytest.mark.parametrize(
@@ -505,14 +505,14 @@ def test_race_article_files_hold_json(tmp_path: Path, name: str) -> None:
         "label": "A",
     }
     assert (second["option_b"], second["label"]) == ("Tove", "B")
-    assert places_of(path, "race")[1] == f"{path}, question 2"
+    assert locations_of(path, "race")[1] == f"{path}, question 2"
 
 
 def test_race_rows_of_the_hub_and_our_own() -> None:
     row = {"example_id": "m1", "article": "a", "question": "q", "options": list("wxyz"), "answer": "D"}
-    [found] = rows_of([row], "race")
-    assert (found["option_d"], found["label"]) == ("z", "D")
-    assert rows_of([found], "race") == [found]
+    [flat] = rows_of([row], "race")
+    assert (flat["option_d"], flat["label"]) == ("z", "D")
+    assert rows_of([flat], "race") == [flat]
 
 
 def test_damaged_race_question_leaves_the_others() -> None:
@@ -520,7 +520,7 @@ def test_damaged_race_question_leaves_the_others() -> None:
     assert errors_of([damaged], "race") == [
         "row 1, question 1, key 'options': got '3 options'; expected four; fix the record or remove it"
     ]
-    assert len(places_of([damaged], "race")) == 2
+    assert len(locations_of([damaged], "race")) == 2
     assert (
         "question 2, key 'options': got 'no such key'" in errors_of([ARTICLE | {"options": [list("wxyz")]}], "race")[0]
     )
@@ -548,19 +548,19 @@ def test_damaged_race_question_leaves_the_others() -> None:
     ],
 )
 def test_no_record_breaks_a_format(name: str, record: dict[str, object]) -> None:
-    for place, row in read_rows([record], name):
-        assert place.startswith("row 1")
+    for location, row in read_rows([record], name):
+        assert location.startswith("row 1")
         assert isinstance(row, DataError) or row == record
 
 
 def test_formats_become_examples() -> None:
     span = Task(name="s", kind="span", format="squad", text=("question", "context"), label="answers")
-    [found] = examples_from([squad_file(squad_question(("noon", 29), ("at noon", 26), ("never", 0)))], span)
-    assert (found.target, found.answers) == ("noon", ("noon", "at noon", "never"))
-    assert found.spans == (Span(29, 33), Span(26, 33))
+    [example] = examples_from([squad_file(squad_question(("noon", 29), ("at noon", 26), ("never", 0)))], span)
+    assert (example.target, example.answers) == ("noon", ("noon", "at noon", "never"))
+    assert example.spans == (Span(29, 33), Span(26, 33))
     tags = Task(name="n", kind="tags", format="conll", labels={"PER": Label(words="person")})
-    [found] = examples_from([{"tokens": ["Hi", "Tove"], "ner_tags": ["O", "I-PER"]}], tags)
-    assert (found.texts, found.target, found.spans) == (("Hi Tove",), None, (Span(3, 7, "PER"),))
+    [example] = examples_from([{"tokens": ["Hi", "Tove"], "ner_tags": ["O", "I-PER"]}], tags)
+    assert (example.texts, example.target, example.spans) == (("Hi Tove",), None, (Span(3, 7, "PER"),))
     labels = {"false": Label(words="no", also=("0",)), "true": Label(words="yes", also=("1",))}
     judged = Task(name="m", format="multirc", text=("question", "answer", "paragraph"), labels=labels)
     assert [(row.target, row.group) for row in examples_from([multirc_record()], judged)] == [

@@ -20,13 +20,13 @@ ROWS = [{"text": "hello there", "label": "greeting"}, {"text": "see you", "label
 
 
 def values_of(source: Any) -> list[dict[str, object]]:
-    found = [row for _, row in read_rows(source)]
-    assert not [str(row) for row in found if isinstance(row, DataError)]
-    return [dict(row) for row in found if not isinstance(row, DataError)]
+    rows = [row for _, row in read_rows(source)]
+    assert not [str(row) for row in rows if isinstance(row, DataError)]
+    return [dict(row) for row in rows if not isinstance(row, DataError)]
 
 
-def places_of(source: Any) -> list[str]:
-    return [place for place, _ in read_rows(source)]
+def locations_of(source: Any) -> list[str]:
+    return [location for location, _ in read_rows(source)]
 
 
 def message_of(source: Any) -> str:
@@ -90,7 +90,7 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_s
 @pytest.mark.parametrize("source", [ROWS, tuple(ROWS), pandas.DataFrame(ROWS)], ids=["list", "tuple", "frame"])
 def test_rows_in_memory_give_the_same_rows(source: Any) -> None:
     assert values_of(source) == ROWS
-    assert places_of(source) == ["row 1", "row 2"]
+    assert locations_of(source) == ["row 1", "row 2"]
 
 
 def test_tsv_keeps_raw_quotes_as_in_glue(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_csv_reads_quoted_commas_quotes_and_newlines(tmp_path: Path) -> None:
 
 def test_place_is_the_line_on_which_a_row_begins(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.csv", 'text,label\n"first\nsecond",a\n\nplain,b\n')
-    assert places_of(path) == [f"{path}, line 2", f"{path}, line 5"]
+    assert locations_of(path) == [f"{path}, line 2", f"{path}, line 5"]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl"])
@@ -172,10 +172,10 @@ def test_unreadable_line_is_named_with_file_and_reason(
 
 def test_reading_goes_on_after_a_bad_row(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.csv", 'text,label\na,b\nonly\n"x"y,z\nc,d\n')
-    assert places_of(path) == [f"{path}, line {line}" for line in (2, 3, 4, 5)]
+    assert locations_of(path) == [f"{path}, line {line}" for line in (2, 3, 4, 5)]
     assert [message.split(":")[0] for message in errors_of(path)] == [f"{path}, line 3", f"{path}, line 4"]
     path = written(tmp_path, "rows.jsonl", '{"a": \n[1]\n{"a": 1}\n')
-    assert places_of(path) == [f"{path}, line {line}" for line in (1, 2, 3)]
+    assert locations_of(path) == [f"{path}, line {line}" for line in (1, 2, 3)]
     assert len(errors_of(path)) == 2
     assert len(errors_of([3, {"text": "hi"}, None])) == 2
 
@@ -211,7 +211,7 @@ def test_wide_characters_across_chunks_stay_whole(tmp_path: Path) -> None:
 def test_json_object_of_objects_is_its_values(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.json", json.dumps({"0": ROWS[0], "x": ROWS[1]}))
     assert values_of(path) == ROWS
-    assert places_of(path) == [f"{path}, entry 0", f"{path}, entry x"]
+    assert locations_of(path) == [f"{path}, entry 0", f"{path}, entry x"]
 
 
 def test_other_json_object_is_one_record(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_other_json_object_is_one_record(tmp_path: Path) -> None:
 def test_json_list_with_another_value_goes_on(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.json", '[{"a": 1}, 3, {"a": 2}]')
     assert errors_of(path) == [f"{path}, entry 2: got 3; expected a JSON object; write {{...}} there"]
-    assert len(places_of(path)) == 3
+    assert len(locations_of(path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_several_files_are_read_one_after_the_other(tmp_path: Path) -> None:
     first, second = saved(tmp_path, ".csv"), saved(tmp_path, ".jsonl.gz")
     for source in ([str(first), second], (first, second)):
         assert values_of(source) == ROWS * 2
-        assert places_of(source)[-1] == f"{second}, line 2"
+        assert locations_of(source)[-1] == f"{second}, line 2"
     assert name_of([first, second]) == f"{first}, {second}"
     assert name_of([first] * 5).endswith(" and 2 more")
 
@@ -389,10 +389,10 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
 def test_hub_address_is_split_and_class_numbers_become_names(
     monkeypatch: pytest.MonkeyPatch, address: str, expected: tuple[str | None, ...]
 ) -> None:
-    asked: list[tuple[str | None, ...]] = []
+    calls: list[tuple[str | None, ...]] = []
 
     def load(name: str, configuration: str | None, split: str) -> FakeTable:
-        asked.append((name, configuration, split))
+        calls.append((name, configuration, split))
         return FakeTable([{"sentence": "good", "label": 1, "idx": 0}, {"sentence": "hidden", "label": -1, "idx": 1}])
 
     fake_hub(monkeypatch, load)
@@ -400,7 +400,7 @@ def test_hub_address_is_split_and_class_numbers_become_names(
         (f"{address}, row 1", {"sentence": "good", "label": "positive", "idx": 0}),
         (f"{address}, row 2", {"sentence": "hidden", "label": -1, "idx": 1}),  # GLUE hides test labels
     ]
-    assert asked == [expected]
+    assert calls == [expected]
 
 
 def test_real_class_labels_are_named() -> None:

@@ -144,8 +144,8 @@ def test_labels_are_taken_from_training_rows_in_sorted_order() -> None:
 
 def test_declared_labels_keep_their_order_and_description() -> None:
     task = Task(name="t", labels={"z": Label(words="zed", description="last"), "a": Label(words="ay")})
-    found = with_labels(task, [Example(("x",), "a"), Example(("x",), "z")], {"z": "zulu"})
-    assert found.labels == {"z": Label(words="zulu", description="last"), "a": Label(words="ay")}
+    labelled = with_labels(task, [Example(("x",), "a"), Example(("x",), "z")], {"z": "zulu"})
+    assert labelled.labels == {"z": Label(words="zulu", description="last"), "a": Label(words="ay")}
 
 
 def test_words_for_an_unknown_label_are_refused() -> None:
@@ -356,9 +356,9 @@ def test_unreadable_and_unusable_rows_are_told_together(tmp_path: Path) -> None:
 
 def test_bad_rows_are_skipped_only_when_asked_and_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="skipped") as caught:
-        found = examples_from(mixed(12, 488), OPEN, skip_bad_rows=True)
-    assert len(found) == 488
-    [message] = [str(one.message) for one in caught]
+        examples = examples_from(mixed(12, 488), OPEN, skip_bad_rows=True)
+    assert len(examples) == 488
+    [message] = [str(warning.message) for warning in caught]
     assert message.startswith("skipped 12 of 500 rows: row 489, column 'text': got '', expected a text")
     assert message.count("row ") == 10 and message.endswith("; ...")
 
@@ -462,8 +462,8 @@ def test_a_row_that_one_of_several_tasks_cannot_read_is_left_out_for_all() -> No
     with pytest.raises(DataError, match=r"2 bad rows: row 2, column 'text'.*row 3, column 'message'"):
         list(stream_together(rows, tasks))
     with pytest.warns(UserWarning, match="skipped 2 of 4 rows"):
-        found = list(stream_together(rows, tasks, skip_bad_rows=True))
-    assert [[example.texts[0] for example in row] for row in found] == [["1", "one"], ["4", "four"]]
+        examples = list(stream_together(rows, tasks, skip_bad_rows=True))
+    assert [[example.texts[0] for example in row] for row in examples] == [["1", "one"], ["4", "four"]]
 
 
 def test_tasks_with_files_of_different_layouts_cannot_read_one_file() -> None:

@@ -45,10 +45,10 @@ def test_scores_and_free_texts_are_split_as_one_class() -> None:
 
 
 def test_sample_is_seeded_ordered_and_without_repeats() -> None:
-    found = sample(ROWS, 10, seed=4)
-    assert found == sample(ROWS, 10, seed=4) != sample(ROWS, 10, seed=5)
-    assert len(found) == len(set(found)) == 10
-    assert found == sorted(found, key=ROWS.index)
+    sampled = sample(ROWS, 10, seed=4)
+    assert sampled == sample(ROWS, 10, seed=4) != sample(ROWS, 10, seed=5)
+    assert len(sampled) == len(set(sampled)) == 10
+    assert sampled == sorted(sampled, key=ROWS.index)
     assert sample(ROWS, 99, seed=4) == ROWS
 
 
@@ -69,13 +69,13 @@ GROUPED = [Example((f"answer {number}",), "yes", group=f"question {number // 4}"
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_that_are_scored_together_are_sampled_and_held_out_together(seed: int) -> None:
-    found = sample(GROUPED, 10, seed)
-    assert len(found) == 8  # two questions of four; a third would be too many
+    sampled = sample(GROUPED, 10, seed)
+    assert len(sampled) == 8  # two questions of four; a third would be too many
     kept, held = split_off(GROUPED, 0.2, seed)
     assert len(kept) + len(held) == 40
     train, validation = few_shot(GROUPED, 5, 10, seed)
     assert not {row.group for row in train} & {row.group for row in validation}
-    for part in (found, held):
+    for part in (sampled, held):
         counts = Counter(row.group for row in part)
         assert set(counts.values()) == {4}
 
@@ -93,9 +93,9 @@ def numbers(rows: list[Example]) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 19, 20, 99])
 def test_sample_of_a_stream_is_that_of_rows_in_memory(num_rows: int, seed: int) -> None:
-    found = sample_examples(DICTS, OPEN, num_rows, seed)
-    assert found == sample(examples_from(DICTS, OPEN), num_rows, seed)
-    assert len(found) == min(num_rows, 20)
+    sampled = sample_examples(DICTS, OPEN, num_rows, seed)
+    assert sampled == sample(examples_from(DICTS, OPEN), num_rows, seed)
+    assert len(sampled) == min(num_rows, 20)
 
 
 def test_every_row_has_the_same_chance() -> None:
@@ -120,10 +120,10 @@ def test_sample_of_a_large_file_needs_little_memory(tmp_path: Path) -> None:
         for number in range(2000):
             file.write(json.dumps({"text": f"text {number} " + "word " * 500, "label": "a"}) + "\n")
     tracemalloc.start()
-    found = sample_examples(path, OPEN, 10, seed=1)
+    sampled = sample_examples(path, OPEN, 10, seed=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found) == 10 and numbers(found) == sorted(numbers(found))
+    assert len(sampled) == 10 and numbers(sampled) == sorted(numbers(sampled))
     assert peak < 3e6
 
 
