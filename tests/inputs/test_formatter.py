@@ -32,7 +32,7 @@ def plain_ids(model_type: str, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_short_text_is_left_alone(model_type: str) -> None:
+def test_short_text_is_not_changed(model_type: str) -> None:
     row = formatter(model_type).source(Example(("hello there",)))
     frame = {"bert": ([BEGIN], [END]), "t5": ([], [END]), "gpt2": ([], []), "opt": ([BEGIN], [])}[model_type]
     assert list(row.ids) == [*frame[0], *plain_ids(model_type, "hello there"), *frame[1]]
@@ -41,7 +41,7 @@ def test_short_text_is_left_alone(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_text_of_exactly_the_limit_is_not_cut(model_type: str) -> None:
+def test_text_of_exactly_the_limit_is_not_truncated(model_type: str) -> None:
     whole = formatter(model_type, limit=10_000).source(Example((LONG,)))
     exact = formatter(model_type, limit=len(whole.ids)).source(Example((LONG,)))
     shorter = formatter(model_type, limit=len(whole.ids) - 1).source(Example((LONG,)))
@@ -52,7 +52,7 @@ def test_text_of_exactly_the_limit_is_not_cut(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", KINDS)
 @pytest.mark.parametrize("limit", [12, 13, 30, 31])
-def test_cut_text_fills_the_limit_and_keeps_its_beginning(model_type: str, limit: int) -> None:
+def test_truncated_text_fills_the_limit_and_keeps_its_beginning(model_type: str, limit: int) -> None:
     converter = formatter(model_type, limit)
     row = converter.source(Example((LONG,)))
     assert row.is_truncated
@@ -62,7 +62,7 @@ def test_cut_text_fills_the_limit_and_keeps_its_beginning(model_type: str, limit
 
 
 @pytest.mark.parametrize("limit", [8, 20, 50])
-def test_cut_keeps_suffix_and_special_tokens_of_an_encoder(limit: int) -> None:
+def test_truncation_keeps_suffix_and_special_tokens_of_an_encoder(limit: int) -> None:
     row = formatter("bert", limit, suffix=" <mask>").source(Example((LONG,)))
     assert len(row.ids) <= limit
     assert row.ids[0] == BEGIN
@@ -70,14 +70,14 @@ def test_cut_keeps_suffix_and_special_tokens_of_an_encoder(limit: int) -> None:
     assert row.is_truncated
 
 
-def test_cut_keeps_the_end_token_of_an_encoder_decoder() -> None:
+def test_truncation_keeps_the_end_token_of_an_encoder_decoder() -> None:
     row = formatter("t5", 20, suffix=" topic:").source(Example((LONG,)))
     suffix = plain_ids("t5", " topic:")
     assert list(row.ids[-len(suffix) - 1 :]) == [*suffix, END]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "opt"])
-def test_cut_keeps_the_place_of_the_answer_of_a_decoder(model_type: str) -> None:
+def test_truncation_keeps_the_answer_prefix_of_a_decoder(model_type: str) -> None:
     prefix = plain_ids(model_type, ANSWER_CUE)
     for text in (LONG, "short"):
         row = formatter(model_type, 30, writes_answer=True).source(Example((text,)))
@@ -85,7 +85,7 @@ def test_cut_keeps_the_place_of_the_answer_of_a_decoder(model_type: str) -> None
         assert (row.ids[0] == BEGIN) == (model_type == "opt")
 
 
-def test_decoder_without_an_answer_gets_no_cue() -> None:
+def test_decoder_that_generates_no_target_gets_no_answer_prefix() -> None:
     assert list(formatter("gpt2").source(Example(("hi",))).ids) == plain_ids("gpt2", "hi")
 
 
@@ -95,7 +95,7 @@ def test_decoder_source_never_ends_with_the_end_token() -> None:
     assert END not in row.ids
 
 
-def test_the_longest_of_two_texts_is_cut() -> None:
+def test_longest_of_two_texts_is_truncated() -> None:
     short = "a short one"
     converter = formatter("bert", 40, task=TWO)
     for texts in ((LONG, short), (short, LONG)):
@@ -106,7 +106,7 @@ def test_the_longest_of_two_texts_is_cut() -> None:
         assert row.is_truncated
 
 
-def test_two_long_texts_share_the_cut() -> None:
+def test_two_long_texts_are_truncated_alike() -> None:
     first, second = _between_ends(formatter("bert", 43, task=TWO).source(Example((LONG, LONG))).ids)
     assert abs(len(first) - len(second)) <= 2
     assert len(first) + len(second) >= 38
@@ -120,7 +120,7 @@ def test_two_texts_of_an_encoder_have_two_segments() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "gpt2"])
-def test_cut_keeps_the_template_around_two_texts(model_type: str) -> None:
+def test_truncation_keeps_the_template_around_two_texts(model_type: str) -> None:
     task = Task(name="t", text=("a", "b"), template="Q: {a} A: {b} same?")
     converter = formatter(model_type, 40, task=task)
     row = converter.source(Example((LONG, "ok")))
@@ -132,7 +132,7 @@ def test_cut_keeps_the_template_around_two_texts(model_type: str) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("model_type", KINDS)
 @pytest.mark.parametrize("text", ["🙂" * 30, "late " + "🙂👍🏽" * 20, "日本語の文章です。" * 10, "é" * 60])
-def test_characters_of_several_pieces_are_never_halved(model_type: str, text: str) -> None:
+def test_characters_of_several_tokens_are_never_split(model_type: str, text: str) -> None:
     for limit in range(12, 20):
         converter = formatter(model_type, limit)
         row = converter.source(Example((text,)))
@@ -144,7 +144,7 @@ def test_characters_of_several_pieces_are_never_halved(model_type: str, text: st
     ("limit", "text", "settings"),
     [(2, LONG, {}), (3, LONG, {"suffix": " <mask>"}), (4, LONG, {"task": TWO}), (4, "🙂🙂", {})],
 )
-def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings: dict[str, Any]) -> None:
+def test_limit_without_room_for_text_is_an_error(limit: int, text: str, settings: dict[str, Any]) -> None:
     texts = (text,) * len(settings.get("task", ONE).text)
     with pytest.raises(ConfigurationError) as caught:
         formatter("bert", limit, **settings).source(Example(texts))
@@ -170,7 +170,7 @@ def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings:
         ("opt", "end", 0),
     ],
 )
-def test_prompt_goes_beside_the_special_tokens(model_type: str, insert_at: InsertAt, index: int) -> None:
+def test_prompt_goes_next_to_the_special_tokens(model_type: str, insert_at: InsertAt, index: int) -> None:
     row = formatter(model_type, insert_at=insert_at).source(Example(("hello there",)))
     from_the_end = insert_at == "end"
     assert row.insert_at == (len(row.ids) + index if from_the_end else index)
@@ -196,7 +196,7 @@ def test_leading_token_that_also_means_unknown_counts_as_special() -> None:
 
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("words", ["billing", "not at all", "é", "3", "UPPER, case!"])
-def test_answer_of_a_decoder_is_what_follows_a_real_source(model_type: str, words: str) -> None:
+def test_target_tokens_of_a_decoder_continue_a_real_source(model_type: str, words: str) -> None:
     tokenizer = tiny_tokenizer(model_type)
     source = InputFormatter(ONE, tokenizer, "decoder", 96, writes_answer=True).source(Example(("Where is it?",)))
     together = tuple(tokenizer(f"Where is it?{ANSWER_CUE} {words}")["input_ids"])
@@ -204,12 +204,12 @@ def test_answer_of_a_decoder_is_what_follows_a_real_source(model_type: str, word
 
 
 @pytest.mark.parametrize(("model_type", "begin"), [("t5", ()), ("bart", (BEGIN,))])
-def test_answer_of_an_encoder_decoder_ends_once(model_type: str, begin: tuple[int, ...]) -> None:
+def test_target_of_an_encoder_decoder_has_one_end_token(model_type: str, begin: tuple[int, ...]) -> None:
     ids = answer_tokens(tiny_tokenizer(model_type), "encoder-decoder", "billing")
     assert ids == (*begin, *plain_ids(model_type, "billing"), END)
 
 
-def test_answer_is_closed_where_the_tokenizer_does_not() -> None:
+def test_target_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
     assert answer_tokens(tiny_tokenizer("gpt2"), "encoder-decoder", "hi") == (*plain_ids("gpt2", "hi"), END)
 
 
@@ -232,7 +232,7 @@ def test_collate_pads_the_source_on_the_left_and_the_target_on_the_right() -> No
     batch = collate(ROWS, pad_id=3, side="left")
     assert batch.ids.tolist() == [[5, 6, 7], [3, 3, 8]]
     assert batch.mask.tolist() == [[True, True, True], [False, False, True]]
-    assert batch.insert_at.tolist() == [1, 0]  # counted in the row's own tokens
+    assert batch.insert_at.tolist() == [1, 0]  # counted in the tokens of the row, without padding
     assert batch.target_ids.tolist() == [[9, 3], [9, 10]]
     assert batch.target_mask.tolist() == [[True, False], [True, True]]
 
@@ -262,7 +262,7 @@ def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) ->
     assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
 
 
-def test_no_rows_make_no_batches() -> None:
+def test_no_rows_give_no_batches() -> None:
     assert by_length([], 4, max_tokens=0) == []
 
 

@@ -1,4 +1,4 @@
-"""Where prompts stand among the tokens: IDPG's positions 0 to 4 (Wu et al. 2022, figure 6), token by token."""
+"""The position of the prompt among the tokens: positions 0 to 4 of IDPG (Wu et al. 2022, figure 6), token by token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P = "prompt"
 
 
 def tokenizer_of(kind: str, drops: str = "") -> Any:
-    """`<s> a </s></s> b </s>` as RoBERTa writes it, or `[CLS] a [SEP] b [SEP]` as BERT does."""
+    """`<s> a </s></s> b </s>` as in RoBERTa, or `[CLS] a [SEP] b [SEP]` as in BERT."""
     tokenizer = tiny_tokenizer("roberta" if kind == "roberta" else "bert")
     middle = "</s> </s>" if kind == "roberta" else "</s>"
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -46,7 +46,7 @@ def ids(text: str) -> list[int]:
 def sequence(
     tokenizer: Any, position: Any, texts: tuple[str, ...], kind: BackboneKind = "encoder", limit: int = 96
 ) -> list[Any]:
-    """The tokens of a row with its prompt in its place."""
+    """The tokens of a row with the prompt at its position."""
     task = TWO if len(texts) == 2 else ONE
     config = METHODS["prompt-tuning"].Config.model_validate({"name": "prompt-tuning", "insert_at": position})
     row = InputFormatter(task, tokenizer, kind, limit, config.insert_at).source(Example(texts))  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ LITERAL: dict[tuple[str, int, int], list[Any]] = {
     ("roberta", 2, 1): [CLS, *A, P, SEP, SEP, *B, SEP],  # before the first </s>
     ("roberta", 2, 2): [CLS, *A, SEP, SEP, P, *B, SEP],  # after the pair of </s>
     ("roberta", 2, 3): [CLS, *A, SEP, SEP, *B, P, SEP],  # before the last </s>
-    ("roberta", 2, 4): [CLS, *A, SEP, SEP, *B, SEP, SEP, P, SEP],  # </s> prompt </s> behind the last </s>
+    ("roberta", 2, 4): [CLS, *A, SEP, SEP, *B, SEP, SEP, P, SEP],  # </s> prompt </s> after the last </s>
     ("roberta", 1, 0): [CLS, P, *A, SEP],
     ("roberta", 1, 1): [CLS, *A, P, SEP],
     ("roberta", 1, 3): [CLS, *A, P, SEP],
@@ -79,7 +79,7 @@ LITERAL: dict[tuple[str, int, int], list[Any]] = {
 
 
 @pytest.mark.parametrize(("kind", "num_texts", "position"), LITERAL)
-def test_a_numbered_place_is_the_papers_literally(kind: str, num_texts: int, position: int) -> None:
+def test_a_numbered_position_is_that_of_the_paper(kind: str, num_texts: int, position: int) -> None:
     texts = (FIRST, SECOND)[:num_texts]
     expected = LITERAL[kind, num_texts, position]
     for given in (position, str(position), POSITIONS[position]):
@@ -87,12 +87,12 @@ def test_a_numbered_place_is_the_papers_literally(kind: str, num_texts: int, pos
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
-def test_front_stands_before_everything(kind: str) -> None:
+def test_front_puts_the_prompt_before_all_tokens(kind: str) -> None:
     assert sequence(tokenizer_of(kind), "front", (FIRST, SECOND))[:2] == [P, CLS]
     assert sequence(tokenizer_of(kind), "front", (FIRST,)) == [P, CLS, *A, SEP]
 
 
-def test_text_to_text_backbones_have_places_of_one_text() -> None:
+def test_text_to_text_backbones_have_the_positions_of_one_text() -> None:
     t5, gpt2 = tiny_tokenizer("t5"), tiny_tokenizer("gpt2")
     for position in ("front", 0, "start"):
         assert sequence(t5, position, (FIRST,), "encoder-decoder") == [P, *A, SEP]
@@ -107,7 +107,7 @@ def test_text_to_text_backbones_have_places_of_one_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["prompt-tuning", "m-idpg-phm", "s-idpg-dnn", "p-tuning-v2", "prefix-tuning"])
-def test_numbers_are_settings_of_every_prompted_method(name: str) -> None:
+def test_every_prompted_method_accepts_numbered_positions(name: str) -> None:
     for number, position in enumerate(POSITIONS):
         for given in (number, str(number)):
             config = METHODS[name].Config.model_validate({"name": name, "insert_at": given})
@@ -117,7 +117,7 @@ def test_numbers_are_settings_of_every_prompted_method(name: str) -> None:
             METHODS[name].Config.model_validate({"name": name, "insert_at": wrong})
 
 
-# --- what only some rows have ----------------------------------------------------------------------------------------
+# --- positions that only some rows have ---
 
 
 @pytest.mark.parametrize(
@@ -134,22 +134,24 @@ def test_numbers_are_settings_of_every_prompted_method(name: str) -> None:
         ("gpt2", TWO, 4, "separator"),
     ],
 )
-def test_a_place_that_the_texts_do_not_have_is_refused(model_type: str, task: Task, position: Any, reason: str) -> None:
+def test_position_that_the_texts_do_not_have_is_an_error(
+    model_type: str, task: Task, position: Any, reason: str
+) -> None:
     with pytest.raises(ConfigurationError, match=rf"method\.insert_at.*{reason}"):
         make_model(tiny(model_type), "prompt-tuning", task=task, insert_at=position, init="uniform")
 
 
 @pytest.mark.parametrize("position", [1, 3, "first-end", "end"])
-def test_a_prompt_behind_the_text_is_refused_for_a_head_on_a_decoder(position: Any) -> None:
-    """It could not reach the states that the head reads."""
+def test_prompt_after_the_text_is_an_error_for_a_head_on_a_decoder(position: Any) -> None:
+    """The prompt could not change the hidden states that the head reads."""
     with pytest.raises(ConfigurationError, match=r"method\.insert_at.*head on a decoder"):
         make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "classifier"}, insert_at=position)
     make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "generation"}, insert_at=position)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
-def test_a_text_without_tokens_still_has_its_places(kind: str) -> None:
-    """BERT's normaliser leaves nothing of control characters, for one."""
+def test_text_without_tokens_still_has_its_positions(kind: str) -> None:
+    """The normalizer of BERT removes control characters, for example."""
     tokenizer = tokenizer_of(kind, drops="~")
     middle = [SEP, SEP] if kind == "roberta" else [SEP]
     assert sequence(tokenizer, 1, ("~", SECOND)) == [CLS, P, *middle, *B, SEP]
@@ -158,7 +160,7 @@ def test_a_text_without_tokens_still_has_its_places(kind: str) -> None:
     assert sequence(tokenizer, 2, (FIRST, "~")) == [CLS, *A, *middle, P, SEP]
 
 
-# --- position 4 ------------------------------------------------------------------------------------------------------
+# --- position 4 ---
 
 
 def roberta() -> Backbone:
@@ -205,13 +207,13 @@ def test_mask_positions_and_embeddings_agree_on_padded_rows(position: int) -> No
         positions = forward_pass._inputs()["position_ids"][number, : len(expected)].tolist()
         assert positions == list(
             range(PAD + 1, PAD + 1 + len(expected))
-        )  # RoBERTa counts from behind its padding token
+        )  # RoBERTa counts positions from its padding id + 1
 
 
 @pytest.mark.parametrize("case", ["prompt-tuning", "m-idpg-phm", "p-tuning-v2 kv"])
 @pytest.mark.parametrize("position", range(5))
 @torch.no_grad()
-def test_a_pair_alone_equals_the_pair_in_a_padded_batch(position: int, case: str) -> None:
+def test_single_pair_equals_the_pair_in_a_padded_batch(position: int, case: str) -> None:
     backbone = roberta()
     model = make_model(backbone, case, task=TWO, insert_at=position)
     together = model.read(backbone, collate(model.rows(backbone, PAIRS), PAD))[0].text()
@@ -221,7 +223,7 @@ def test_a_pair_alone_equals_the_pair_in_a_padded_batch(position: int, case: str
 
 
 @torch.no_grad()
-def test_every_place_is_another_place() -> None:
+def test_every_position_changes_the_hidden_states() -> None:
     backbone = roberta()
     vectors = []
     for position in range(5):
@@ -240,7 +242,7 @@ def test_appended_separators_belong_to_the_last_segment_and_to_neither_text() ->
 
 @pytest.mark.parametrize("position", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("limit", [14, 21])
-def test_long_texts_are_cut_and_the_frame_around_the_prompt_is_not(position: int, limit: int) -> None:
+def test_truncation_keeps_the_special_tokens_around_the_prompt(position: int, limit: int) -> None:
     long = (f"{FIRST} " * 8, f"{SECOND} " * 8)
     tokens = sequence(tokenizer_of("roberta"), position, long, limit=limit)
     assert limit - 3 <= len(tokens) - 1 <= limit
@@ -264,7 +266,7 @@ def test_long_texts_are_cut_and_the_frame_around_the_prompt_is_not(position: int
 
 
 @torch.no_grad()
-def test_the_sentence_vector_does_not_know_where_the_prompt_stands() -> None:
+def test_sentence_vector_does_not_depend_on_the_position_of_the_prompt() -> None:
     backbone = roberta()
     rows_by_position = [
         make_model(backbone, "m-idpg-phm", task=TWO, insert_at=position).rows(backbone, PAIRS) for position in range(5)

@@ -31,7 +31,7 @@ def locations_of(source: Any, name: str) -> list[str]:
     return [location for location, _ in read_rows(source, name)]
 
 
-def saved(path: Path, content: object) -> Path:
+def save(path: Path, content: object) -> Path:
     text = content if isinstance(content, str) else json.dumps(content)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
@@ -58,7 +58,7 @@ def squad_file(*questions: object) -> dict[str, object]:
 
 def test_squad_questions_become_rows_with_every_distinct_answer(tmp_path: Path) -> None:
     question = squad_question(("noon", 29), ("at noon", 26), ("noon", 29))
-    path = saved(tmp_path / "dev.json", squad_file(question, squad_question(("Visby", 13), id="q2")))
+    path = save(tmp_path / "dev.json", squad_file(question, squad_question(("Visby", 13), id="q2")))
     assert rows_of(path, "squad") == [
         {"question": "When?", "context": CONTEXT, "id": "q1", "answers": ["noon", "at noon"], "starts": [29, 26]},
         {"question": "When?", "context": CONTEXT, "id": "q2", "answers": ["Visby"], "starts": [13]},
@@ -70,7 +70,7 @@ def test_squad_questions_become_rows_with_every_distinct_answer(tmp_path: Path) 
     ("answer", "start", "repaired"),
     [("noon", 30, 29), ("noon", 36, 38), ("noon", -5, 29), ("noon", 10**9, 38), ("midnight", 29, -1)],
 )
-def test_wrong_place_is_repaired_by_the_nearest_occurrence(answer: str, start: int, repaired: int) -> None:
+def test_wrong_start_is_replaced_by_the_nearest_occurrence(answer: str, start: int, repaired: int) -> None:
     assert rows_of([squad_file(squad_question((answer, start)))], "squad")[0]["starts"] == [repaired]
 
 
@@ -84,7 +84,7 @@ def test_unanswerable_question_is_a_bad_row_and_the_next_is_read(answers: object
     assert len(locations_of(source, "squad")) == 2
 
 
-def test_hub_rows_of_squad_have_lists_side_by_side() -> None:
+def test_hub_rows_of_squad_have_parallel_lists() -> None:
     row = {"id": "7", "context": CONTEXT, "question": "Where to?", "title": "t"}
     answers = {"text": ["Visby", "to Visby"], "answer_start": [13, 10]}
     assert rows_of([row | {"answers": answers}], "squad") == [
@@ -98,7 +98,7 @@ def test_question_without_answers_key_is_read_for_prediction() -> None:
     assert rows_of([row], "squad") == [row | {"id": ""}]
 
 
-def test_flat_rows_of_our_own_pass_through() -> None:
+def test_flat_rows_pass_through() -> None:
     row = {"question": "When?", "context": CONTEXT, "id": "1", "answers": ["noon"], "starts": [29]}
     assert rows_of([row], "squad") == [row]
 
@@ -108,10 +108,10 @@ def mrqa_line(answers: list[str], detected: list[object]) -> dict[str, object]:
     return {"context": CONTEXT, "qas": [question]}
 
 
-def test_mrqa_lines_have_a_header_inclusive_ends_and_several_places(tmp_path: Path) -> None:
+def test_mrqa_lines_have_a_header_inclusive_ends_and_several_spans(tmp_path: Path) -> None:
     detected = {"text": "noon", "char_spans": [[29, 32], [38, 41]], "token_spans": [[6, 6], [9, 9]]}
     lines = [{"header": {"dataset": "toy", "split": "dev"}}, mrqa_line(["12 o'clock", "noon"], [detected])]
-    path = saved(tmp_path / "toy.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
+    path = save(tmp_path / "toy.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
     assert rows_of(path, "squad") == [
         {
             "question": "When?",
@@ -124,7 +124,7 @@ def test_mrqa_lines_have_a_header_inclusive_ends_and_several_places(tmp_path: Pa
     assert locations_of(path, "squad") == [f"{path}, line 2, question 1"]
 
 
-def test_mrqa_of_the_hub_is_read_too() -> None:
+def test_hub_rows_of_mrqa_are_read() -> None:
     detected = {"text": ["noon"], "char_spans": [{"start": [38], "end": [41]}]}
     row = {"context": CONTEXT, "question": "When?", "qid": "a1", "answers": ["noon"], "detected_answers": detected}
     assert rows_of([row], "squad")[0]["starts"] == [38]
@@ -157,7 +157,7 @@ def test_answer_given_as_text_alone_is_found_as_whole_words() -> None:
         ({"question": "When?"}, ["row 1, key 'context': got 'no such key'; expected a key of that name"]),
     ],
 )
-def test_damaged_question_names_its_place_and_key(record: object, parts: list[str]) -> None:
+def test_error_of_a_damaged_question_names_location_and_key(record: object, parts: list[str]) -> None:
     [message] = errors_of([record], "squad")
     for part in parts:
         assert part in message
@@ -190,7 +190,7 @@ def test_multirc_without_numbers_still_groups_by_question() -> None:
 
 
 @pytest.mark.parametrize(("label", "expected"), [("False", "0"), ("True", "1"), (1, "1"), (False, "0")])
-def test_multirc_of_the_hub_is_flat(label: object, expected: str) -> None:
+def test_hub_rows_of_multirc_are_flat(label: object, expected: str) -> None:
     index = {"paragraph": 0, "question": 5, "answer": 2}
     row = {"paragraph": "p", "question": "q", "answer": "a", "label": label, "idx": index}
     assert rows_of([row], "multirc") == [
@@ -225,7 +225,7 @@ def record_of(query: str, *answers: str) -> dict[str, object]:
     return {"idx": 1, "passage": {"text": NEWS, "entities": spans}, "qas": [{"query": query, "answers": given}]}
 
 
-def test_record_reads_as_t5_reads_it_with_places_in_the_new_text() -> None:
+def test_record_has_the_text_of_t5_and_starts_in_that_text() -> None:
     [row] = rows_of([record_of("@placeholder is a town.", "Bergen", "Lind", "Bergen", "Oslo")], "record")
     text = "Ana Lind runs Kiosk Nord. Lind opened it in Bergen. Bergen likes it"
     assert row == {
@@ -251,7 +251,7 @@ def test_record_without_answers_is_read_for_prediction() -> None:
     assert "answers" not in rows_of([record], "record")[0]
 
 
-def test_record_in_our_own_columns_passes_through() -> None:
+def test_flat_record_rows_pass_through() -> None:
     row = {"query": "q", "passage": "text", "entities": "Ana, Bo", "options": ["Ana", "Bo"]}
     assert rows_of([row], "record") == [row]
 
@@ -267,7 +267,7 @@ def test_record_in_our_own_columns_passes_through() -> None:
         (lambda record: record.pop("passage"), "row 1, key 'passage': got 'no such key'"),
     ],
 )
-def test_damaged_record_names_the_key(change: Callable[[Any], object], part: str) -> None:
+def test_error_of_a_damaged_record_names_the_key(change: Callable[[Any], object], part: str) -> None:
     record = record_of("q", "Lind")
     change(record)
     assert part in errors_of([record], "record")[0]
@@ -295,26 +295,26 @@ def wsc_row(text: str, pronoun: str, index: int, label: object = True) -> dict[s
         ("It is the item it was", "it", 4, "It is the item *it* was"),
     ],
 )
-def test_wsc_pronoun_alone_is_starred(text: str, pronoun: str, index: int, marked: str) -> None:
+def test_only_the_wsc_pronoun_is_marked(text: str, pronoun: str, index: int, marked: str) -> None:
     assert rows_of([wsc_row(text, pronoun, index)], "wsc") == [{"text": marked, "candidate": "Tove", "label": "true"}]
 
 
 @pytest.mark.parametrize(
     ("label", "expected"), [(True, "true"), (False, "false"), (1, "true"), (0, "false"), ("True", "true")]
 )
-def test_wsc_of_the_hub_is_flat(label: object, expected: str) -> None:
+def test_hub_rows_of_wsc_are_flat(label: object, expected: str) -> None:
     row = {"text": "Tove met him.", "span1_index": 0, "span1_text": "Tove", "span2_index": 2, "span2_text": "him"}
     assert rows_of([row | {"label": label, "idx": 4}], "wsc")[0]["label"] == expected
     assert "label" not in rows_of([row], "wsc")[0]
 
 
 @pytest.mark.parametrize(("pronoun", "index"), [("her", 2), ("him", 9), (".", 2)])
-def test_wsc_pronoun_that_is_not_there_is_a_bad_row(pronoun: str, index: int) -> None:
+def test_missing_wsc_pronoun_is_a_bad_row(pronoun: str, index: int) -> None:
     [message] = errors_of([wsc_row("Tove met him here", pronoun, index)], "wsc")
     assert message.startswith(f"row 1, key 'span2_text': got '{pronoun}'; expected a word of the text at or near word")
 
 
-def test_wsc_in_our_own_columns_passes_through() -> None:
+def test_flat_wsc_rows_pass_through() -> None:
     row = {"text": "Tove met *him*.", "candidate": "Tove"}
     assert rows_of([row], "wsc") == [row]
     assert errors_of([{"text": "Tove met him."}], "wsc")[0].startswith("row 1, key 'span2_text': got 'no such key'")
@@ -324,7 +324,7 @@ def test_wsc_in_our_own_columns_passes_through() -> None:
 
 
 def test_conll_sentences_have_spans_over_characters(tmp_path: Path) -> None:
-    path = saved(
+    path = save(
         tmp_path / "eng.train",
         "-DOCSTART- -X- O O\n\nTove NNP I-NP I-PER\nLund NNP I-NP I-PER\nleft VBD I-VP O\n\n\n"
         "Oslo NNP I-NP I-LOC\nBergen NNP I-NP B-LOC\nNord NNP I-NP I-ORG\n-DOCSTART- -X- -X- O\n. . O O",
@@ -348,19 +348,19 @@ def test_conll_sentences_have_spans_over_characters(tmp_path: Path) -> None:
         ("B-A I-B I-B B-B", [(0, 1, "A"), (2, 5, "B"), (6, 7, "B")]),
     ],
 )
-def test_both_taggings_mean_the_same_pieces(tags: str, spans: list[object]) -> None:
+def test_iob1_and_iob2_give_the_same_spans(tags: str, spans: list[object]) -> None:
     row = {"tokens": list("wxyz"), "ner_tags": tags.split()}
     assert rows_of([row], "conll") == [{"text": "w x y z", "spans": spans}]
 
 
 @pytest.mark.parametrize("name", ["toy.tsv", "toy.conll.gz", "toy", "toy.txt"])
 def test_conll_files_may_have_any_name_and_two_columns(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / name, "Caf\u00e9\u00a0Nord\tB-ORG\r\nopens\tO\r\n\r\n")
+    path = save(tmp_path / name, "Caf\u00e9\u00a0Nord\tB-ORG\r\nopens\tO\r\n\r\n")
     assert rows_of(path, "conll") == [{"text": "Caf\u00e9\u00a0Nord opens", "spans": [(0, 9, "ORG")]}]
 
 
 def test_conll_words_alone_are_read_for_prediction(tmp_path: Path) -> None:
-    assert rows_of(saved(tmp_path / "words.txt", "Tove\nleft\n\nbye\n"), "conll") == [
+    assert rows_of(save(tmp_path / "words.txt", "Tove\nleft\n\nbye\n"), "conll") == [
         {"text": "Tove left"},
         {"text": "bye"},
     ]
@@ -371,7 +371,7 @@ def test_conll_words_alone_are_read_for_prediction(tmp_path: Path) -> None:
 
 
 def test_conll_sentence_with_another_number_of_columns_is_one_bad_row(tmp_path: Path) -> None:
-    path = saved(tmp_path / "eng.testa", "a NN O O\n\nb NN O O\nc O O\nd O\n\ne NN O X\n\nf NN O O\n")
+    path = save(tmp_path / "eng.testa", "a NN O O\n\nb NN O O\nc O O\nd O\n\ne NN O X\n\nf NN O O\n")
     assert errors_of(path, "conll") == [
         f"{path}, line 4: got '3 columns'; expected 4, as in the first row; fix the sentence or remove it",
         f"{path}, line 7, tag: got 'X'; expected O, B-NAME or I-NAME; convert the tags to IOB1 or IOB2",
@@ -387,7 +387,7 @@ def test_conll_sentence_with_another_number_of_columns_is_one_bad_row(tmp_path: 
         ({"words": ["a"]}, "row 1, key 'tokens': got 'no such key'"),
     ],
 )
-def test_damaged_tag_row_is_named(row: object, part: str) -> None:
+def test_error_of_a_damaged_tag_row_names_the_key(row: object, part: str) -> None:
     assert part in errors_of([row], "conll")[0]
 
 
@@ -395,7 +395,7 @@ def test_damaged_tag_row_is_named(row: object, part: str) -> None:
 
 
 def test_semeval_blocks_give_text_relation_and_number(tmp_path: Path) -> None:
-    path = saved(
+    path = save(
         tmp_path / "TRAIN.TXT",
         '1\t"A <e1>lid</e1> of a "good" <e2>pot</e2>."\r\nComponent-Whole(e1,e2)\r\nComment: plain\r\n\r\n'
         '2\t"<e1>Rain</e1> and <e2>snow</e2>"\nOther\nComment:\n\n\n3\t"<e1>A</e1> <e2>b</e2>"\nOther\n',
@@ -409,15 +409,15 @@ def test_semeval_blocks_give_text_relation_and_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gap", ["", "\n"])
-def test_semeval_test_file_has_no_answers(tmp_path: Path, gap: str) -> None:
+def test_semeval_test_file_has_no_relations(tmp_path: Path, gap: str) -> None:
     lines = [f'{number}\t"<e1>a</e1> <e2>b{number}</e2>"\n' for number in (8, 9)]
-    rows = rows_of(saved(tmp_path / "TEST.TXT", gap.join(lines)), "semeval")
+    rows = rows_of(save(tmp_path / "TEST.TXT", gap.join(lines)), "semeval")
     assert [set(row) for row in rows] == [{"text", "id"}] * 2
 
 
-def test_damaged_semeval_blocks_are_named_and_passed_over(tmp_path: Path) -> None:
+def test_damaged_semeval_blocks_are_reported_and_skipped(tmp_path: Path) -> None:
     good = '4\t"<e1>a</e1> <e2>b</e2>"\nOther\n\n'
-    path = saved(
+    path = save(
         tmp_path / "T.TXT",
         f'Other\nComment:\n\n1\t"no entity"\nOther\n\n{good}5\t"<e1>a</e1> <e2>b</e2>"\nOther\nCause-Effect(e1,e2)\n',
     )
@@ -434,7 +434,7 @@ def test_semeval_rows_of_the_hub_and_of_tables(tmp_path: Path) -> None:
         {"text": text, "label": "Other"},
         {"text": text},
     ]
-    assert rows_of(saved(tmp_path / "t.csv", f"text,label\n{text},Other\n"), "semeval") == [
+    assert rows_of(save(tmp_path / "t.csv", f"text,label\n{text},Other\n"), "semeval") == [
         {"text": text, "label": "Other"}
     ]
     assert "</e2> exactly once" in errors_of([{"text": text.replace("</e2>", "")}], "semeval")[0]
@@ -450,8 +450,8 @@ def tacred_record(subject: tuple[int, int], object_: tuple[int, int]) -> dict[st
     return record | {"subj_type": "PERSON", "obj_type": "ORGANIZATION"}
 
 
-def test_tacred_entities_are_marked_by_their_part(tmp_path: Path) -> None:
-    path = saved(tmp_path / "train.json", [tacred_record((0, 1), (4, 4)), tacred_record((4, 4), (0, 1))])
+def test_tacred_subject_and_object_are_marked(tmp_path: Path) -> None:
+    path = save(tmp_path / "train.json", [tacred_record((0, 1), (4, 4)), tacred_record((4, 4), (0, 1))])
     assert rows_of(path, "tacred") == [
         {
             "text": f"<{first}>Tove Lund</{first}> works for <{second}>Nord</{second}> .",
@@ -467,7 +467,7 @@ def test_tacred_entities_are_marked_by_their_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("subject", "object_"), [((0, 1), (1, 2)), ((0, 6), (4, 4)), ((1, 0), (4, 4)), ((-1, 0), (4, 4))]
 )
-def test_tacred_entities_outside_the_text_or_one_over_the_other_are_bad(subject: Any, object_: Any) -> None:
+def test_tacred_entities_outside_the_text_or_overlapping_are_bad_rows(subject: Any, object_: Any) -> None:
     assert "words among 0 to 5" in errors_of([tacred_record(subject, object_)], "tacred")[0]
 
 
@@ -493,7 +493,7 @@ ARTICLE = {
 
 @pytest.mark.parametrize("name", ["1.txt", "1.json", "1.txt.gz"])
 def test_race_article_files_hold_json(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / name, ARTICLE)
+    path = save(tmp_path / name, ARTICLE)
     first, second = rows_of(path, "race")
     assert first == {
         "article": "Tove sells tea.",
@@ -508,7 +508,7 @@ def test_race_article_files_hold_json(tmp_path: Path, name: str) -> None:
     assert locations_of(path, "race")[1] == f"{path}, question 2"
 
 
-def test_race_rows_of_the_hub_and_our_own() -> None:
+def test_hub_rows_and_flat_rows_of_race_are_read() -> None:
     row = {"example_id": "m1", "article": "a", "question": "q", "options": list("wxyz"), "answer": "D"}
     [flat] = rows_of([row], "race")
     assert (flat["option_d"], flat["label"]) == ("z", "D")
@@ -547,7 +547,7 @@ def test_damaged_race_question_leaves_the_others() -> None:
         {"passage": {"questions": [{}]}},
     ],
 )
-def test_no_record_breaks_a_format(name: str, record: dict[str, object]) -> None:
+def test_formats_never_crash_on_a_record(name: str, record: dict[str, object]) -> None:
     for location, row in read_rows([record], name):
         assert location.startswith("row 1")
         assert isinstance(row, DataError) or row == record

@@ -64,7 +64,7 @@ def test_labels_are_the_declared_ones_and_roughly_balanced(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_label_has_words_of_its_own_and_a_description(name: str) -> None:
+def test_every_label_has_distinct_words_and_a_description(name: str) -> None:
     task = library_task(name)
     assert len(set(task.label_words)) == len(task.labels)
     assert all(label.words and label.description for label in task.labels.values())

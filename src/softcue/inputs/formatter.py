@@ -14,7 +14,7 @@ from softcue.types import BackboneKind, Example, TokenizedRow
 # The unit whose character span is the offset of a token: the token itself, or the word that it begins.
 OffsetUnit = Literal["token", "word"]
 InsertAt = Literal["front", "start", "first-end", "second-start", "end", "appended"]
-# The positions of IDPG's figure 7, counted from 0 as in the paper.
+# The positions of IDPG's figure 7, counted from 0 as its authors do.
 NUMBERED_PLACES: tuple[InsertAt, ...] = ("start", "first-end", "second-start", "end", "appended")
 
 # Marks for a decoder where the text ends and the target begins. The other kinds read text and target separately.
