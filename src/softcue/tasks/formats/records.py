@@ -96,7 +96,7 @@ def text_list(location: str, record: Record, key: str) -> list[str]:
 
 
 def attempt(location: str, make: Callable[..., Record], *arguments: object) -> Row:
-    """Make a row, or return its error, so that reading goes on with the next row.
+    """Make a row, or return its error, so that the next row is still read.
 
     Example:
         >>> attempt("row 1", lambda location, text: {"text": text}, "hello")
