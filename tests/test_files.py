@@ -19,7 +19,7 @@ from softcue.files import folder_is_whole, sha256, tensor_bytes, write_folder_wh
 FILES = {"state.json": b'{"step": 3}', "state.safetensors": bytes(range(256)) * 40}
 
 
-def test_write_whole_replaces_the_whole_content(tmp_path: Path) -> None:
+def test_write_replaces_the_whole_content(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
     write_whole(path, b"a long first version")
     write_whole(path, b"short")
@@ -42,7 +42,7 @@ def test_failed_write_keeps_the_old_content_and_no_temporary(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-def test_files_get_the_mode_the_umask_asks_for(tmp_path: Path, umask: int) -> None:
+def test_files_get_the_mode_of_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         write_whole(tmp_path / "note.txt", b"text")
@@ -51,7 +51,7 @@ def test_files_get_the_mode_the_umask_asks_for(tmp_path: Path, umask: int) -> No
     assert stat.S_IMODE((tmp_path / "note.txt").stat().st_mode) == 0o666 & ~umask
 
 
-def test_sha256_of_a_file_of_several_pieces(tmp_path: Path) -> None:
+def test_sha256_of_a_file_of_several_chunks(tmp_path: Path) -> None:
     import hashlib
 
     data = random.Random(0).randbytes((1 << 20) + 17)
@@ -60,35 +60,35 @@ def test_sha256_of_a_file_of_several_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"scores": [1.0, float("-inf")]}])
-def test_json_without_a_meaning_is_refused_and_nothing_written(tmp_path: Path, value: object) -> None:
+def test_nan_and_infinity_are_errors_and_nothing_is_written(tmp_path: Path, value: object) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(tmp_path / "scores.json", value)
     assert not list(tmp_path.iterdir())
 
 
-def test_json_keeps_key_order_and_letters(tmp_path: Path) -> None:
+def test_json_keeps_key_order_and_unicode(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"z": "Größe", "a": 0.1})
     text = (tmp_path / "a.json").read_text("utf-8")
     assert "Größe" in text
     assert list(json.loads(text)) == ["z", "a"]
 
 
-def test_tensor_bytes_do_not_depend_on_the_order_of_the_dictionary() -> None:
+def test_serialized_tensors_do_not_depend_on_the_order_of_the_dictionary() -> None:
     tensors = {"b": torch.randn(3, 2), "a": torch.arange(4), "c": torch.ones((), dtype=torch.bfloat16)}
     assert tensor_bytes(tensors) == tensor_bytes(dict(reversed(tensors.items())))
 
 
-def test_tensors_that_share_memory_or_lie_across_it_are_written_each() -> None:
+def test_tensors_that_share_memory_or_are_transposed_are_all_written() -> None:
     from safetensors.torch import load
 
     whole = torch.arange(12.0).reshape(3, 4)
-    found = load(tensor_bytes({"one": whole, "same": whole, "part": whole[1:], "across": whole.T}))
-    assert torch.equal(found["same"], whole)
-    assert torch.equal(found["part"], whole[1:])
-    assert torch.equal(found["across"], whole.T)
+    loaded = load(tensor_bytes({"one": whole, "same": whole, "part": whole[1:], "across": whole.T}))
+    assert torch.equal(loaded["same"], whole)
+    assert torch.equal(loaded["part"], whole[1:])
+    assert torch.equal(loaded["across"], whole.T)
 
 
-def test_folder_written_whole_counts_as_whole(tmp_path: Path) -> None:
+def test_written_folder_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "step"
     write_folder_whole(folder, FILES)
     assert folder_is_whole(folder)
@@ -99,7 +99,7 @@ def test_folder_written_whole_counts_as_whole(tmp_path: Path) -> None:
 def test_folder_is_replaced_with_all_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "step"
     write_folder_whole(folder, {"old": b"1", "both": b"2"})
-    (tmp_path / "step.partial").mkdir()  # what a killed writer left
+    (tmp_path / "step.partial").mkdir()  # left by a killed writer
     (tmp_path / "step.partial" / "junk").write_bytes(b"x")
     write_folder_whole(folder, {"both": b"3"})
     assert {file.name for file in folder.iterdir()} == {"both", "manifest.json"}
@@ -139,13 +139,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damaged_folder_does_not_count_as_whole(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_damaged_folder_is_not_complete(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     write_folder_whole(tmp_path / "step", FILES)
     damage(tmp_path / "step")
     assert not folder_is_whole(tmp_path / "step")
 
 
-def test_folder_that_is_not_there_or_is_a_file_is_not_whole(tmp_path: Path) -> None:
+def test_missing_folder_and_file_are_not_complete_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert not folder_is_whole(tmp_path / "none")
     assert not folder_is_whole(tmp_path / "file")
@@ -154,20 +154,20 @@ def test_folder_that_is_not_there_or_is_a_file_is_not_whole(tmp_path: Path) -> N
 WRITER = """
 import sys
 from pathlib import Path
-from softcue.files import write_folder_whole
+from softcue.files import WRITE
 round = 0
 while True:
     round += 1
     same = bytes([round % 251]) * 300_000
-    write_folder_whole(Path(sys.argv[1]) / f"step-{round % 3}", {"a": same, "b": same, "c": same[:1]})
+    WRITE(Path(sys.argv[1]) / f"step-{round % 3}", {"a": same, "b": same, "c": same[:1]})
     if round == 1:
         print("ready", flush=True)
-"""
+""".replace("WRITE", write_folder_whole.__name__)
 
 
-def test_killed_writer_never_leaves_a_half_folder_that_counts_as_whole(tmp_path: Path) -> None:
+def test_killed_writer_never_leaves_a_partial_folder_that_counts_as_complete(tmp_path: Path) -> None:
     waits = random.Random(5)
-    num_whole = 0
+    num_complete = 0
     for _ in range(6):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
@@ -176,8 +176,8 @@ def test_killed_writer_never_leaves_a_half_folder_that_counts_as_whole(tmp_path:
             writer.send_signal(signal.SIGKILL)
         for folder in tmp_path.iterdir():
             if folder_is_whole(folder):
-                num_whole += 1
+                num_complete += 1
                 contents = {(folder / name).read_bytes()[:1] for name in "abc"}
                 assert len(contents) == 1
                 assert [(folder / name).stat().st_size for name in "abc"] == [300_000, 300_000, 1]
-    assert num_whole >= 6
+    assert num_complete >= 6

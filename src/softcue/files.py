@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, whatever kills the process in between."""
+"""Atomic writes: a file or folder is complete or absent, even if the process is killed while it writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPORARY_SUFFIX = ".partial"
 
 @contextmanager
 def writable(setting: str, path: Path) -> Iterator[None]:
-    """What the system refuses to write becomes one clear line."""
+    """Turn an OSError of the body into a RunError that names the setting and the path."""
     try:
         yield
     except OSError as error:
@@ -32,7 +32,9 @@ def writable(setting: str, path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a file, in one piece or in many, through a temporary name, fsync and rename, then fsync its folder.
+    """Write a file atomically: to a temporary name, fsync, rename, then fsync the folder.
+
+    `data` is the content, or an iterable of its chunks.
 
     Example:
         >>> import tempfile
@@ -44,8 +46,8 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as handle:
-            for piece in (data,) if isinstance(data, bytes) else data:
-                handle.write(piece)
+            for chunk in (data,) if isinstance(data, bytes) else data:
+                handle.write(chunk)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
@@ -56,31 +58,31 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as indented, key-ordered-as-given JSON; NaN is refused because JSON has none."""
+    """Write a value as indented JSON with its keys in the given order. NaN raises ValueError, because JSON has none."""
     write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors in the safetensors format, in a fixed order, so equal tensors give equal bytes."""
+    """Serialize tensors in the safetensors format, in a fixed order: equal tensors give equal bytes."""
     from safetensors.torch import save
     from torch import contiguous_format
 
-    # Cloned: safetensors refuses tensors that share memory, and a run's best numbers may be its current ones.
-    found = {name: tensors[name].detach().cpu() for name in sorted(tensors)}
-    return bytes(save({name: value.clone(memory_format=contiguous_format) for name, value in found.items()}))
+    # Cloned: safetensors rejects tensors that share memory, and the best parameters of a run may be its current ones.
+    on_cpu = {name: tensors[name].detach().cpu() for name in sorted(tensors)}
+    return bytes(save({name: value.clone(memory_format=contiguous_format) for name, value in on_cpu.items()}))
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's content, read in pieces."""
+    """The SHA-256 of a file as hexadecimal text; the file is read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as handle:
-        while piece := handle.read(1 << 20):
-            digest.update(piece)
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
+    """Fsync a folder, so that renames inside it survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -89,9 +91,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_folder_whole(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write several files as one folder that appears at once, with a manifest of their hashes.
+    """Write a folder of files atomically, with a manifest of their SHA-256 digests.
 
-    The folder is filled under a temporary name and renamed last, so a reader sees all of it or nothing.
+    The folder is filled under a temporary name and renamed last: a reader sees the complete folder or none.
     """
     temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
     remove(temporary)
@@ -106,7 +108,7 @@ def write_folder_whole(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a file, if it is there."""
+    """Remove a folder or a file, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -114,7 +116,7 @@ def remove(path: Path) -> None:
 
 
 def folder_is_whole(folder: Path) -> bool:
-    """Whether every file named by the folder's manifest is there with the recorded content."""
+    """Whether all files of the folder's manifest exist with the recorded digests."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         return bool(manifest) and all(sha256(folder / name) == digest for name, digest in manifest.items())
@@ -123,5 +125,5 @@ def folder_is_whole(folder: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where fetched backbones are kept: SOFTCUE_HOME, else ~/.cache/softcue."""
+    """The folder of downloaded backbones and caches: SOFTCUE_HOME, else ~/.cache/softcue."""
     return Path(os.environ.get("SOFTCUE_HOME") or Path.home() / ".cache" / "softcue").expanduser()

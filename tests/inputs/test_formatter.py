@@ -8,13 +8,13 @@ from tiny import DECODERS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import by_length, collate
-from softcue.inputs.formatter import ANSWER_CUE, InputFormatter, InsertAt, Kind, answer_tokens
+from softcue.inputs.formatter import ANSWER_CUE, InputFormatter, InsertAt, answer_tokens
 from softcue.tasks import Task
-from softcue.types import Example, TokenizedRow
+from softcue.types import BackboneKind, Example, TokenizedRow
 
 ONE = Task(name="one")
 TWO = Task(name="two", text=("first", "second"))
-KINDS: dict[str, Kind] = {"bert": "encoder", "t5": "encoder-decoder", "gpt2": "decoder", "opt": "decoder"}
+KINDS: dict[str, BackboneKind] = {"bert": "encoder", "t5": "encoder-decoder", "gpt2": "decoder", "opt": "decoder"}
 PAD, END, BEGIN, UNKNOWN, MASK = range(5)  # tests/tiny.py's special tokens
 LONG = "Please send the invoice for the new badge reader to our office in the north of town. " * 4
 
@@ -23,8 +23,8 @@ def formatter(model_type: str, limit: int = 96, task: Task = ONE, **settings: An
     return InputFormatter(task, tiny_tokenizer(model_type), KINDS[model_type], limit, **settings)
 
 
-def text_of(found: InputFormatter, tokens: TokenizedRow) -> str:
-    return str(found.tokenizer.decode(tokens.ids, skip_special_tokens=True))
+def text_of(converter: InputFormatter, tokens: TokenizedRow) -> str:
+    return str(converter.tokenizer.decode(tokens.ids, skip_special_tokens=True))
 
 
 def plain_ids(model_type: str, text: str) -> list[int]:
@@ -32,16 +32,16 @@ def plain_ids(model_type: str, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_short_text_is_left_alone(model_type: str) -> None:
-    found = formatter(model_type).source(Example(("hello there",)))
+def test_short_text_is_not_changed(model_type: str) -> None:
+    row = formatter(model_type).source(Example(("hello there",)))
     frame = {"bert": ([BEGIN], [END]), "t5": ([], [END]), "gpt2": ([], []), "opt": ([BEGIN], [])}[model_type]
-    assert list(found.ids) == [*frame[0], *plain_ids(model_type, "hello there"), *frame[1]]
-    assert not found.is_truncated
-    assert (found.segments is not None) == (model_type == "bert")
+    assert list(row.ids) == [*frame[0], *plain_ids(model_type, "hello there"), *frame[1]]
+    assert not row.is_truncated
+    assert (row.segments is not None) == (model_type == "bert")
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_text_of_exactly_the_limit_is_not_cut(model_type: str) -> None:
+def test_text_of_exactly_the_limit_is_not_truncated(model_type: str) -> None:
     whole = formatter(model_type, limit=10_000).source(Example((LONG,)))
     exact = formatter(model_type, limit=len(whole.ids)).source(Example((LONG,)))
     shorter = formatter(model_type, limit=len(whole.ids) - 1).source(Example((LONG,)))
@@ -52,99 +52,99 @@ def test_text_of_exactly_the_limit_is_not_cut(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", KINDS)
 @pytest.mark.parametrize("limit", [12, 13, 30, 31])
-def test_cut_text_fills_the_limit_and_keeps_its_beginning(model_type: str, limit: int) -> None:
-    words = formatter(model_type, limit)
-    found = words.source(Example((LONG,)))
-    assert found.is_truncated
-    assert limit - 2 <= len(found.ids) <= limit
-    assert LONG.startswith(text_of(words, found))
-    assert found.segments is None or len(found.segments) == len(found.ids)
+def test_truncated_text_fills_the_limit_and_keeps_its_beginning(model_type: str, limit: int) -> None:
+    converter = formatter(model_type, limit)
+    row = converter.source(Example((LONG,)))
+    assert row.is_truncated
+    assert limit - 2 <= len(row.ids) <= limit
+    assert LONG.startswith(text_of(converter, row))
+    assert row.segments is None or len(row.segments) == len(row.ids)
 
 
 @pytest.mark.parametrize("limit", [8, 20, 50])
-def test_cut_keeps_suffix_and_special_tokens_of_an_encoder(limit: int) -> None:
-    found = formatter("bert", limit, suffix=" <mask>").source(Example((LONG,)))
-    assert len(found.ids) <= limit
-    assert found.ids[0] == BEGIN
-    assert found.ids[-2:] == (MASK, END)
-    assert found.is_truncated
+def test_truncation_keeps_suffix_and_special_tokens_of_an_encoder(limit: int) -> None:
+    row = formatter("bert", limit, suffix=" <mask>").source(Example((LONG,)))
+    assert len(row.ids) <= limit
+    assert row.ids[0] == BEGIN
+    assert row.ids[-2:] == (MASK, END)
+    assert row.is_truncated
 
 
-def test_cut_keeps_the_end_token_of_an_encoder_decoder() -> None:
-    found = formatter("t5", 20, suffix=" topic:").source(Example((LONG,)))
+def test_truncation_keeps_the_end_token_of_an_encoder_decoder() -> None:
+    row = formatter("t5", 20, suffix=" topic:").source(Example((LONG,)))
     suffix = plain_ids("t5", " topic:")
-    assert list(found.ids[-len(suffix) - 1 :]) == [*suffix, END]
+    assert list(row.ids[-len(suffix) - 1 :]) == [*suffix, END]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "opt"])
-def test_cut_keeps_the_place_of_the_answer_of_a_decoder(model_type: str) -> None:
-    cue = plain_ids(model_type, ANSWER_CUE)
+def test_truncation_keeps_the_answer_prefix_of_a_decoder(model_type: str) -> None:
+    prefix = plain_ids(model_type, ANSWER_CUE)
     for text in (LONG, "short"):
-        found = formatter(model_type, 30, writes_answer=True).source(Example((text,)))
-        assert list(found.ids[-len(cue) :]) == cue
-        assert (found.ids[0] == BEGIN) == (model_type == "opt")
+        row = formatter(model_type, 30, writes_answer=True).source(Example((text,)))
+        assert list(row.ids[-len(prefix) :]) == prefix
+        assert (row.ids[0] == BEGIN) == (model_type == "opt")
 
 
-def test_decoder_without_an_answer_gets_no_cue() -> None:
+def test_decoder_that_generates_no_target_gets_no_answer_prefix() -> None:
     assert list(formatter("gpt2").source(Example(("hi",))).ids) == plain_ids("gpt2", "hi")
 
 
 def test_decoder_source_never_ends_with_the_end_token() -> None:
     tokenizer = tiny_tokenizer("t5")  # adds </s>, as some decoders' tokenizers do
-    found = InputFormatter(ONE, tokenizer, "decoder", 96).source(Example(("hi there",)))
-    assert END not in found.ids
+    row = InputFormatter(ONE, tokenizer, "decoder", 96).source(Example(("hi there",)))
+    assert END not in row.ids
 
 
-def test_the_longest_of_two_texts_is_cut() -> None:
+def test_longest_of_two_texts_is_truncated() -> None:
     short = "a short one"
-    words = formatter("bert", 40, task=TWO)
+    converter = formatter("bert", 40, task=TWO)
     for texts in ((LONG, short), (short, LONG)):
-        found = words.source(Example(texts))
-        assert len(found.ids) <= 40
-        kept = _between_ends(found.ids)
+        row = converter.source(Example(texts))
+        assert len(row.ids) <= 40
+        kept = _between_ends(row.ids)
         assert kept[texts.index(short)] == plain_ids("bert", short)
-        assert found.is_truncated
+        assert row.is_truncated
 
 
-def test_two_long_texts_share_the_cut() -> None:
+def test_two_long_texts_are_truncated_alike() -> None:
     first, second = _between_ends(formatter("bert", 43, task=TWO).source(Example((LONG, LONG))).ids)
     assert abs(len(first) - len(second)) <= 2
     assert len(first) + len(second) >= 38
 
 
 def test_two_texts_of_an_encoder_have_two_segments() -> None:
-    found = formatter("bert", task=TWO, suffix=" <mask>").source(Example(("one", "two")))
+    row = formatter("bert", task=TWO, suffix=" <mask>").source(Example(("one", "two")))
     first, second = len(plain_ids("bert", "one")), len(plain_ids("bert", "two <mask>"))
-    assert found.segments == (0,) * (first + 2) + (1,) * (second + 1)
-    assert found.ids[-2:] == (MASK, END)
+    assert row.segments == (0,) * (first + 2) + (1,) * (second + 1)
+    assert row.ids[-2:] == (MASK, END)
 
 
 @pytest.mark.parametrize("model_type", ["t5", "gpt2"])
-def test_cut_keeps_the_template_around_two_texts(model_type: str) -> None:
+def test_truncation_keeps_the_template_around_two_texts(model_type: str) -> None:
     task = Task(name="t", text=("a", "b"), template="Q: {a} A: {b} same?")
-    words = formatter(model_type, 40, task=task)
-    found = words.source(Example((LONG, "ok")))
-    assert len(found.ids) <= 40
-    assert text_of(words, found).startswith("Q: Please")
-    assert text_of(words, found).endswith(" A: ok same?")
+    converter = formatter(model_type, 40, task=task)
+    row = converter.source(Example((LONG, "ok")))
+    assert len(row.ids) <= 40
+    assert text_of(converter, row).startswith("Q: Please")
+    assert text_of(converter, row).endswith(" A: ok same?")
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("model_type", KINDS)
 @pytest.mark.parametrize("text", ["🙂" * 30, "late " + "🙂👍🏽" * 20, "日本語の文章です。" * 10, "é" * 60])
-def test_characters_of_several_pieces_are_never_halved(model_type: str, text: str) -> None:
+def test_characters_of_several_tokens_are_never_split(model_type: str, text: str) -> None:
     for limit in range(12, 20):
-        words = formatter(model_type, limit)
-        found = words.source(Example((text,)))
-        assert len(found.ids) <= limit
-        assert text.startswith(text_of(words, found))
+        converter = formatter(model_type, limit)
+        row = converter.source(Example((text,)))
+        assert len(row.ids) <= limit
+        assert text.startswith(text_of(converter, row))
 
 
 @pytest.mark.parametrize(
     ("limit", "text", "settings"),
     [(2, LONG, {}), (3, LONG, {"suffix": " <mask>"}), (4, LONG, {"task": TWO}), (4, "🙂🙂", {})],
 )
-def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings: dict[str, Any]) -> None:
+def test_limit_without_room_for_text_is_an_error(limit: int, text: str, settings: dict[str, Any]) -> None:
     texts = (text,) * len(settings.get("task", ONE).text)
     with pytest.raises(ConfigurationError) as caught:
         formatter("bert", limit, **settings).source(Example(texts))
@@ -154,7 +154,7 @@ def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "insert_at", "place"),
+    ("model_type", "insert_at", "index"),
     [
         ("bert", "front", 0),
         ("bert", "start", 1),
@@ -170,33 +170,33 @@ def test_limit_without_room_for_text_is_refused(limit: int, text: str, settings:
         ("opt", "end", 0),
     ],
 )
-def test_prompt_goes_beside_the_special_tokens(model_type: str, insert_at: InsertAt, place: int) -> None:
-    found = formatter(model_type, insert_at=insert_at).source(Example(("hello there",)))
+def test_prompt_goes_next_to_the_special_tokens(model_type: str, insert_at: InsertAt, index: int) -> None:
+    row = formatter(model_type, insert_at=insert_at).source(Example(("hello there",)))
     from_the_end = insert_at == "end"
-    assert found.insert_at == (len(found.ids) + place if from_the_end else place)
+    assert row.insert_at == (len(row.ids) + index if from_the_end else index)
 
 
 def test_prompt_at_the_end_comes_before_the_mask() -> None:
-    found = formatter("bert", insert_at="end", suffix=" <mask>").source(Example(("hi",)))
-    assert found.ids[found.insert_at :] == (MASK, END)
+    row = formatter("bert", insert_at="end", suffix=" <mask>").source(Example(("hi",)))
+    assert row.ids[row.insert_at :] == (MASK, END)
 
 
 def test_unknown_words_count_as_text() -> None:
-    found = [formatter("t5", insert_at=place).source(Example(("<unk> hi <unk>",))) for place in ("start", "end")]
-    assert found[0].ids[0] == found[0].ids[-2] == UNKNOWN
-    assert [tokens.insert_at for tokens in found] == [0, len(found[1].ids) - 1]
+    rows = [formatter("t5", insert_at=insert_at).source(Example(("<unk> hi <unk>",))) for insert_at in ("start", "end")]
+    assert rows[0].ids[0] == rows[0].ids[-2] == UNKNOWN
+    assert [row.insert_at for row in rows] == [0, len(rows[1].ids) - 1]
 
 
 def test_leading_token_that_also_means_unknown_counts_as_special() -> None:
     tokenizer = tiny_tokenizer("opt")
     tokenizer.unk_token = "<s>"
-    found = InputFormatter(ONE, tokenizer, "decoder", 96).source(Example(("hi",)))
-    assert found.insert_at == 1
+    row = InputFormatter(ONE, tokenizer, "decoder", 96).source(Example(("hi",)))
+    assert row.insert_at == 1
 
 
 @pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.parametrize("words", ["billing", "not at all", "é", "3", "UPPER, case!"])
-def test_answer_of_a_decoder_is_what_follows_a_real_source(model_type: str, words: str) -> None:
+def test_target_tokens_of_a_decoder_continue_a_real_source(model_type: str, words: str) -> None:
     tokenizer = tiny_tokenizer(model_type)
     source = InputFormatter(ONE, tokenizer, "decoder", 96, writes_answer=True).source(Example(("Where is it?",)))
     together = tuple(tokenizer(f"Where is it?{ANSWER_CUE} {words}")["input_ids"])
@@ -204,12 +204,12 @@ def test_answer_of_a_decoder_is_what_follows_a_real_source(model_type: str, word
 
 
 @pytest.mark.parametrize(("model_type", "begin"), [("t5", ()), ("bart", (BEGIN,))])
-def test_answer_of_an_encoder_decoder_ends_once(model_type: str, begin: tuple[int, ...]) -> None:
-    found = answer_tokens(tiny_tokenizer(model_type), "encoder-decoder", "billing")
-    assert found == (*begin, *plain_ids(model_type, "billing"), END)
+def test_target_of_an_encoder_decoder_has_one_end_token(model_type: str, begin: tuple[int, ...]) -> None:
+    ids = answer_tokens(tiny_tokenizer(model_type), "encoder-decoder", "billing")
+    assert ids == (*begin, *plain_ids(model_type, "billing"), END)
 
 
-def test_answer_is_closed_where_the_tokenizer_does_not() -> None:
+def test_target_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
     assert answer_tokens(tiny_tokenizer("gpt2"), "encoder-decoder", "hi") == (*plain_ids("gpt2", "hi"), END)
 
 
@@ -232,7 +232,7 @@ def test_collate_pads_the_source_on_the_left_and_the_target_on_the_right() -> No
     batch = collate(ROWS, pad_id=3, side="left")
     assert batch.ids.tolist() == [[5, 6, 7], [3, 3, 8]]
     assert batch.mask.tolist() == [[True, True, True], [False, False, True]]
-    assert batch.insert_at.tolist() == [1, 0]  # counted in the row's own tokens
+    assert batch.insert_at.tolist() == [1, 0]  # counted in the tokens of the row, without padding
     assert batch.target_ids.tolist() == [[9, 3], [9, 10]]
     assert batch.target_mask.tolist() == [[True, False], [True, True]]
 
@@ -262,7 +262,7 @@ def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) ->
     assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
 
 
-def test_no_rows_make_no_batches() -> None:
+def test_no_rows_give_no_batches() -> None:
     assert by_length([], 4, max_tokens=0) == []
 
 

@@ -1,4 +1,4 @@
-"""Tokens kept on disk are the tokens that would be made, and nothing but the texts and their wording decides."""
+"""Cached rows equal newly tokenized rows; the texts and the settings of the formatter decide the cache file."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ MARKED = [Example((f"rain in Oslo {number}",), spans=(Span(8, 12, "LOC"),), offs
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(token_cache, "WORTH_KEEPING", 10)
+    monkeypatch.setattr(token_cache, "MIN_CACHED_ROWS", 10)
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
     return tmp_path / "tokens"
 
 
-def made(model: TaskModel, examples: list[Example]) -> list[object]:
+def tokenize(model: TaskModel, examples: list[Example]) -> list[object]:
     return [model.formatter.source(example) for example in examples]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "t5", "gpt2"])
 @pytest.mark.parametrize(("task", "examples"), [(TASK, ONE), (PAIRS, TWO), (NER, MARKED)])
-def test_tokens_read_again_are_those_that_were_made(
+def test_cached_rows_equal_newly_tokenized_rows(
     family: str, task: Task, examples: list[Example], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if family == "gpt2" and task is NER:
         pytest.skip("96 tokens hold no room for a list of spans")
     model = make_model(tiny(family), task=task)
-    expected = made(model, examples)
+    expected = tokenize(model, examples)
     assert token_cache.token_rows(model.formatter, "digest", examples) == expected
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.setattr(InputFormatter, "source", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(InputFormatter, "source", lambda *_: pytest.fail("tokenized again"))
     assert token_cache.token_rows(model.formatter, "digest", examples) == expected
 
 
-def test_everything_that_tokens_depend_on_gives_a_file_of_its_own(folder: Path) -> None:
+def test_every_setting_that_changes_tokens_changes_the_cache_file(folder: Path) -> None:
     formatter = make_model(tiny("bert"), task=PAIRS).formatter
-    worded = PAIRS.model_copy(update={"sentences": ("{second}", "{first}")})
+    swapped = PAIRS.model_copy(update={"sentences": ("{second}", "{first}")})
     variants = [
         formatter,
         replace(formatter, limit=20),
         replace(formatter, insert_at="end"),
         replace(formatter, suffix=" x"),
-        replace(formatter, places="pieces"),
-        replace(formatter, places="words"),
-        replace(formatter, task=worded),
+        replace(formatter, offset_unit="token"),
+        replace(formatter, offset_unit="word"),
+        replace(formatter, task=swapped),
     ]
     for variant in variants:
         assert token_cache.token_rows(variant, "a", TWO) == [variant.source(example) for example in TWO]
@@ -68,16 +68,16 @@ def test_everything_that_tokens_depend_on_gives_a_file_of_its_own(folder: Path) 
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense" * 100, None])
-def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> None:
+def test_damaged_cache_file_is_replaced(folder: Path, damage: bytes | None) -> None:
     model = make_model(tiny("bert"))
     token_cache.token_rows(model.formatter, "a", ONE)
     [path] = folder.iterdir()
     path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
-    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
-    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
+    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
 
 
-def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formatter = make_model(tiny("bert")).formatter
     names = []
     for number in range(3):
@@ -92,30 +92,41 @@ def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.
     assert [path.exists() for path in names] == [True, False, True]
 
 
-def test_a_folder_that_cannot_be_written_costs_no_more_than_time(folder: Path) -> None:
+def test_unwritable_cache_folder_does_not_stop_the_run(folder: Path) -> None:
     folder.write_text("a file in the way")
     model = make_model(tiny("bert"))
-    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
 
 
-def test_few_rows_are_not_kept(folder: Path) -> None:
+def test_few_rows_are_not_cached(folder: Path) -> None:
     model = make_model(tiny("bert"))
     token_cache.token_rows(model.formatter, "a", ONE[:9])
     assert not folder.exists()
 
 
-def test_nothing_is_kept_where_the_cache_is_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_turns_the_cache_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     model = make_model(tiny("bert"))
-    assert token_cache.token_rows(model.formatter, "a", ONE) == made(model, ONE)
+    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
     assert not folder.exists()
 
 
-def test_models_that_share_their_pieces_do_not_share_tokens(folder: Path) -> None:
+def test_argument_turns_the_cache_off(folder: Path) -> None:
+    model = make_model(tiny("bert"))
+    assert token_cache.token_rows(model.formatter, "a", ONE, use_disk_cache=False) == tokenize(model, ONE)
+    assert not folder.exists()
+    token_cache.token_rows(model.formatter, "a", ONE)
+    [path] = folder.iterdir()
+    path.write_bytes(b"damaged")
+    token_cache.token_rows(model.formatter, "a", ONE, use_disk_cache=False)
+    assert path.read_bytes() == b"damaged"  # neither read nor replaced
+
+
+def test_models_with_the_same_vocabulary_do_not_share_cache_files(folder: Path) -> None:
     bert, distilbert = tiny("bert"), tiny("distilbert")
     assert bert.fingerprint.tokenizer == distilbert.fingerprint.tokenizer
     models = [make_model(backbone, task=PAIRS) for backbone in (distilbert, bert)]
     examples = [Example(("one text", f"another {number}")) for number in range(20)]
-    found = [token_cache.token_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models]
-    assert [own[0].segments is None for own in found] == [True, False]
+    rows_by_model = [token_cache.token_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models]
+    assert [rows[0].segments is None for rows in rows_by_model] == [True, False]
     assert len(list(folder.iterdir())) == 2

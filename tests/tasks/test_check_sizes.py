@@ -8,7 +8,7 @@ import pytest
 
 from softcue.errors import DataError
 from softcue.tasks import Label, Task
-from softcue.tasks.check_sizes import Checked, check, unclaimed
+from softcue.tasks.check_sizes import Checked, check, unclaimed_files
 from softcue.tasks.task import Published
 
 TWO = Published(rows=2, labels={"a": 1, "b": 1})
@@ -35,22 +35,22 @@ def rows(*labels: str) -> str:
 
 
 def only(folder: Path, task: Task) -> Checked:
-    (found,) = check(folder, [task])
-    return found
+    (result,) = check(folder, [task])
+    return result
 
 
-def test_the_published_rows_are_equal(tmp_path: Path) -> None:
+def test_published_rows_have_status_equal(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b", "a"))
     assert only(tmp_path, toy()) == Checked("toy", "equal", "train", ("toy/train.csv",), 3, {"a": 2, "b": 1})
 
 
-def test_a_known_extract_is_a_part(tmp_path: Path) -> None:
+def test_known_extract_has_status_part(tmp_path: Path) -> None:
     write(tmp_path, "toy/few.csv", rows("a", "b"))
-    found = only(tmp_path, toy(TWO))
-    assert (found.status, found.is_wrong, found.note) == ("part of 3", False, "")
+    result = only(tmp_path, toy(TWO))
+    assert (result.status, result.is_wrong, result.note) == ("part of 3", False, "")
 
 
-def test_all_rows_under_the_name_of_an_extract_are_equal(tmp_path: Path) -> None:
+def test_complete_split_under_the_name_of_an_extract_has_status_equal(tmp_path: Path) -> None:
     write(tmp_path, "toy/few.csv", rows("a", "b", "a"))
     assert only(tmp_path, toy(TWO)).status == "equal"
 
@@ -63,63 +63,63 @@ def test_all_rows_under_the_name_of_an_extract_are_equal(tmp_path: Path) -> None
         (["a", "b", "a", "a"], "4 rows instead of 3, a: 3 instead of 2"),
     ],
 )
-def test_what_differs_is_told(labels: list[str], note: str, tmp_path: Path) -> None:
+def test_note_lists_the_differences(labels: list[str], note: str, tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows(*labels))
-    found = only(tmp_path, toy(TWO))
-    assert (found.status, found.is_wrong, found.note) == ("differs", True, note)
+    result = only(tmp_path, toy(TWO))
+    assert (result.status, result.is_wrong, result.note) == ("differs", True, note)
 
 
-def test_an_extract_with_other_figures_differs(tmp_path: Path) -> None:
+def test_extract_with_other_sizes_differs(tmp_path: Path) -> None:
     write(tmp_path, "toy/few.csv", rows("b", "b"))
     assert only(tmp_path, toy(TWO)).note == "a: 0 instead of 1, b: 2 instead of 1"
 
 
-def test_rows_without_text_are_not_counted_but_told(tmp_path: Path) -> None:
+def test_rows_without_text_are_not_counted_but_reported(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b") + " ,a\n")
-    found = only(tmp_path, toy())
-    assert found.status == "differs"
-    assert "2 rows instead of 3" in found.note
-    assert "skipped 1 of 3 rows: toy/train.csv, line 4" in found.note
+    result = only(tmp_path, toy())
+    assert result.status == "differs"
+    assert "2 rows instead of 3" in result.note
+    assert "skipped 1 of 3 rows: toy/train.csv, line 4" in result.note
     write(tmp_path, "toy/few.csv", rows("a", "b") + " ,a\n")
     (tmp_path / "toy/train.csv").unlink()
-    known = only(tmp_path, toy(TWO))
-    assert known.status == "part of 3"
-    assert "skipped 1 of 3" in known.note
+    extract = only(tmp_path, toy(TWO))
+    assert extract.status == "part of 3"
+    assert "skipped 1 of 3" in extract.note
 
 
 @pytest.mark.parametrize("text", ["", "text,label\n", "words,label\nhello,a\n", "text,label\nhello,c\n"])
-def test_a_file_without_usable_rows_is_unreadable(text: str, tmp_path: Path) -> None:
+def test_file_without_usable_rows_is_unreadable(text: str, tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", text)
-    found = only(tmp_path, toy())
-    assert (found.status, found.is_wrong, found.rows) == ("unreadable", True, 0)
-    assert "toy/train.csv" in found.note
-    assert str(tmp_path) not in found.note
+    result = only(tmp_path, toy())
+    assert (result.status, result.is_wrong, result.rows) == ("unreadable", True, 0)
+    assert "toy/train.csv" in result.note
+    assert str(tmp_path) not in result.note
 
 
-def test_a_broken_archive_is_unreadable(tmp_path: Path) -> None:
+def test_damaged_archive_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"text": "hello", "label": "a"}\n' * 99)[:-12])
     task = Task(name="toy", files={"test": ("*.gz",)}, published={"test": Published(rows=99)})
     assert only(tmp_path, task).status == "unreadable"
 
 
-def test_tasks_that_are_not_there_are_absent(tmp_path: Path) -> None:
+def test_tasks_without_files_in_the_folder_are_absent(tmp_path: Path) -> None:
     assert check(tmp_path, [toy(), Task(name="no files")]) == [Checked("toy", "absent")]
 
 
-def test_a_task_without_figures_is_read_but_not_compared(tmp_path: Path) -> None:
+def test_task_without_published_sizes_is_read_but_not_compared(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b"))
-    found = only(tmp_path, toy().model_copy(update={"published": {}}))
-    assert (found.status, found.rows, found.is_wrong) == ("uncounted", 2, False)
+    result = only(tmp_path, toy().model_copy(update={"published": {}}))
+    assert (result.status, result.rows, result.is_wrong) == ("uncounted", 2, False)
 
 
-def test_files_of_one_place_are_counted_together(tmp_path: Path) -> None:
+def test_files_of_one_pattern_are_counted_together(tmp_path: Path) -> None:
     write(tmp_path, "1.csv", rows("a", "b"))
     write(tmp_path, "2.csv", rows("a"))
     task = toy().model_copy(update={"files": {"train": ("?.csv",)}})
     assert (only(tmp_path, task).status, only(tmp_path, task).files) == ("equal", ("1.csv", "2.csv"))
 
 
-def test_names_are_counted_per_label(tmp_path: Path) -> None:
+def test_spans_are_counted_per_label(tmp_path: Path) -> None:
     write(tmp_path, "eng.train", "-DOCSTART- -X- O O\n\nAnn NN O I-PER\nwon VB O O\n\nOslo NN O I-LOC\n")
     labels = {"PER": Label(words="person"), "LOC": Label(words="place")}
     sizes = {"train": Published(rows=2, labels={"PER": 1, "LOC": 1})}
@@ -143,11 +143,11 @@ def test_questions_are_counted_without_labels(tmp_path: Path) -> None:
         files={"validation": ("dev.json",)},
         published={"validation": Published(rows=2)},
     )
-    found = only(tmp_path, task)
-    assert (found.status, found.labels) == ("equal", {})
+    result = only(tmp_path, task)
+    assert (result.status, result.labels) == ("equal", {})
 
 
-def test_data_files_that_nobody_reads_are_unclaimed(tmp_path: Path) -> None:
+def test_data_files_of_no_task_are_unclaimed(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b", "a"))
     write(tmp_path, "toy/few.csv", rows("a"))  # a later place of the same split: not read either
     for name in (
@@ -164,7 +164,7 @@ def test_data_files_that_nobody_reads_are_unclaimed(tmp_path: Path) -> None:
         ".cache/rows.csv",
     ):
         write(tmp_path, name, "x")
-    assert unclaimed(tmp_path, check(tmp_path, [toy(TWO)])) == [
+    assert unclaimed_files(tmp_path, check(tmp_path, [toy(TWO)])) == [
         "TEST.TXT",
         "eng.testb",
         "rows.parquet",
@@ -175,6 +175,6 @@ def test_data_files_that_nobody_reads_are_unclaimed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_data_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="data folder"):
         check(tmp_path / "none", [toy()])

@@ -1,4 +1,4 @@
-"""Few-shot rows, classes' shares, swapped pairs and label descriptions, from settings to rows."""
+"""Few-shot samples, stratified samples, swapped pairs and label descriptions, from settings to rows."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def texts_of(rows: list[Example]) -> set[tuple[str, ...]]:
 # --- the split itself ---
 
 
-def test_few_shot_rows_are_these_in_every_python() -> None:
-    # The smallest of the 20 numbers of random.Random(0).random(), the same in every Python, with their places:
+def test_few_shot_rows_are_the_same_in_every_python_version() -> None:
+    # The smallest of the 20 numbers of random.Random(0).random(), the same in every Python, with their indices:
     # 0.251 (15), 0.259 (3), 0.282 (12), 0.303 (7),
     # 0.405 (5), 0.421 (2), 0.477 (8), 0.505 (11), 0.511 (4), 0.583 (9)
     train, validation = few_shot(POOL, 4, 6, seed=0)
@@ -54,41 +54,41 @@ def test_few_shot_rows_are_the_same_in_another_process() -> None:
         for seed in ("1", "2")
     ]
     here = [[list(row.texts) for row in part] for part in few_shot(POOL, 6, 9, 3, stratified=True)]
-    assert [json.loads(found.stdout) for found in printed] == [here, here]
+    assert [json.loads(process.stdout) for process in printed] == [here, here]
 
 
-def test_other_seeds_give_other_rows_in_the_rows_own_order() -> None:
-    found = [few_shot(POOL, 5, 5, seed) for seed in range(4)]
-    assert len({tuple(train) for train, _ in found}) == 4
-    for train, validation in found:
+def test_other_seeds_give_other_rows_in_the_order_of_the_file() -> None:
+    samples = [few_shot(POOL, 5, 5, seed) for seed in range(4)]
+    assert len({tuple(train) for train, _ in samples}) == 4
+    for train, validation in samples:
         assert numbers(train) == sorted(numbers(train))
         assert numbers(validation) == sorted(numbers(validation))
 
 
 @pytest.mark.parametrize("stratified", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_copies_of_a_text_never_fall_on_both_sides(seed: int, stratified: bool) -> None:
+def test_copies_of_a_text_are_never_in_both_splits(seed: int, stratified: bool) -> None:
     copied = [Example((f"text {number % 9}",), "abc"[number % 3]) for number in range(90)]
     train, validation = few_shot(copied, 5, 1000, seed, stratified)
     assert len(train) == len(texts_of(train)) == 5
-    assert len(validation) == len(texts_of(validation)) == 4  # what is left of nine distinct texts
+    assert len(validation) == len(texts_of(validation)) == 4  # the rest of nine distinct texts
     assert not texts_of(train) & texts_of(validation)
 
 
-def test_first_of_contradicting_copies_counts() -> None:
+def test_first_of_contradicting_copies_is_used() -> None:
     rows = [Example(("x",), "a"), Example(("x",), "b"), Example(("y",), "b")]
     train, validation = few_shot(rows, 1, 9, seed=0)
     assert {*train, *validation} == {rows[0], rows[2]}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_pair_and_its_mirror_image_never_fall_on_both_sides(seed: int) -> None:
+def test_pair_and_swapped_pair_are_never_in_both_splits(seed: int) -> None:
     pairs = [Example((f"{n}", f"{n + 1}")[:: 1 if side else -1], "a") for n in range(10) for side in (0, 1)]
     train, validation = few_shot(pairs, 6, 1000, seed)
     kept, held = split_off(pairs, 0.3, seed)
-    for one, other in ((train, validation), (kept, held)):
-        assert one and other
-        assert not {frozenset(row.texts) for row in one} & {frozenset(row.texts) for row in other}
+    for first, second in ((train, validation), (kept, held)):
+        assert first and second
+        assert not {frozenset(row.texts) for row in first} & {frozenset(row.texts) for row in second}
     assert len(train) == 6
     assert len(kept) + len(held) == 20
 
@@ -112,40 +112,40 @@ def test_a_pair_and_its_mirror_image_never_fall_on_both_sides(seed: int) -> None
         ((3, 4), 7, (3, 4)),
     ],
 )
-def test_shares_are_those_worked_by_hand(sizes: tuple[int, ...], num_rows: int, expected: tuple[int, ...]) -> None:
-    found = shares(dict(zip("abc", sizes, strict=False)), num_rows)
-    assert tuple(found.values()) == expected
+def test_shares_equal_those_computed_by_hand(sizes: tuple[int, ...], num_rows: int, expected: tuple[int, ...]) -> None:
+    counts = shares(dict(zip("abc", sizes, strict=False)), num_rows)
+    assert tuple(counts.values()) == expected
 
 
 def test_shares_never_exceed_a_class_and_fill_the_sample() -> None:
     for sizes in ((1, 1, 1, 97), (2, 3, 5, 7), (1, 2, 40, 1), (10, 10, 10, 10)):
         for num_rows in range(1, sum(sizes) + 1):
-            found = shares(dict(zip("abcd", sizes, strict=True)), num_rows)
-            assert sum(found.values()) == num_rows
-            assert all(0 <= count <= size for count, size in zip(found.values(), sizes, strict=True))
-            assert num_rows < 4 or min(found.values()) >= 1
+            counts = shares(dict(zip("abcd", sizes, strict=True)), num_rows)
+            assert sum(counts.values()) == num_rows
+            assert all(0 <= count <= size for count, size in zip(counts.values(), sizes, strict=True))
+            assert num_rows < 4 or min(counts.values()) >= 1
 
 
 RARE = [Example((f"text {number}",), "rare" if number in (7, 90) else "often") for number in range(100)]
 
 
-def test_stratified_sample_holds_the_rare_class() -> None:
+def test_stratified_sample_contains_the_rare_class() -> None:
     for seed in range(5):
         assert Counter(row.target for row in sample(RARE, 5, seed, stratified=True)) == {"often": 4, "rare": 1}
         assert Counter(row.target for row in few_shot(RARE, 50, 9, seed, stratified=True)[0])["rare"] == 1
     assert any(len({row.target for row in sample(RARE, 5, seed)}) == 1 for seed in range(5))
 
 
-def test_stratified_samples_depend_on_the_seed_too() -> None:
-    found = [sample(RARE, 5, seed, stratified=True) for seed in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
-    assert numbers(found[0]) == sorted(numbers(found[0]))
+def test_stratified_samples_depend_on_the_seed() -> None:
+    samples = [sample(RARE, 5, seed, stratified=True) for seed in (0, 0, 1)]
+    assert samples[0] == samples[1] != samples[2]
+    assert numbers(samples[0]) == sorted(numbers(samples[0]))
 
 
 # --- from settings to rows ---
 
 
-def written(path: Path, rows: list[Example]) -> str:
+def write_rows(path: Path, rows: list[Example]) -> str:
     columns = ("text",) if len(rows[0].texts) == 1 else ("first", "second")
     lines = [dict(zip(columns, row.texts, strict=True)) | {"label": row.target} for row in rows]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -153,131 +153,131 @@ def written(path: Path, rows: list[Example]) -> str:
 
 
 def read(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> Splits:
-    given = {"train": written(tmp_path / "train.jsonl", rows), "text": "text", "label": "label"}
+    given = {"train": write_rows(tmp_path / "train.jsonl", rows), "text": "text", "label": "label"}
     return read_splits(TaskConfig.model_validate(given | settings), {})
 
 
-def refusal(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> str:
+def error_message(tmp_path: Path, rows: list[Example] = POOL, **settings: Any) -> str:
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, rows, **settings)
     return str(caught.value)
 
 
-def test_setting_takes_rows_to_train_and_to_validate(tmp_path: Path) -> None:
-    found = read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
-    assert (found.train, found.validation, found.test) == (*few_shot(POOL, 4, 6, 3), [])
-    assert found == read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
-    assert found != read(tmp_path, few_shot=4, validation_rows=6, sample_seed=4)
+def test_few_shot_setting_gives_training_and_validation_rows(tmp_path: Path) -> None:
+    splits = read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
+    assert (splits.train, splits.validation, splits.test) == (*few_shot(POOL, 4, 6, 3), [])
+    assert splits == read(tmp_path, few_shot=4, validation_rows=6, sample_seed=3)
+    assert splits != read(tmp_path, few_shot=4, validation_rows=6, sample_seed=4)
 
 
-def test_a_thousand_rows_are_taken_to_validate_unless_told(tmp_path: Path) -> None:
+def test_few_shot_validates_on_a_thousand_rows_by_default(tmp_path: Path) -> None:
     many = [Example((f"text {number}",), "ab"[number % 2]) for number in range(1200)]
-    found = read(tmp_path, many, few_shot=100)
-    assert (len(found.train), len(found.validation)) == (100, 1000)
+    splits = read(tmp_path, many, few_shot=100)
+    assert (len(splits.train), len(splits.validation)) == (100, 1000)
 
 
-def test_validation_gets_what_is_left_and_a_warning_says_so(tmp_path: Path) -> None:
+def test_warning_reports_too_few_validation_rows(tmp_path: Path) -> None:
     message = "5 rows to validate on instead of {}: the 20 distinct training texts have no more beside task.few_shot=15"
-    for settings, asked in (({}, 1000), ({"validation_rows": 6}, 6)):
+    for settings, num_expected in (({}, 1000), ({"validation_rows": 6}, 6)):
         with pytest.warns(UserWarning, match="instead of") as caught:
-            found = read(tmp_path, POOL * 2, few_shot=15, **settings)
-        assert [str(one.message) for one in caught] == [message.format(asked)]
-        assert (len(found.train), len(found.validation)) == (15, 5)
+            splits = read(tmp_path, POOL * 2, few_shot=15, **settings)
+        assert [str(warning.message) for warning in caught] == [message.format(num_expected)]
+        assert (len(splits.train), len(splits.validation)) == (15, 5)
 
 
 @pytest.mark.parametrize("num_rows", [20, 21, 500])
-def test_few_shot_that_leaves_nothing_to_validate_is_refused(tmp_path: Path, num_rows: int) -> None:
-    assert refusal(tmp_path, POOL * 3, few_shot=num_rows) == (
+def test_few_shot_without_remaining_validation_rows_is_an_error(tmp_path: Path, num_rows: int) -> None:
+    assert error_message(tmp_path, POOL * 3, few_shot=num_rows) == (
         f"task.few_shot: got {num_rows}; expected rows of the 20 distinct training texts to be left to validate on, "
-        "none a copy of a training row; lower it, or pass --validation FILE"
+        "none a copy of a training row; lower it, or pass `validation=FILE`"
     )
 
 
-OWN = [Example((f"text {number}",), "ab"[number % 2]) for number in range(10, 40)]  # half of POOL's and others
+OTHERS = [Example((f"text {number}",), "ab"[number % 2]) for number in range(10, 40)]  # half of them are in POOL
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_validation_comes_from_its_file_without_the_training_rows(tmp_path: Path, seed: int) -> None:
-    file = written(tmp_path / "validation.jsonl", OWN)
-    found = read(tmp_path, few_shot=12, validation=file, sample_seed=seed)  # a thousand at most, so no warning
-    assert texts_of(found.train) <= texts_of(POOL)
-    assert texts_of(found.validation) == texts_of(OWN) - texts_of(found.train)
-    assert len(found.train) == 12
+    file = write_rows(tmp_path / "validation.jsonl", OTHERS)
+    splits = read(tmp_path, few_shot=12, validation=file, sample_seed=seed)  # a thousand at most, so no warning
+    assert texts_of(splits.train) <= texts_of(POOL)
+    assert texts_of(splits.validation) == texts_of(OTHERS) - texts_of(splits.train)
+    assert len(splits.train) == 12
     fewer = read(tmp_path, few_shot=12, validation=file, validation_rows=7, sample_seed=seed)
-    assert fewer.train == found.train
+    assert fewer.train == splits.train
     assert len(fewer.validation) == 7
-    assert texts_of(fewer.validation) <= texts_of(found.validation)
+    assert texts_of(fewer.validation) <= texts_of(splits.validation)
 
 
 def test_training_rows_do_not_depend_on_where_validation_comes_from(tmp_path: Path) -> None:
-    file = written(tmp_path / "validation.jsonl", OWN)
+    file = write_rows(tmp_path / "validation.jsonl", OTHERS)
     alone = read(tmp_path, few_shot=5, validation_rows=5)
     assert read(tmp_path, few_shot=5, validation_rows=5, validation=file).train == alone.train
 
 
-def test_validation_file_smaller_than_asked_for_is_told(tmp_path: Path) -> None:
-    file = written(tmp_path / "validation.jsonl", OWN[-5:])
+def test_warning_reports_a_validation_file_with_too_few_rows(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "validation.jsonl", OTHERS[-5:])
     with pytest.warns(UserWarning, match=r"^5 rows to validate on instead of 9: the 5 validation rows have no more"):
         assert len(read(tmp_path, few_shot=4, validation=file, validation_rows=9).validation) == 5
 
 
-def test_with_a_validation_file_all_distinct_texts_may_be_trained_on(tmp_path: Path) -> None:
-    file = written(tmp_path / "validation.jsonl", OWN)
+def test_few_shot_may_use_all_distinct_texts_with_a_validation_file(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "validation.jsonl", OTHERS)
     assert len(read(tmp_path, POOL * 2, few_shot=20, validation=file).train) == 20
-    assert refusal(tmp_path, POOL * 2, few_shot=21, validation=file) == (
+    assert error_message(tmp_path, POOL * 2, few_shot=21, validation=file) == (
         "task.few_shot: got 21; expected at most 20, the number of distinct training texts; lower it"
     )
 
 
-def test_validation_file_of_training_rows_alone_is_refused(tmp_path: Path) -> None:
-    file = written(tmp_path / "validation.jsonl", POOL[:4])
-    found = refusal(tmp_path, few_shot=20, validation=file)
-    assert found.startswith("task.few_shot: got 20; expected rows of the 4 validation rows to be left to validate on")
-    assert found.endswith("pass other rows with --validation FILE")
+def test_validation_file_with_only_training_rows_is_an_error(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "validation.jsonl", POOL[:4])
+    message = error_message(tmp_path, few_shot=20, validation=file)
+    assert message.startswith("task.few_shot: got 20; expected rows of the 4 validation rows to be left to validate on")
+    assert message.endswith("pass other rows with `validation=FILE`")
 
 
-def test_bundled_task_is_validated_on_its_own_rows() -> None:
-    found = read_splits(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
-    assert len(found.train) == 30
-    assert set(Counter(row.target for row in found.train).values()) == {5}  # six classes of one size
-    assert len(found.validation) >= 60
-    assert len(found.test) >= 120
+def test_library_task_validates_on_its_own_validation_rows() -> None:
+    splits = read_splits(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
+    assert len(splits.train) == 30
+    assert set(Counter(row.target for row in splits.train).values()) == {5}  # six classes of one size
+    assert len(splits.validation) >= 60
+    assert len(splits.test) >= 120
 
 
-def test_few_shot_beside_train_rows_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path, few_shot=4, train_rows=9) == (
+def test_few_shot_beside_train_rows_is_an_error(tmp_path: Path) -> None:
+    assert error_message(tmp_path, few_shot=4, train_rows=9) == (
         "task.few_shot: got 4; expected no task.train_rows beside it (here 9); set one of the two"
     )
 
 
-def test_single_class_sample_is_refused_by_the_setting_s_name(tmp_path: Path) -> None:
+def test_single_class_sample_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
     for setting in ("few_shot", "train_rows"):
-        found = refusal(tmp_path, validation_rows=3, **{setting: 1})
-        assert found.startswith(f"task.{setting}: got 1; expected a sample with at least two classes; raise it")
+        message = error_message(tmp_path, validation_rows=3, **{setting: 1})
+        assert message.startswith(f"task.{setting}: got 1; expected a sample with at least two classes; raise it")
 
 
-def test_scores_are_sampled_but_have_no_shares(tmp_path: Path) -> None:
+def test_stratified_regression_is_an_error(tmp_path: Path) -> None:
     rows = [Example((f"text {number}",), float(number)) for number in range(20)]
     assert len(read(tmp_path, rows, kind="regression", few_shot=4, validation_rows=4).train) == 4
-    assert refusal(tmp_path, rows, kind="regression", few_shot=4, stratified=True) == (
+    assert error_message(tmp_path, rows, kind="regression", few_shot=4, stratified=True) == (
         "task.stratified: got True; expected a task with classes, not regression; leave it out"
     )
 
 
-def test_stratified_holds_for_train_rows(tmp_path: Path) -> None:
-    file = written(tmp_path / "validation.jsonl", RARE[:9])
+def test_stratified_applies_to_train_rows(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "validation.jsonl", RARE[:9])
     for seed in range(4):
-        found = read(tmp_path, RARE, train_rows=5, stratified=True, validation=file, sample_seed=seed)
-        assert Counter(row.target for row in found.train) == {"often": 4, "rare": 1}
+        splits = read(tmp_path, RARE, train_rows=5, stratified=True, validation=file, sample_seed=seed)
+        assert Counter(row.target for row in splits.train) == {"often": 4, "rare": 1}
 
 
-def test_unsampled_rows_are_the_same_stratified_or_not(tmp_path: Path) -> None:
+def test_stratified_changes_nothing_without_sampling(tmp_path: Path) -> None:
     assert read(tmp_path, stratified=True) == read(tmp_path)
 
 
-def test_finished_run_gives_its_few_shot_rows_again(tmp_path: Path) -> None:
+def test_finished_run_gives_the_same_few_shot_rows(tmp_path: Path) -> None:
     task = {
-        "train": written(tmp_path / "train.jsonl", POOL),
+        "train": write_rows(tmp_path / "train.jsonl", POOL),
         "few_shot": 4,
         "validation_rows": 6,
         "stratified": True,
@@ -293,7 +293,7 @@ def test_finished_run_gives_its_few_shot_rows_again(tmp_path: Path) -> None:
 PAIRS = [Example((f"first {number}", f"second {number}"), "ab"[number % 2]) for number in range(20)]
 
 
-def test_training_pairs_are_doubled_after_sampling(tmp_path: Path) -> None:
+def test_swap_pairs_doubles_the_training_rows_after_sampling(tmp_path: Path) -> None:
     settings = {"text": "first,second", "few_shot": 4, "validation_rows": 6}
     plain, doubled = (read(tmp_path, PAIRS, swap_pairs=swap, **settings) for swap in (False, True))
     assert len(plain.train) == 4
@@ -304,15 +304,17 @@ def test_training_pairs_are_doubled_after_sampling(tmp_path: Path) -> None:
     assert (doubled.validation, doubled.test) == (plain.validation, plain.test)
 
 
-def test_swapping_leaves_held_out_rows_unseen(tmp_path: Path) -> None:
-    both = with_swapped(PAIRS)
-    found = read(tmp_path, both, text="first,second", swap_pairs=True, test=written(tmp_path / "test.jsonl", PAIRS[:3]))
-    assert len(found.train) + 2 * len(found.validation) == 2 * len(both)
-    assert not texts_of(found.train) & texts_of(found.validation)
-    assert found.test == PAIRS[:3]
+def test_swapped_training_pairs_are_not_in_validation(tmp_path: Path) -> None:
+    pairs = with_swapped(PAIRS)
+    splits = read(
+        tmp_path, pairs, text="first,second", swap_pairs=True, test=write_rows(tmp_path / "test.jsonl", PAIRS[:3])
+    )
+    assert len(splits.train) + 2 * len(splits.validation) == 2 * len(pairs)
+    assert not texts_of(splits.train) & texts_of(splits.validation)
+    assert splits.test == PAIRS[:3]
 
 
-def test_swapping_single_texts_is_refused_before_any_row_is_read(tmp_path: Path) -> None:
+def test_swap_pairs_with_one_text_is_an_error_before_any_row_is_read(tmp_path: Path) -> None:
     config = TaskConfig(train=str(tmp_path / "no.csv"), text=("review",), swap_pairs=True)
     with pytest.raises(ConfigurationError) as caught:
         read_splits(config, {})
@@ -325,18 +327,18 @@ def test_swapping_single_texts_is_refused_before_any_row_is_read(tmp_path: Path)
 # --- label descriptions ---
 
 
-def test_descriptions_join_the_words_of_a_label() -> None:
+def test_description_is_added_to_the_label_beside_its_words() -> None:
     task = Task(name="t", labels={"0": Label(words="bad", description="old"), "1": Label(words="good")})
     rows = [Example(("x",), "0"), Example(("y",), "1")]
-    found = with_labels(task, rows, {"1": "great"}, {"1": "It is worth seeing."})
-    assert found.labels == {
+    described = with_labels(task, rows, {"1": "great"}, {"1": "It is worth seeing."})
+    assert described.labels == {
         "0": Label(words="bad", description="old"),
         "1": Label(words="great", description="It is worth seeing."),
     }
     assert with_labels(task, rows, {}, {"0": "new"}).labels["0"] == Label(words="bad", description="new")
 
 
-def test_description_of_an_unknown_label_is_refused(tmp_path: Path) -> None:
+def test_description_of_an_unknown_label_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, label_descriptions={"c": "It is neither."})
     assert str(caught.value) == ("task.label_descriptions: got 'c'; expected a label of the training rows; known: a, b")
@@ -353,14 +355,14 @@ def test_description_of_an_unknown_label_is_refused(tmp_path: Path) -> None:
         ("task.label_descriptions={0: bad film, 1: good film}", {"0": "bad film", "1": "good film"}),
     ],
 )
-def test_descriptions_are_set_by_dotted_overrides(word: str, expected: dict[str, str]) -> None:
+def test_overrides_set_label_descriptions(word: str, expected: dict[str, str]) -> None:
     assert resolve(parse_overrides([word])).task.label_descriptions == expected
 
 
-def test_descriptions_reach_a_bundled_task_s_labels() -> None:
+def test_descriptions_change_the_labels_of_a_library_task() -> None:
     task = parse_overrides(["task.name=urgency", "task.label_descriptions.high=Someone must act at once."])
-    found = read_splits(resolve(task).task, {}).task
-    assert found.labels["high"].description == "Someone must act at once."
-    before = library_task("urgency")
-    assert found.label_words == before.label_words
-    assert found.labels["low"] == before.labels["low"]
+    described = read_splits(resolve(task).task, {}).task
+    assert described.labels["high"].description == "Someone must act at once."
+    original = library_task("urgency")
+    assert described.label_words == original.label_words
+    assert described.labels["low"] == original.labels["low"]

@@ -18,20 +18,20 @@ from softcue.types import Span
 
 
 def rows_of(source: Any, name: str) -> list[dict[str, object]]:
-    found = [row for _, row in read_rows(source, name)]
-    assert not [str(row) for row in found if isinstance(row, DataError)]
-    return [dict(row) for row in found if not isinstance(row, DataError)]
+    rows = [row for _, row in read_rows(source, name)]
+    assert not [str(row) for row in rows if isinstance(row, DataError)]
+    return [dict(row) for row in rows if not isinstance(row, DataError)]
 
 
 def errors_of(source: Any, name: str) -> list[str]:
     return [str(row) for _, row in read_rows(source, name) if isinstance(row, DataError)]
 
 
-def places_of(source: Any, name: str) -> list[str]:
-    return [place for place, _ in read_rows(source, name)]
+def locations_of(source: Any, name: str) -> list[str]:
+    return [location for location, _ in read_rows(source, name)]
 
 
-def saved(path: Path, content: object) -> Path:
+def save(path: Path, content: object) -> Path:
     text = content if isinstance(content, str) else json.dumps(content)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
@@ -58,19 +58,19 @@ def squad_file(*questions: object) -> dict[str, object]:
 
 def test_squad_questions_become_rows_with_every_distinct_answer(tmp_path: Path) -> None:
     question = squad_question(("noon", 29), ("at noon", 26), ("noon", 29))
-    path = saved(tmp_path / "dev.json", squad_file(question, squad_question(("Visby", 13), id="q2")))
+    path = save(tmp_path / "dev.json", squad_file(question, squad_question(("Visby", 13), id="q2")))
     assert rows_of(path, "squad") == [
         {"question": "When?", "context": CONTEXT, "id": "q1", "answers": ["noon", "at noon"], "starts": [29, 26]},
         {"question": "When?", "context": CONTEXT, "id": "q2", "answers": ["Visby"], "starts": [13]},
     ]
-    assert places_of(path, "squad")[1] == f"{path}, article 1, paragraph 1, question 2"
+    assert locations_of(path, "squad")[1] == f"{path}, article 1, paragraph 1, question 2"
 
 
 @pytest.mark.parametrize(
     ("answer", "start", "repaired"),
     [("noon", 30, 29), ("noon", 36, 38), ("noon", -5, 29), ("noon", 10**9, 38), ("midnight", 29, -1)],
 )
-def test_wrong_place_is_repaired_by_the_nearest_occurrence(answer: str, start: int, repaired: int) -> None:
+def test_wrong_start_is_replaced_by_the_nearest_occurrence(answer: str, start: int, repaired: int) -> None:
     assert rows_of([squad_file(squad_question((answer, start)))], "squad")[0]["starts"] == [repaired]
 
 
@@ -81,16 +81,16 @@ def test_unanswerable_question_is_a_bad_row_and_the_next_is_read(answers: object
         "row 1, article 1, paragraph 1, question 1, key 'answers': got 'no answer'; expected a question that the "
         "context answers; leave out unanswerable questions (SQuAD 2)"
     ]
-    assert len(places_of(source, "squad")) == 2
+    assert len(locations_of(source, "squad")) == 2
 
 
-def test_hub_rows_of_squad_have_lists_side_by_side() -> None:
+def test_hub_rows_of_squad_have_parallel_lists() -> None:
     row = {"id": "7", "context": CONTEXT, "question": "Where to?", "title": "t"}
     answers = {"text": ["Visby", "to Visby"], "answer_start": [13, 10]}
     assert rows_of([row | {"answers": answers}], "squad") == [
         {"question": "Where to?", "context": CONTEXT, "id": "7", "answers": ["Visby", "to Visby"], "starts": [13, 10]}
     ]
-    assert "1 texts and 0 places" in errors_of([row | {"answers": {"text": ["a"], "answer_start": []}}], "squad")[0]
+    assert "1 texts and 0 starts" in errors_of([row | {"answers": {"text": ["a"], "answer_start": []}}], "squad")[0]
 
 
 def test_question_without_answers_key_is_read_for_prediction() -> None:
@@ -98,7 +98,7 @@ def test_question_without_answers_key_is_read_for_prediction() -> None:
     assert rows_of([row], "squad") == [row | {"id": ""}]
 
 
-def test_flat_rows_of_our_own_pass_through() -> None:
+def test_flat_rows_pass_through() -> None:
     row = {"question": "When?", "context": CONTEXT, "id": "1", "answers": ["noon"], "starts": [29]}
     assert rows_of([row], "squad") == [row]
 
@@ -108,10 +108,10 @@ def mrqa_line(answers: list[str], detected: list[object]) -> dict[str, object]:
     return {"context": CONTEXT, "qas": [question]}
 
 
-def test_mrqa_lines_have_a_header_inclusive_ends_and_several_places(tmp_path: Path) -> None:
-    found = {"text": "noon", "char_spans": [[29, 32], [38, 41]], "token_spans": [[6, 6], [9, 9]]}
-    lines = [{"header": {"dataset": "toy", "split": "dev"}}, mrqa_line(["12 o'clock", "noon"], [found])]
-    path = saved(tmp_path / "toy.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
+def test_mrqa_lines_have_a_header_inclusive_ends_and_several_spans(tmp_path: Path) -> None:
+    detected = {"text": "noon", "char_spans": [[29, 32], [38, 41]], "token_spans": [[6, 6], [9, 9]]}
+    lines = [{"header": {"dataset": "toy", "split": "dev"}}, mrqa_line(["12 o'clock", "noon"], [detected])]
+    path = save(tmp_path / "toy.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
     assert rows_of(path, "squad") == [
         {
             "question": "When?",
@@ -121,10 +121,10 @@ def test_mrqa_lines_have_a_header_inclusive_ends_and_several_places(tmp_path: Pa
             "starts": [29, -1],
         }
     ]
-    assert places_of(path, "squad") == [f"{path}, line 2, question 1"]
+    assert locations_of(path, "squad") == [f"{path}, line 2, question 1"]
 
 
-def test_mrqa_of_the_hub_is_read_too() -> None:
+def test_hub_rows_of_mrqa_are_read() -> None:
     detected = {"text": ["noon"], "char_spans": [{"start": [38], "end": [41]}]}
     row = {"context": CONTEXT, "question": "When?", "qid": "a1", "answers": ["noon"], "detected_answers": detected}
     assert rows_of([row], "squad")[0]["starts"] == [38]
@@ -138,20 +138,26 @@ def test_answer_given_as_text_alone_is_found_as_whole_words() -> None:
 @pytest.mark.parametrize(
     ("record", "parts"),
     [
-        ({"data": [{"title": "t"}]}, ["row 1, article 1, key: got 'paragraphs'; expected a key", "known: title"]),
+        (
+            {"data": [{"title": "t"}]},
+            ["row 1, article 1, key 'paragraphs': got 'no such key'; expected a key", "known: title"],
+        ),
         ({"data": {}}, ["row 1, key 'data': got '{}'; expected a list"]),
         ({"data": ["x"]}, ["row 1, article 1: got 'x'; expected an object"]),
-        (squad_file({"id": "1"}), ["question 1, key: got 'question'"]),
+        (squad_file({"id": "1"}), ["question 1, key 'question': got 'no such key'"]),
         (squad_file({"question": 3}), ["key 'question': got 3; expected a text"]),
-        (squad_file(squad_question() | {"answers": [{"text": "x"}]}), ["answer 1, key: got 'answer_start'"]),
+        (
+            squad_file(squad_question() | {"answers": [{"text": "x"}]}),
+            ["answer 1, key 'answer_start': got 'no such key'"],
+        ),
         (squad_file(squad_question(("x", True))), ["key 'answer_start': got True; expected a whole number"]),
         (squad_file(squad_question() | {"answers": [3]}), ["answer 1: got 3; expected a text"]),
-        (mrqa_line(["x"], [{"text": "x", "char_spans": []}]), ["at least one place"]),
-        (mrqa_line(["x"], [{"text": "x"}]), ["got 'char_spans'"]),
-        ({"question": "When?"}, ["row 1, key: got 'context'; expected a key of the record"]),
+        (mrqa_line(["x"], [{"text": "x", "char_spans": []}]), ["at least one start"]),
+        (mrqa_line(["x"], [{"text": "x"}]), ["key 'char_spans': got 'no such key'"]),
+        ({"question": "When?"}, ["row 1, key 'context': got 'no such key'; expected a key of that name"]),
     ],
 )
-def test_damaged_question_names_its_place_and_key(record: object, parts: list[str]) -> None:
+def test_error_of_a_damaged_question_names_location_and_key(record: object, parts: list[str]) -> None:
     [message] = errors_of([record], "squad")
     for part in parts:
         assert part in message
@@ -167,14 +173,14 @@ def multirc_record(index: int = 3) -> dict[str, object]:
 
 
 def test_multirc_answers_share_the_group_of_their_question() -> None:
-    found = rows_of([multirc_record()], "multirc")
-    assert [(row["answer"], row["label"], row["group"]) for row in found] == [
+    rows = rows_of([multirc_record()], "multirc")
+    assert [(row["answer"], row["label"], row["group"]) for row in rows] == [
         ("Mia", "1", "3-8"),
         ("Bo", "0", "3-8"),
         ("Bo", "1", "3-9"),
     ]
-    assert found[0]["paragraph"] == "Mia sang. <b>Bo</b> danced."
-    assert places_of([multirc_record()], "multirc")[2] == "row 1, question 2, answer 1"
+    assert rows[0]["paragraph"] == "Mia sang. <b>Bo</b> danced."
+    assert locations_of([multirc_record()], "multirc")[2] == "row 1, question 2, answer 1"
 
 
 def test_multirc_without_numbers_still_groups_by_question() -> None:
@@ -184,7 +190,7 @@ def test_multirc_without_numbers_still_groups_by_question() -> None:
 
 
 @pytest.mark.parametrize(("label", "expected"), [("False", "0"), ("True", "1"), (1, "1"), (False, "0")])
-def test_multirc_of_the_hub_is_flat(label: object, expected: str) -> None:
+def test_hub_rows_of_multirc_are_flat(label: object, expected: str) -> None:
     index = {"paragraph": 0, "question": 5, "answer": 2}
     row = {"paragraph": "p", "question": "q", "answer": "a", "label": label, "idx": index}
     assert rows_of([row], "multirc") == [
@@ -201,9 +207,9 @@ def test_multirc_test_rows_have_no_label() -> None:
 def test_damaged_multirc_question_leaves_the_others() -> None:
     record: Any = multirc_record()
     del record["passage"]["questions"][0]["answers"]
-    assert errors_of([record], "multirc")[0].startswith("row 1, question 1, key: got 'answers'")
-    assert len(places_of([record], "multirc")) == 2
-    assert errors_of([{"text": "x"}], "multirc")[0].startswith("row 1, key: got 'paragraph'")
+    assert errors_of([record], "multirc")[0].startswith("row 1, question 1, key 'answers': got 'no such key'")
+    assert len(locations_of([record], "multirc")) == 2
+    assert errors_of([{"text": "x"}], "multirc")[0].startswith("row 1, key 'paragraph': got 'no such key'")
 
 
 # --- ReCoRD ---
@@ -219,7 +225,7 @@ def record_of(query: str, *answers: str) -> dict[str, object]:
     return {"idx": 1, "passage": {"text": NEWS, "entities": spans}, "qas": [{"query": query, "answers": given}]}
 
 
-def test_record_reads_as_t5_reads_it_with_places_in_the_new_text() -> None:
+def test_record_has_the_text_of_t5_and_starts_in_that_text() -> None:
     [row] = rows_of([record_of("@placeholder is a town.", "Bergen", "Lind", "Bergen", "Oslo")], "record")
     text = "Ana Lind runs Kiosk Nord. Lind opened it in Bergen. Bergen likes it"
     assert row == {
@@ -245,7 +251,7 @@ def test_record_without_answers_is_read_for_prediction() -> None:
     assert "answers" not in rows_of([record], "record")[0]
 
 
-def test_record_in_our_own_columns_passes_through() -> None:
+def test_flat_record_rows_pass_through() -> None:
     row = {"query": "q", "passage": "text", "entities": "Ana, Bo", "options": ["Ana", "Bo"]}
     assert rows_of([row], "record") == [row]
 
@@ -253,15 +259,15 @@ def test_record_in_our_own_columns_passes_through() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda record: record["passage"].pop("text"), "query 1, key: got 'text'"),
+        (lambda record: record["passage"].pop("text"), "query 1, key 'text': got 'no such key'"),
         (lambda record: record["passage"].update(entities=[3]), "entity 1: got 3; expected an object"),
-        (lambda record: record["passage"].update(entities=[{"start": 0}]), "entity 1, key: got 'end'"),
-        (lambda record: record.pop("qas"), "row 1, key: got 'qas'"),
-        (lambda record: record["qas"][0].pop("query"), "query 1, key: got 'query'"),
-        (lambda record: record.pop("passage"), "row 1, key: got 'passage'"),
+        (lambda record: record["passage"].update(entities=[{"start": 0}]), "entity 1, key 'end': got 'no such key'"),
+        (lambda record: record.pop("qas"), "row 1, key 'qas': got 'no such key'"),
+        (lambda record: record["qas"][0].pop("query"), "query 1, key 'query': got 'no such key'"),
+        (lambda record: record.pop("passage"), "row 1, key 'passage': got 'no such key'"),
     ],
 )
-def test_damaged_record_names_the_key(change: Callable[[Any], object], part: str) -> None:
+def test_error_of_a_damaged_record_names_the_key(change: Callable[[Any], object], part: str) -> None:
     record = record_of("q", "Lind")
     change(record)
     assert part in errors_of([record], "record")[0]
@@ -289,36 +295,36 @@ def wsc_row(text: str, pronoun: str, index: int, label: object = True) -> dict[s
         ("It is the item it was", "it", 4, "It is the item *it* was"),
     ],
 )
-def test_wsc_pronoun_alone_is_starred(text: str, pronoun: str, index: int, marked: str) -> None:
+def test_only_the_wsc_pronoun_is_marked(text: str, pronoun: str, index: int, marked: str) -> None:
     assert rows_of([wsc_row(text, pronoun, index)], "wsc") == [{"text": marked, "candidate": "Tove", "label": "true"}]
 
 
 @pytest.mark.parametrize(
     ("label", "expected"), [(True, "true"), (False, "false"), (1, "true"), (0, "false"), ("True", "true")]
 )
-def test_wsc_of_the_hub_is_flat(label: object, expected: str) -> None:
+def test_hub_rows_of_wsc_are_flat(label: object, expected: str) -> None:
     row = {"text": "Tove met him.", "span1_index": 0, "span1_text": "Tove", "span2_index": 2, "span2_text": "him"}
     assert rows_of([row | {"label": label, "idx": 4}], "wsc")[0]["label"] == expected
     assert "label" not in rows_of([row], "wsc")[0]
 
 
 @pytest.mark.parametrize(("pronoun", "index"), [("her", 2), ("him", 9), (".", 2)])
-def test_wsc_pronoun_that_is_not_there_is_a_bad_row(pronoun: str, index: int) -> None:
+def test_missing_wsc_pronoun_is_a_bad_row(pronoun: str, index: int) -> None:
     [message] = errors_of([wsc_row("Tove met him here", pronoun, index)], "wsc")
     assert message.startswith(f"row 1, key 'span2_text': got '{pronoun}'; expected a word of the text at or near word")
 
 
-def test_wsc_in_our_own_columns_passes_through() -> None:
+def test_flat_wsc_rows_pass_through() -> None:
     row = {"text": "Tove met *him*.", "candidate": "Tove"}
     assert rows_of([row], "wsc") == [row]
-    assert errors_of([{"text": "Tove met him."}], "wsc")[0].startswith("row 1, key: got 'span2_text'")
+    assert errors_of([{"text": "Tove met him."}], "wsc")[0].startswith("row 1, key 'span2_text': got 'no such key'")
 
 
 # --- CoNLL ---
 
 
 def test_conll_sentences_have_spans_over_characters(tmp_path: Path) -> None:
-    path = saved(
+    path = save(
         tmp_path / "eng.train",
         "-DOCSTART- -X- O O\n\nTove NNP I-NP I-PER\nLund NNP I-NP I-PER\nleft VBD I-VP O\n\n\n"
         "Oslo NNP I-NP I-LOC\nBergen NNP I-NP B-LOC\nNord NNP I-NP I-ORG\n-DOCSTART- -X- -X- O\n. . O O",
@@ -328,7 +334,7 @@ def test_conll_sentences_have_spans_over_characters(tmp_path: Path) -> None:
         {"text": "Oslo Bergen Nord", "spans": [(0, 4, "LOC"), (5, 11, "LOC"), (12, 16, "ORG")]},
         {"text": ".", "spans": []},
     ]
-    assert places_of(path, "conll") == [f"{path}, line {line}" for line in (3, 8, 12)]
+    assert locations_of(path, "conll") == [f"{path}, line {line}" for line in (3, 8, 12)]
 
 
 @pytest.mark.parametrize(
@@ -342,19 +348,19 @@ def test_conll_sentences_have_spans_over_characters(tmp_path: Path) -> None:
         ("B-A I-B I-B B-B", [(0, 1, "A"), (2, 5, "B"), (6, 7, "B")]),
     ],
 )
-def test_both_taggings_mean_the_same_pieces(tags: str, spans: list[object]) -> None:
+def test_iob1_and_iob2_give_the_same_spans(tags: str, spans: list[object]) -> None:
     row = {"tokens": list("wxyz"), "ner_tags": tags.split()}
     assert rows_of([row], "conll") == [{"text": "w x y z", "spans": spans}]
 
 
 @pytest.mark.parametrize("name", ["toy.tsv", "toy.conll.gz", "toy", "toy.txt"])
 def test_conll_files_may_have_any_name_and_two_columns(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / name, "Caf\u00e9\u00a0Nord\tB-ORG\r\nopens\tO\r\n\r\n")
+    path = save(tmp_path / name, "Caf\u00e9\u00a0Nord\tB-ORG\r\nopens\tO\r\n\r\n")
     assert rows_of(path, "conll") == [{"text": "Caf\u00e9\u00a0Nord opens", "spans": [(0, 9, "ORG")]}]
 
 
 def test_conll_words_alone_are_read_for_prediction(tmp_path: Path) -> None:
-    assert rows_of(saved(tmp_path / "words.txt", "Tove\nleft\n\nbye\n"), "conll") == [
+    assert rows_of(save(tmp_path / "words.txt", "Tove\nleft\n\nbye\n"), "conll") == [
         {"text": "Tove left"},
         {"text": "bye"},
     ]
@@ -365,12 +371,12 @@ def test_conll_words_alone_are_read_for_prediction(tmp_path: Path) -> None:
 
 
 def test_conll_sentence_with_another_number_of_columns_is_one_bad_row(tmp_path: Path) -> None:
-    path = saved(tmp_path / "eng.testa", "a NN O O\n\nb NN O O\nc O O\nd O\n\ne NN O X\n\nf NN O O\n")
+    path = save(tmp_path / "eng.testa", "a NN O O\n\nb NN O O\nc O O\nd O\n\ne NN O X\n\nf NN O O\n")
     assert errors_of(path, "conll") == [
         f"{path}, line 4: got '3 columns'; expected 4, as in the first row; fix the sentence or remove it",
         f"{path}, line 7, tag: got 'X'; expected O, B-NAME or I-NAME; convert the tags to IOB1 or IOB2",
     ]
-    assert places_of(path, "conll") == [f"{path}, line {line}" for line in (1, 3, 7, 9)]
+    assert locations_of(path, "conll") == [f"{path}, line {line}" for line in (1, 3, 7, 9)]
 
 
 @pytest.mark.parametrize(
@@ -378,10 +384,10 @@ def test_conll_sentence_with_another_number_of_columns_is_one_bad_row(tmp_path: 
     [
         ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "row 1: got '1 words and 2 tags'; expected a tag for every word"),
         ({"tokens": ["a"], "ner_tags": [3]}, "row 1, key 'ner_tags': got 3; expected a text"),
-        ({"words": ["a"]}, "row 1, key: got 'tokens'"),
+        ({"words": ["a"]}, "row 1, key 'tokens': got 'no such key'"),
     ],
 )
-def test_damaged_tag_row_is_named(row: object, part: str) -> None:
+def test_error_of_a_damaged_tag_row_names_the_key(row: object, part: str) -> None:
     assert part in errors_of([row], "conll")[0]
 
 
@@ -389,7 +395,7 @@ def test_damaged_tag_row_is_named(row: object, part: str) -> None:
 
 
 def test_semeval_blocks_give_text_relation_and_number(tmp_path: Path) -> None:
-    path = saved(
+    path = save(
         tmp_path / "TRAIN.TXT",
         '1\t"A <e1>lid</e1> of a "good" <e2>pot</e2>."\r\nComponent-Whole(e1,e2)\r\nComment: plain\r\n\r\n'
         '2\t"<e1>Rain</e1> and <e2>snow</e2>"\nOther\nComment:\n\n\n3\t"<e1>A</e1> <e2>b</e2>"\nOther\n',
@@ -399,19 +405,19 @@ def test_semeval_blocks_give_text_relation_and_number(tmp_path: Path) -> None:
         {"text": "<e1>Rain</e1> and <e2>snow</e2>", "id": "2", "label": "Other"},
         {"text": "<e1>A</e1> <e2>b</e2>", "id": "3", "label": "Other"},
     ]
-    assert places_of(path, "semeval") == [f"{path}, line {line}" for line in (1, 5, 10)]
+    assert locations_of(path, "semeval") == [f"{path}, line {line}" for line in (1, 5, 10)]
 
 
 @pytest.mark.parametrize("gap", ["", "\n"])
-def test_semeval_test_file_has_no_answers(tmp_path: Path, gap: str) -> None:
+def test_semeval_test_file_has_no_relations(tmp_path: Path, gap: str) -> None:
     lines = [f'{number}\t"<e1>a</e1> <e2>b{number}</e2>"\n' for number in (8, 9)]
-    found = rows_of(saved(tmp_path / "TEST.TXT", gap.join(lines)), "semeval")
-    assert [set(row) for row in found] == [{"text", "id"}] * 2
+    rows = rows_of(save(tmp_path / "TEST.TXT", gap.join(lines)), "semeval")
+    assert [set(row) for row in rows] == [{"text", "id"}] * 2
 
 
-def test_damaged_semeval_blocks_are_named_and_passed_over(tmp_path: Path) -> None:
+def test_damaged_semeval_blocks_are_reported_and_skipped(tmp_path: Path) -> None:
     good = '4\t"<e1>a</e1> <e2>b</e2>"\nOther\n\n'
-    path = saved(
+    path = save(
         tmp_path / "T.TXT",
         f'Other\nComment:\n\n1\t"no entity"\nOther\n\n{good}5\t"<e1>a</e1> <e2>b</e2>"\nOther\nCause-Effect(e1,e2)\n',
     )
@@ -419,7 +425,7 @@ def test_damaged_semeval_blocks_are_named_and_passed_over(tmp_path: Path) -> Non
     assert [message.split(":")[0] for message in messages] == [f"{path}, line {line}" for line in (1, 4, 10)]
     for message, part in zip(messages, ("a number, a tab", "<e1> exactly once", "one relation"), strict=True):
         assert part in message
-    assert len(places_of(path, "semeval")) == 4
+    assert len(locations_of(path, "semeval")) == 4
 
 
 def test_semeval_rows_of_the_hub_and_of_tables(tmp_path: Path) -> None:
@@ -428,7 +434,7 @@ def test_semeval_rows_of_the_hub_and_of_tables(tmp_path: Path) -> None:
         {"text": text, "label": "Other"},
         {"text": text},
     ]
-    assert rows_of(saved(tmp_path / "t.csv", f"text,label\n{text},Other\n"), "semeval") == [
+    assert rows_of(save(tmp_path / "t.csv", f"text,label\n{text},Other\n"), "semeval") == [
         {"text": text, "label": "Other"}
     ]
     assert "</e2> exactly once" in errors_of([{"text": text.replace("</e2>", "")}], "semeval")[0]
@@ -444,31 +450,33 @@ def tacred_record(subject: tuple[int, int], object_: tuple[int, int]) -> dict[st
     return record | {"subj_type": "PERSON", "obj_type": "ORGANIZATION"}
 
 
-def test_tacred_entities_are_marked_by_their_part(tmp_path: Path) -> None:
-    path = saved(tmp_path / "train.json", [tacred_record((0, 1), (4, 4)), tacred_record((4, 4), (0, 1))])
+def test_tacred_subject_and_object_are_marked(tmp_path: Path) -> None:
+    path = save(tmp_path / "train.json", [tacred_record((0, 1), (4, 4)), tacred_record((4, 4), (0, 1))])
     assert rows_of(path, "tacred") == [
         {
-            "text": f"<{one}>Tove Lund</{one}> works for <{other}>Nord</{other}> .",
+            "text": f"<{first}>Tove Lund</{first}> works for <{second}>Nord</{second}> .",
             "subject_type": "PERSON",
             "object_type": "ORGANIZATION",
             "label": "per:employee_of",
         }
-        for one, other in (("e1", "e2"), ("e2", "e1"))
+        for first, second in (("e1", "e2"), ("e2", "e1"))
     ]
-    assert places_of(path, "tacred")[0] == f"{path}, entry 1"
+    assert locations_of(path, "tacred")[0] == f"{path}, entry 1"
 
 
 @pytest.mark.parametrize(
     ("subject", "object_"), [((0, 1), (1, 2)), ((0, 6), (4, 4)), ((1, 0), (4, 4)), ((-1, 0), (4, 4))]
 )
-def test_tacred_entities_outside_the_text_or_one_over_the_other_are_bad(subject: Any, object_: Any) -> None:
-    assert "words of its own among 0 to 5" in errors_of([tacred_record(subject, object_)], "tacred")[0]
+def test_tacred_entities_outside_the_text_or_overlapping_are_bad_rows(subject: Any, object_: Any) -> None:
+    assert "words among 0 to 5" in errors_of([tacred_record(subject, object_)], "tacred")[0]
 
 
 def test_tacred_missing_key_is_named() -> None:
     record = tacred_record((0, 1), (4, 4))
     del record["obj_end"]
-    assert errors_of([record], "tacred")[0].startswith("row 1, key: got 'obj_end'; expected a key of the record")
+    assert errors_of([record], "tacred")[0].startswith(
+        "row 1, key 'obj_end': got 'no such key'; expected a key of that name"
+    )
     assert rows_of([{"text": "flat"}], "tacred") == [{"text": "flat"}]
 
 
@@ -485,7 +493,7 @@ ARTICLE = {
 
 @pytest.mark.parametrize("name", ["1.txt", "1.json", "1.txt.gz"])
 def test_race_article_files_hold_json(tmp_path: Path, name: str) -> None:
-    path = saved(tmp_path / name, ARTICLE)
+    path = save(tmp_path / name, ARTICLE)
     first, second = rows_of(path, "race")
     assert first == {
         "article": "Tove sells tea.",
@@ -497,14 +505,14 @@ def test_race_article_files_hold_json(tmp_path: Path, name: str) -> None:
         "label": "A",
     }
     assert (second["option_b"], second["label"]) == ("Tove", "B")
-    assert places_of(path, "race")[1] == f"{path}, question 2"
+    assert locations_of(path, "race")[1] == f"{path}, question 2"
 
 
-def test_race_rows_of_the_hub_and_our_own() -> None:
+def test_hub_rows_and_flat_rows_of_race_are_read() -> None:
     row = {"example_id": "m1", "article": "a", "question": "q", "options": list("wxyz"), "answer": "D"}
-    [found] = rows_of([row], "race")
-    assert (found["option_d"], found["label"]) == ("z", "D")
-    assert rows_of([found], "race") == [found]
+    [flat] = rows_of([row], "race")
+    assert (flat["option_d"], flat["label"]) == ("z", "D")
+    assert rows_of([flat], "race") == [flat]
 
 
 def test_damaged_race_question_leaves_the_others() -> None:
@@ -512,9 +520,11 @@ def test_damaged_race_question_leaves_the_others() -> None:
     assert errors_of([damaged], "race") == [
         "row 1, question 1, key 'options': got '3 options'; expected four; fix the record or remove it"
     ]
-    assert len(places_of([damaged], "race")) == 2
-    assert "question 2, key: got 'options'" in errors_of([ARTICLE | {"options": [list("wxyz")]}], "race")[0]
-    assert "row 1, key: got 'options'" in errors_of([{"questions": ["q"]}], "race")[0]
+    assert len(locations_of([damaged], "race")) == 2
+    assert (
+        "question 2, key 'options': got 'no such key'" in errors_of([ARTICLE | {"options": [list("wxyz")]}], "race")[0]
+    )
+    assert "row 1, key 'options': got 'no such key'" in errors_of([{"questions": ["q"]}], "race")[0]
 
 
 # --- all of them ---
@@ -537,20 +547,20 @@ def test_damaged_race_question_leaves_the_others() -> None:
         {"passage": {"questions": [{}]}},
     ],
 )
-def test_no_record_breaks_a_format(name: str, record: dict[str, object]) -> None:
-    for place, row in read_rows([record], name):
-        assert place.startswith("row 1")
+def test_formats_never_crash_on_a_record(name: str, record: dict[str, object]) -> None:
+    for location, row in read_rows([record], name):
+        assert location.startswith("row 1")
         assert isinstance(row, DataError) or row == record
 
 
 def test_formats_become_examples() -> None:
     span = Task(name="s", kind="span", format="squad", text=("question", "context"), label="answers")
-    [found] = examples_from([squad_file(squad_question(("noon", 29), ("at noon", 26), ("never", 0)))], span)
-    assert (found.target, found.answers) == ("noon", ("noon", "at noon", "never"))
-    assert found.spans == (Span(29, 33), Span(26, 33))
+    [example] = examples_from([squad_file(squad_question(("noon", 29), ("at noon", 26), ("never", 0)))], span)
+    assert (example.target, example.answers) == ("noon", ("noon", "at noon", "never"))
+    assert example.spans == (Span(29, 33), Span(26, 33))
     tags = Task(name="n", kind="tags", format="conll", labels={"PER": Label(words="person")})
-    [found] = examples_from([{"tokens": ["Hi", "Tove"], "ner_tags": ["O", "I-PER"]}], tags)
-    assert (found.texts, found.target, found.spans) == (("Hi Tove",), None, (Span(3, 7, "PER"),))
+    [example] = examples_from([{"tokens": ["Hi", "Tove"], "ner_tags": ["O", "I-PER"]}], tags)
+    assert (example.texts, example.target, example.spans) == (("Hi Tove",), None, (Span(3, 7, "PER"),))
     labels = {"false": Label(words="no", also=("0",)), "true": Label(words="yes", also=("1",))}
     judged = Task(name="m", format="multirc", text=("question", "answer", "paragraph"), labels=labels)
     assert [(row.target, row.group) for row in examples_from([multirc_record()], judged)] == [

@@ -13,10 +13,18 @@ from softcue.errors import ConfigurationError, DataError
 from softcue.evaluation import check_metric
 from softcue.evaluation.transfer import transfer_between
 from softcue.tasks import examples_from
-from softcue.tasks.catalogue import LIBRARY, find_task, library_names, library_task, located, places, sources
+from softcue.tasks.catalogue import (
+    LIBRARY,
+    find_task,
+    library_names,
+    library_task,
+    match_files,
+    sources,
+    with_local_files,
+)
 from softcue.tasks.formats import FORMATS
 from softcue.tasks.task import SPLITS, Task
-from softcue.tasks.task_docs import page, section, sizes, wording
+from softcue.tasks.task_docs import input_formats, page, section, sizes
 
 SAMPLES = {"same-request", "tickets", "urgency"}
 NAMED = {
@@ -98,12 +106,12 @@ def fields(template: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
-def test_the_papers_tasks_are_there() -> None:
+def test_library_has_the_tasks_of_the_papers() -> None:
     assert set(library_names()) == NAMED | SAMPLES
 
 
 @every
-def test_task_is_named_as_its_file_and_says_all(task: Task) -> None:
+def test_task_has_the_name_of_its_file_and_all_fields(task: Task) -> None:
     assert library_task(task.name) is library_task(task.name)
     assert yaml.safe_load((LIBRARY / f"{task.name}.yaml").read_text("utf-8"))["name"] == task.name
     assert re.fullmatch(r"[A-Z].*\.", task.description)
@@ -113,18 +121,18 @@ def test_task_is_named_as_its_file_and_says_all(task: Task) -> None:
 
 
 @every
-def test_wordings_use_the_columns(task: Task) -> None:
+def test_templates_use_the_columns(task: Task) -> None:
     read = task.text[:-1] if task.kind == "referent" else task.text
     assert fields(task.template or "".join(f"{{{name}}}" for name in task.text)) == set(read)
     if len(task.text) > 2:
         assert len(task.sentences) == 2  # the plain columns would be one long text
     if task.sentences and task.kind != "span":  # an encoder marks the answer in the text; it needs no list of entities
         assert set().union(*map(fields, task.sentences)) == set(task.text)
-    assert "{" not in "".join(wording(task).values())
+    assert "{" not in "".join(input_formats(task).values())
 
 
 @every
-def test_labels_can_be_told_apart(task: Task) -> None:
+def test_labels_are_distinct(task: Task) -> None:
     assert bool(task.labels) == (task.kind in ("classification", "tags", "referent"))
     assert len(set(task.label_words)) == len(task.labels)
     values = Counter(value for name, label in task.labels.items() for value in (name, *label.also))
@@ -136,7 +144,7 @@ def test_labels_can_be_told_apart(task: Task) -> None:
 
 
 @every_published
-def test_figures_add_up(task: Task) -> None:
+def test_published_label_counts_add_up(task: Task) -> None:
     assert task.published
     for size in (*task.published.values(), *task.parts.values()):
         assert set(size.labels) <= set(task.labels)
@@ -152,7 +160,7 @@ def test_figures_add_up(task: Task) -> None:
 
 
 @every_published
-def test_rows_come_from_known_places(task: Task) -> None:
+def test_rows_come_from_known_sources(task: Task) -> None:
     for split in SPLITS:
         source = getattr(task, split)
         assert not source or re.fullmatch(r"hub:[\w.-]+/[\w.-]+(#[\w.-]+)?@\w+(\+\w+)*", source)
@@ -162,13 +170,13 @@ def test_rows_come_from_known_places(task: Task) -> None:
 
 
 @pytest.mark.parametrize(("key", "shares"), LESTER.items(), ids=lambda value: "-".join(value))
-def test_label_shares_are_those_of_the_paper(key: tuple[str, str], shares: dict[str, float]) -> None:
+def test_label_shares_equal_those_of_the_paper(key: tuple[str, str], shares: dict[str, float]) -> None:
     size = library_task(key[0]).published[key[1]]
     for name, share in shares.items():
         assert abs(100 * size.labels[name] / size.rows - share) <= 0.1
 
 
-def test_rounds_of_anli_make_the_whole() -> None:
+def test_rounds_of_anli_add_up_to_the_whole() -> None:
     rounds = [library_task(f"anli-r{number}").published for number in (1, 2, 3)]
     for split, size in library_task("anli").published.items():
         assert size.rows == sum(published[split].rows for published in rounds)
@@ -284,7 +292,7 @@ ROWS: list[tuple[str, dict[str, Any], object]] = [
 
 
 @pytest.mark.parametrize(("name", "row", "target"), ROWS, ids=lambda value: value if isinstance(value, str) else "")
-def test_rows_of_public_releases_are_understood(name: str, row: dict[str, Any], target: object) -> None:
+def test_rows_of_public_releases_are_read(name: str, row: dict[str, Any], target: object) -> None:
     assert examples_from([row], library_task(name))[0].target == target
 
 
@@ -305,7 +313,7 @@ def task_file(folder: Path, text: str) -> Path:
     return path
 
 
-def test_own_file_is_a_task_with_paths_beside_it(tmp_path: Path) -> None:
+def test_paths_of_a_task_file_are_relative_to_it(tmp_path: Path) -> None:
     text = "text: [message]\nlabel: team\ntrain: rows/train.csv\ntest: hub:me/teams@test\nvalidation: /rows/v.csv\n"
     task = find_task(task_file(tmp_path, text))
     assert (task.name, task.text, task.label) == ("teams", ("message",), "team")
@@ -339,7 +347,7 @@ def test_name_is_a_library_task() -> None:
         ("day: 2024-99-99", ["task file", "valid YAML"]),
     ],
 )
-def test_mistakes_in_own_file_are_named(text: str, parts: list[str], tmp_path: Path) -> None:
+def test_error_of_a_task_file_names_the_key(text: str, parts: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         find_task(task_file(tmp_path, text))
     for part in parts:
@@ -359,7 +367,7 @@ def toy(**files: tuple[str, ...]) -> Task:
     return Task(name="toy", train="hub:me/toy@train", files=files)
 
 
-def test_first_place_that_is_there_counts(tmp_path: Path) -> None:
+def test_first_pattern_with_files_is_used(tmp_path: Path) -> None:
     for name in ("b/2.csv", "b/1.csv", "c.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text,label\nhello,a\n")
@@ -368,11 +376,11 @@ def test_first_place_that_is_there_counts(tmp_path: Path) -> None:
         "train": [tmp_path / "b/1.csv", tmp_path / "b/2.csv"],
         "test": [tmp_path / "c.csv"],
     }
-    assert places(task, tmp_path)["train"][0] == "b/*.csv"
+    assert match_files(task, tmp_path)["train"][0] == "b/*.csv"
     assert len(examples_from(sources(task, tmp_path)["train"], task)) == 2
     with pytest.raises(DataError, match="one file for train"):
-        located(task, tmp_path)
-    moved = located(toy(test=("c.csv",)), tmp_path)
+        with_local_files(task, tmp_path)
+    moved = with_local_files(toy(test=("c.csv",)), tmp_path)
     assert (moved.train, moved.validation, moved.test) == ("", "", str(tmp_path / "c.csv"))
 
 
@@ -381,16 +389,16 @@ def test_missing_files_are_listed(tmp_path: Path) -> None:
         sources(toy(train=("a/*.csv",), test=("b.csv",)), tmp_path)
     with pytest.raises(DataError, match="names no files"):
         sources(toy(), tmp_path)
-    with pytest.raises(DataError, match="a folder that is there"):
+    with pytest.raises(DataError, match="an existing folder"):
         sources(toy(train=("a.csv",)), tmp_path / "none")
-    with pytest.raises(ConfigurationError, match="places below a data folder"):
+    with pytest.raises(ConfigurationError, match="paths below a data folder"):
         sources(toy(train=("/a.csv",)), tmp_path)
 
 
 # --- the page ---
 
 
-def test_page_tells_of_every_task() -> None:
+def test_page_describes_every_task() -> None:
     text = page(TASKS)
     for task in TASKS:
         assert f"\n## {task.name}\n" in text
@@ -404,12 +412,14 @@ def test_sizes_are_counted_or_published() -> None:
     assert sizes(library_task("axb")) == {"test": 1104}
 
 
-def test_wordings_of_t5() -> None:
-    assert {name: wording(library_task(name))["reads"] for name in ("boolq", "multirc", "record", "squad", "wsc")} == {
+def test_templates_equal_those_of_t5() -> None:
+    assert {
+        name: input_formats(library_task(name))["reads"] for name in ("boolq", "multirc", "record", "squad", "wsc")
+    } == {
         "boolq": "passage: [passage] question: [question]",
         "multirc": "question: [question] answer: [answer] paragraph: [paragraph]",
         "record": "query: [query] entities: [entities] passage: [passage]",
         "squad": "question: [question] context: [context]",
         "wsc": "[text]",
     }
-    assert wording(library_task("stsb"))["writes"] == "the number, from 0 to 5 in steps of 0.2"
+    assert input_formats(library_task("stsb"))["writes"] == "the number, from 0 to 5 in steps of 0.2"

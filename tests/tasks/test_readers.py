@@ -13,20 +13,20 @@ import pyarrow.parquet
 import pytest
 
 from softcue.errors import DataError, MissingExtraError
-from softcue.tasks import readers
+from softcue.tasks import Task, examples_from, readers
 from softcue.tasks.readers import name_of, read_rows
 
 ROWS = [{"text": "hello there", "label": "greeting"}, {"text": "see you", "label": "farewell"}]
 
 
 def values_of(source: Any) -> list[dict[str, object]]:
-    found = [row for _, row in read_rows(source)]
-    assert not [str(row) for row in found if isinstance(row, DataError)]
-    return [dict(row) for row in found if not isinstance(row, DataError)]
+    rows = [row for _, row in read_rows(source)]
+    assert not [str(row) for row in rows if isinstance(row, DataError)]
+    return [dict(row) for row in rows if not isinstance(row, DataError)]
 
 
-def places_of(source: Any) -> list[str]:
-    return [place for place, _ in read_rows(source)]
+def locations_of(source: Any) -> list[str]:
+    return [location for location, _ in read_rows(source)]
 
 
 def message_of(source: Any) -> str:
@@ -42,13 +42,13 @@ def errors_of(source: Any) -> list[str]:
     return [str(row) for _, row in read_rows(source) if isinstance(row, DataError)]
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
+def write_file(folder: Path, name: str, content: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def saved(folder: Path, suffix: str) -> Path:
+def save_rows(folder: Path, suffix: str) -> Path:
     path = folder / f"rows{suffix}"
     if suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
@@ -61,7 +61,7 @@ def saved(folder: Path, suffix: str) -> Path:
     else:
         part = {".csv": ",", ".v2.csv": ",", ".tsv": "\t"}[kind]
         text = "\n".join([part.join(ROWS[0]), *(part.join(row.values()) for row in ROWS)]) + "\n"
-    return written(folder, path.name, gzip.compress(text.encode()) if suffix.lower().endswith(".gz") else text)
+    return write_file(folder, path.name, gzip.compress(text.encode()) if suffix.lower().endswith(".gz") else text)
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,41 @@ def saved(folder: Path, suffix: str) -> Path:
 )
 @pytest.mark.parametrize("as_string", [True, False])
 def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_string: bool) -> None:
-    path = saved(tmp_path, suffix)
+    path = save_rows(tmp_path, suffix)
     assert values_of(str(path) if as_string else path) == ROWS
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".csv.gz"])
+def test_missing_column_of_a_file_names_it_and_the_columns_that_exist(tmp_path: Path, suffix: str) -> None:
+    path = save_rows(tmp_path, suffix)
+    location = locations_of(path)[0]
+    with pytest.raises(DataError) as caught:
+        examples_from(path, Task(name="t", text=("message",)))
+    assert str(caught.value) == (
+        f"{location}, column 'message': got 'no such column'; expected a column of that name; "
+        f"known: {', '.join(sorted(ROWS[0]))}"
+    )
+
+
+@pytest.mark.parametrize("source", [ROWS, pandas.DataFrame(ROWS)], ids=["list", "frame"])
+def test_missing_column_of_rows_in_memory_names_it_and_the_columns_that_exist(source: Any) -> None:
+    task = Task(name="t", label="team", columns={"team": ("gold", "class")})
+    with pytest.raises(DataError) as caught:
+        examples_from(source, task)
+    assert str(caught.value) == (
+        "row 1, column 'team': got 'no such column'; expected a column of that name or 'gold' or 'class'; "
+        f"did you mean 'text'? known: {', '.join(sorted(ROWS[0]))}"
+    )
 
 
 @pytest.mark.parametrize("source", [ROWS, tuple(ROWS), pandas.DataFrame(ROWS)], ids=["list", "tuple", "frame"])
 def test_rows_in_memory_give_the_same_rows(source: Any) -> None:
     assert values_of(source) == ROWS
-    assert places_of(source) == ["row 1", "row 2"]
+    assert locations_of(source) == ["row 1", "row 2"]
 
 
 def test_tsv_keeps_raw_quotes_as_in_glue(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.tsv", 'text\tlabel\n"unclosed\ta\nit said "yes" twice"\tb\n')
+    path = write_file(tmp_path, "rows.tsv", 'text\tlabel\n"unclosed\ta\nit said "yes" twice"\tb\n')
     assert values_of(path) == [
         {"text": '"unclosed', "label": "a"},
         {"text": 'it said "yes" twice"', "label": "b"},
@@ -102,45 +125,45 @@ def test_tsv_keeps_raw_quotes_as_in_glue(tmp_path: Path) -> None:
 
 
 def test_csv_reads_quoted_commas_quotes_and_newlines(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.csv", 'text,label\n"one, two",a\n"she said ""no""",b\n"first\nsecond",c\n')
+    path = write_file(tmp_path, "rows.csv", 'text,label\n"one, two",a\n"she said ""no""",b\n"first\nsecond",c\n')
     assert [row["text"] for row in values_of(path)] == ["one, two", 'she said "no"', "first\nsecond"]
 
 
-def test_place_is_the_line_on_which_a_row_begins(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.csv", 'text,label\n"first\nsecond",a\n\nplain,b\n')
-    assert places_of(path) == [f"{path}, line 2", f"{path}, line 5"]
+def test_location_is_the_line_where_a_row_begins(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "rows.csv", 'text,label\n"first\nsecond",a\n\nplain,b\n')
+    assert locations_of(path) == [f"{path}, line 2", f"{path}, line 5"]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl"])
 def test_byte_order_mark_is_dropped(tmp_path: Path, name: str) -> None:
     text = '{"text": "hi"}\n' if name.endswith("jsonl") else "text\nhi\n"
-    assert values_of(written(tmp_path, name, b"\xef\xbb\xbf" + text.encode())) == [{"text": "hi"}]
+    assert values_of(write_file(tmp_path, name, b"\xef\xbb\xbf" + text.encode())) == [{"text": "hi"}]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.jsonl"])
-def test_windows_line_ends_leave_no_trace(tmp_path: Path, name: str) -> None:
+def test_windows_line_ends_are_removed(tmp_path: Path, name: str) -> None:
     text = '{"text": "hi"}\r\n\r\n' if name.endswith("jsonl") else "text\r\nhi\r\n\r\n"
-    assert values_of(written(tmp_path, name, text)) == [{"text": "hi"}]
+    assert values_of(write_file(tmp_path, name, text)) == [{"text": "hi"}]
 
 
 def test_line_separator_inside_json_text_does_not_end_the_line(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.jsonl", '{"text": "one\u2028two"}\n')
+    path = write_file(tmp_path, "rows.jsonl", '{"text": "one\u2028two"}\n')
     assert values_of(path) == [{"text": "one\u2028two"}]
 
 
 def test_long_csv_field_is_read_whole(tmp_path: Path) -> None:
-    assert len(str(values_of(written(tmp_path, "rows.csv", "text\n" + "a" * 200_000))[0]["text"])) == 200_000
+    assert len(str(values_of(write_file(tmp_path, "rows.csv", "text\n" + "a" * 200_000))[0]["text"])) == 200_000
 
 
 def test_json_values_keep_their_types(tmp_path: Path) -> None:
-    assert values_of(written(tmp_path, "rows.jsonl", '{"a": null, "b": 1.5, "c": true}')) == [
+    assert values_of(write_file(tmp_path, "rows.jsonl", '{"a": null, "b": 1.5, "c": true}')) == [
         {"a": None, "b": 1.5, "c": True}
     ]
 
 
 @pytest.mark.parametrize("name", ["empty.csv", "empty.tsv", "empty.jsonl", "empty.csv.gz"])
 def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
-    assert values_of(written(tmp_path, name, "")) == []
+    assert values_of(write_file(tmp_path, name, "")) == []
 
 
 @pytest.mark.parametrize(
@@ -151,7 +174,7 @@ def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
         ("rows.tsv", "text\tlabel\na\tb\tc\n", 2, ["'3 fields'", "expected 2", "quote or fix"]),
         ("rows.csv", 'text,label\n"a"b,c\n', 2, ["expected after", "well-formed fields", "fix the quoting"]),
         ("rows.csv", 'text,label\na,b\n"open,c\nd,e\n', 3, ["end of data", "well-formed", "fix the quoting"]),
-        ("rows.csv", "text,text,label\na,b,c\n", 1, ["'text'", "a name of its own", "rename one"]),
+        ("rows.csv", "text,text,label\na,b,c\n", 1, ["'text'", "a different name", "rename one"]),
         ("rows.jsonl", '{"a": 1}\n{"a": \n', 2, ['{"a": ', "one JSON object", "fix it: Expecting"]),
         ("rows.jsonl", "[" * 100_000, 1, ["[[[", "one JSON object per line", "fix it"]),
         ("rows.jsonl", '{"a": 1}\n\n["a"]\n', 3, ['["a"]', "expected a JSON object", "write {...}"]),
@@ -160,10 +183,10 @@ def test_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
         ("rows.jsonl", '{"a": 1}\n'.encode("utf-16"), 1, ["byte 0xff", "UTF-8 text", "iconv"]),
     ],
 )
-def test_unreadable_line_is_named_with_file_and_reason(
+def test_error_of_an_unreadable_line_names_file_and_reason(
     tmp_path: Path, name: str, content: str | bytes, line: int, parts: list[str]
 ) -> None:
-    path = written(tmp_path, name, content)
+    path = write_file(tmp_path, name, content)
     message = message_of(path)
     assert message.startswith(f"{path}, line {line}")
     for part in parts:
@@ -171,36 +194,36 @@ def test_unreadable_line_is_named_with_file_and_reason(
 
 
 def test_reading_goes_on_after_a_bad_row(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.csv", 'text,label\na,b\nonly\n"x"y,z\nc,d\n')
-    assert places_of(path) == [f"{path}, line {line}" for line in (2, 3, 4, 5)]
+    path = write_file(tmp_path, "rows.csv", 'text,label\na,b\nonly\n"x"y,z\nc,d\n')
+    assert locations_of(path) == [f"{path}, line {line}" for line in (2, 3, 4, 5)]
     assert [message.split(":")[0] for message in errors_of(path)] == [f"{path}, line 3", f"{path}, line 4"]
-    path = written(tmp_path, "rows.jsonl", '{"a": \n[1]\n{"a": 1}\n')
-    assert places_of(path) == [f"{path}, line {line}" for line in (1, 2, 3)]
+    path = write_file(tmp_path, "rows.jsonl", '{"a": \n[1]\n{"a": 1}\n')
+    assert locations_of(path) == [f"{path}, line {line}" for line in (1, 2, 3)]
     assert len(errors_of(path)) == 2
     assert len(errors_of([3, {"text": "hi"}, None])) == 2
 
 
 def test_carriage_returns_alone_end_the_lines_of_a_table(tmp_path: Path) -> None:
-    assert values_of(written(tmp_path, "rows.csv", "text,label\rhi,a\rho,b")) == [
+    assert values_of(write_file(tmp_path, "rows.csv", "text,label\rhi,a\rho,b")) == [
         {"text": "hi", "label": "a"},
         {"text": "ho", "label": "b"},
     ]
 
 
 def test_quoted_windows_line_end_is_kept_as_written(tmp_path: Path) -> None:
-    assert values_of(written(tmp_path, "rows.csv", 'text\r\n"one\r\ntwo"\r\n')) == [{"text": "one\r\ntwo"}]
+    assert values_of(write_file(tmp_path, "rows.csv", 'text\r\n"one\r\ntwo"\r\n')) == [{"text": "one\r\ntwo"}]
 
 
-def test_quote_left_open_is_found_without_reading_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_quote_is_an_error_within_the_field_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "FIELD_LIMIT", 1000)
-    path = written(tmp_path, "rows.csv", 'text\nfine\n"open\n' + "more\n" * 10_000)
+    path = write_file(tmp_path, "rows.csv", 'text\nfine\n"open\n' + "more\n" * 10_000)
     message = message_of(path)
     assert message.startswith(f"{path}, line 3: got 'field larger than field limit (1000)'; expected well-formed")
 
 
-def test_wide_characters_across_chunks_stay_whole(tmp_path: Path) -> None:
+def test_multibyte_characters_across_chunks_are_decoded(tmp_path: Path) -> None:
     text = "\u00e9\u20ac\U0001f600" * 20_000
-    assert values_of(written(tmp_path, "rows.jsonl", json.dumps({"text": text}, ensure_ascii=False))) == [
+    assert values_of(write_file(tmp_path, "rows.jsonl", json.dumps({"text": text}, ensure_ascii=False))) == [
         {"text": text}
     ]
 
@@ -208,21 +231,21 @@ def test_wide_characters_across_chunks_stay_whole(tmp_path: Path) -> None:
 # --- json ---
 
 
-def test_json_object_of_objects_is_its_values(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.json", json.dumps({"0": ROWS[0], "x": ROWS[1]}))
+def test_json_object_of_objects_gives_its_values(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "rows.json", json.dumps({"0": ROWS[0], "x": ROWS[1]}))
     assert values_of(path) == ROWS
-    assert places_of(path) == [f"{path}, entry 0", f"{path}, entry x"]
+    assert locations_of(path) == [f"{path}, entry 0", f"{path}, entry x"]
 
 
 def test_other_json_object_is_one_record(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.json", '{"version": 1, "data": {"a": 1}}')
+    path = write_file(tmp_path, "rows.json", '{"version": 1, "data": {"a": 1}}')
     assert list(read_rows(path)) == [(str(path), {"version": 1, "data": {"a": 1}})]
 
 
-def test_json_list_with_another_value_goes_on(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.json", '[{"a": 1}, 3, {"a": 2}]')
+def test_json_list_is_read_on_after_a_bad_value(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "rows.json", '[{"a": 1}, 3, {"a": 2}]')
     assert errors_of(path) == [f"{path}, entry 2: got 3; expected a JSON object; write {{...}} there"]
-    assert len(places_of(path)) == 3
+    assert len(locations_of(path)) == 3
 
 
 @pytest.mark.parametrize(
@@ -235,8 +258,8 @@ def test_json_list_with_another_value_goes_on(tmp_path: Path) -> None:
         (b'[{"a":\n"\xe9"}]', ["line 2: got 'byte 0xe9'; expected UTF-8 text"]),
     ],
 )
-def test_damaged_json_is_named(tmp_path: Path, content: str | bytes, parts: list[str]) -> None:
-    message = message_of(written(tmp_path, "rows.json", content))
+def test_error_of_damaged_json_names_the_line(tmp_path: Path, content: str | bytes, parts: list[str]) -> None:
+    message = message_of(write_file(tmp_path, "rows.json", content))
     for part in (str(tmp_path), *parts):
         assert part in message
 
@@ -254,7 +277,7 @@ def test_damaged_gz_file_is_a_clear_error(tmp_path: Path, name: str, damage: str
         "plain": b"a,b\n1,2\n",
         "flipped": packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 4]) + packed[middle + 4 :],
     }[damage]
-    path = written(tmp_path, name, content)
+    path = write_file(tmp_path, name, content)
     with pytest.raises(DataError) as caught:
         list(read_rows(path))
     assert str(caught.value).startswith(f"data file: got '{path}'; expected an undamaged gz file; fetch it again: ")
@@ -262,7 +285,7 @@ def test_damaged_gz_file_is_a_clear_error(tmp_path: Path, name: str, damage: str
 
 @pytest.mark.parametrize("name", ["rows.csv.gz", "rows.jsonl.gz"])
 def test_decompressed_size_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    path = written(tmp_path, name, gzip.compress(b"text\n" + b"a\n" * 50_000))
+    path = write_file(tmp_path, name, gzip.compress(b"text\n" + b"a\n" * 50_000))
     monkeypatch.setattr(readers, "SIZE_LIMIT", 1000)
     with pytest.raises(DataError) as caught:
         list(read_rows(path))
@@ -270,22 +293,22 @@ def test_decompressed_size_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f"data file: got '{path}'; expected at most 1,000 bytes once decompressed; "
         "split it into several files, as .jsonl or .parquet"
     )
-    plain = written(tmp_path, "rows.csv", "text\n" + "a\n" * 5000)
+    plain = write_file(tmp_path, "rows.csv", "text\n" + "a\n" * 5000)
     assert len(values_of(plain)) == 5000
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
-def test_file_that_is_read_whole_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_size_of_a_json_file_is_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     text = json.dumps([{"a": 1}] * 500).encode()
-    path = written(tmp_path, name, gzip.compress(text) if name.endswith("gz") else text)
+    path = write_file(tmp_path, name, gzip.compress(text) if name.endswith("gz") else text)
     assert len(values_of(path)) == 500
-    monkeypatch.setattr(readers, "WHOLE_LIMIT", 1000)
+    monkeypatch.setattr(readers, "JSON_SIZE_LIMIT", 1000)
     assert "expected at most 1,000 bytes" in message_of(path)
 
 
-def test_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_without_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LINE_LIMIT", 100)
-    path = written(tmp_path, "rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' + b" " * 5000))
+    path = write_file(tmp_path, "rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' + b" " * 5000))
     with pytest.raises(DataError, match=r"line 2: got .* expected lines of less than 100 characters; check the line"):
         list(read_rows(path))
 
@@ -294,25 +317,25 @@ def test_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_several_files_are_read_one_after_the_other(tmp_path: Path) -> None:
-    first, second = saved(tmp_path, ".csv"), saved(tmp_path, ".jsonl.gz")
+    first, second = save_rows(tmp_path, ".csv"), save_rows(tmp_path, ".jsonl.gz")
     for source in ([str(first), second], (first, second)):
         assert values_of(source) == ROWS * 2
-        assert places_of(source)[-1] == f"{second}, line 2"
+        assert locations_of(source)[-1] == f"{second}, line 2"
     assert name_of([first, second]) == f"{first}, {second}"
     assert name_of([first] * 5).endswith(" and 2 more")
 
 
-def test_missing_file_of_several_is_told_before_any_is_read(tmp_path: Path) -> None:
+def test_missing_file_of_several_is_reported_before_any_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected an existing file"):
-        read_rows([saved(tmp_path, ".csv"), tmp_path / "no.csv"])
+        read_rows([save_rows(tmp_path, ".csv"), tmp_path / "no.csv"])
 
 
 # --- files that are not there, or no files ---
 
 
 def test_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
-    written(tmp_path, "train.csv", "")
-    written(tmp_path, "notes.txt", "")
+    write_file(tmp_path, "train.csv", "")
+    write_file(tmp_path, "notes.txt", "")
     message = message_of(tmp_path / "trian.csv")
     assert f"data file: got '{tmp_path}/trian.csv'; expected an existing file" in message
     assert "did you mean 'train.csv'?" in message
@@ -323,13 +346,13 @@ def test_missing_folder_says_check_the_path(tmp_path: Path) -> None:
     assert message_of(tmp_path / "nowhere" / "rows.csv").endswith("check the path")
 
 
-def test_folder_with_a_data_suffix_is_no_file(tmp_path: Path) -> None:
+def test_folder_with_a_data_suffix_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").mkdir()
     assert "expected an existing file" in message_of(tmp_path / "rows.csv")
 
 
 def test_file_that_may_not_be_read_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, "rows.csv", "text\nhi\n")
+    path = write_file(tmp_path, "rows.csv", "text\nhi\n")
 
     def refuse(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
@@ -342,19 +365,19 @@ def test_file_that_may_not_be_read_is_a_clear_error(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.txt", "rows.gz", "rows.parquet.gz", "rows.csv.zip"])
 def test_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str) -> None:
-    message = message_of(written(tmp_path, name, "text\nhi\n"))
+    message = message_of(write_file(tmp_path, name, "text\nhi\n"))
     assert message.startswith(f"data file: got '{tmp_path / name}'; expected a name ending in .csv, .tsv, .jsonl")
     assert message.endswith("rename or convert it")
 
 
 def test_damaged_parquet_file_is_a_clear_error(tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.parquet", "not parquet")
+    path = write_file(tmp_path, "rows.parquet", "not parquet")
     message = message_of(path)
     assert f"data file: got '{path}'; expected a readable parquet file; write it again" in message
 
 
 @pytest.mark.parametrize("source", [[5], [["hello", "a"]]])
-def test_row_that_is_no_dictionary_is_named(source: Any) -> None:
+def test_error_of_a_row_that_is_no_dictionary_names_the_row(source: Any) -> None:
     message = message_of(source)
     assert message.startswith("row 1: got ")
     assert "expected a dictionary with a value per column; pass rows such as {'text'" in message
@@ -389,10 +412,10 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
 def test_hub_address_is_split_and_class_numbers_become_names(
     monkeypatch: pytest.MonkeyPatch, address: str, expected: tuple[str | None, ...]
 ) -> None:
-    asked: list[tuple[str | None, ...]] = []
+    calls: list[tuple[str | None, ...]] = []
 
     def load(name: str, configuration: str | None, split: str) -> FakeTable:
-        asked.append((name, configuration, split))
+        calls.append((name, configuration, split))
         return FakeTable([{"sentence": "good", "label": 1, "idx": 0}, {"sentence": "hidden", "label": -1, "idx": 1}])
 
     fake_hub(monkeypatch, load)
@@ -400,7 +423,7 @@ def test_hub_address_is_split_and_class_numbers_become_names(
         (f"{address}, row 1", {"sentence": "good", "label": "positive", "idx": 0}),
         (f"{address}, row 2", {"sentence": "hidden", "label": -1, "idx": 1}),  # GLUE hides test labels
     ]
-    assert asked == [expected]
+    assert calls == [expected]
 
 
 def test_real_class_labels_are_named() -> None:

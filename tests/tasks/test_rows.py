@@ -28,7 +28,7 @@ def message_of(source: Any, task: Task, needs_target: bool = True) -> str:
     return str(caught.value)
 
 
-def test_texts_and_targets_come_from_the_task_s_columns() -> None:
+def test_texts_and_targets_come_from_the_columns_of_the_task() -> None:
     rows = [{"second": "b", "first": "a", "label": " x ", "other": 3}]
     assert examples_from(rows, PAIRS) == [Example(("a", "b"), "x")]
 
@@ -56,7 +56,7 @@ def test_labels_of_any_plain_type_become_text(value: object, label: str) -> None
     assert examples_from([{"text": "hi", "label": value}], OPEN)[0].target == label
 
 
-def test_class_numbers_survive_a_frame_with_gaps() -> None:
+def test_class_numbers_of_a_data_frame_with_gaps_stay_integers() -> None:
     frame = pandas.DataFrame({"text": ["a", "b", "c"], "label": [0, 1, None]}).dropna()
     assert [row.target for row in examples_from(frame, OPEN)] == ["0", "1"]
 
@@ -67,13 +67,13 @@ def test_scores_are_read_as_numbers(value: object) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "text,label\n", "text,label\r\n\r\n"])
-def test_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
+def test_file_without_rows_is_an_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(content)
     assert message_of(path, OPEN) == (f"data: got '{path}'; expected at least one row below the header; check the file")
 
 
-def test_no_rows_in_memory_are_refused() -> None:
+def test_no_rows_in_memory_are_an_error() -> None:
     for rows in ([], pandas.DataFrame({"text": [], "label": []})):
         assert message_of(rows, OPEN).startswith("data: got 'the rows given'; expected at least one row")
 
@@ -82,13 +82,13 @@ def test_missing_column_suggests_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("texts,label,extra\nhi,a,b\n")
     assert message_of(path, OPEN) == (
-        f"{path}, line 2, column: got 'text'; expected a column of the data; "
+        f"{path}, line 2, column 'text': got 'no such column'; expected a column of that name; "
         "did you mean 'texts'? known: extra, label, texts"
     )
 
 
 @pytest.mark.parametrize("value", ["", "   ", "\n", None, 3, float("nan"), pandas.NA, ["hi"]])
-def test_text_that_is_empty_or_no_text_is_refused(value: object) -> None:
+def test_empty_or_non_text_cell_is_an_error(value: object) -> None:
     message = message_of([{"text": "fine", "label": "a"}, {"text": value, "label": "a"}], OPEN)
     assert message.startswith("row 2, column 'text': got ")
     assert message.endswith("expected a text that is not empty; fill it in or remove the row")
@@ -96,20 +96,20 @@ def test_text_that_is_empty_or_no_text_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["", " ", None, float("nan"), pandas.NA, pandas.NaT, ["a"], {"a": 1}])
 @pytest.mark.parametrize("task", [OPEN, CLOSED, WRITING])
-def test_label_that_is_missing_or_no_label_is_refused(task: Task, value: object) -> None:
+def test_missing_or_invalid_label_is_an_error(task: Task, value: object) -> None:
     message = message_of([{"text": "hi", "label": value}], task)
     assert message.startswith("row 1, column 'label': got ")
     assert message.endswith("expected a label; fill it in or remove the row")
 
 
-def test_null_label_in_json_lines_is_named_with_its_line(tmp_path: Path) -> None:
+def test_error_of_a_null_label_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "hi", "label": "a"}\n{"text": "hi", "label": null}\n')
     assert message_of(path, OPEN).startswith(f"{path}, line 2, column 'label': got None; expected a label;")
 
 
 @pytest.mark.parametrize("column", ["text", "label"])
-def test_lone_surrogate_is_refused_before_anything_is_trained(tmp_path: Path, column: str) -> None:
+def test_lone_surrogate_is_an_error(tmp_path: Path, column: str) -> None:
     path = tmp_path / "rows.jsonl"
     row = '{"text": "hi", "label": "a"}'
     path.write_text(row.replace('"hi"' if column == "text" else '"a"', '"half \\ud83d"'))
@@ -130,7 +130,7 @@ def test_unknown_label_in_validation_suggests_the_nearest(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", ["high", "", None, "nan", "inf", float("nan"), [1], 10**400])
-def test_score_that_is_no_finite_number_is_refused(value: object) -> None:
+def test_score_that_is_no_finite_number_is_an_error(value: object) -> None:
     message = message_of([{"text": "hi", "score": value}], SCORES)
     assert message.startswith("row 1, column 'score': got ")
     assert message.endswith("expected a finite number; fix the row, or set task.kind=classification")
@@ -144,18 +144,18 @@ def test_labels_are_taken_from_training_rows_in_sorted_order() -> None:
 
 def test_declared_labels_keep_their_order_and_description() -> None:
     task = Task(name="t", labels={"z": Label(words="zed", description="last"), "a": Label(words="ay")})
-    found = with_labels(task, [Example(("x",), "a"), Example(("x",), "z")], {"z": "zulu"})
-    assert found.labels == {"z": Label(words="zulu", description="last"), "a": Label(words="ay")}
+    labelled = with_labels(task, [Example(("x",), "a"), Example(("x",), "z")], {"z": "zulu"})
+    assert labelled.labels == {"z": Label(words="zulu", description="last"), "a": Label(words="ay")}
 
 
-def test_words_for_an_unknown_label_are_refused() -> None:
+def test_words_for_an_unknown_label_are_an_error() -> None:
     rows = [Example(("x",), "spam"), Example(("x",), "ham")]
     with pytest.raises(DataError, match=r"task.label_words: got 'spm'; .*did you mean 'spam'\? known: ham, spam"):
         with_labels(OPEN, rows, {"spm": "junk"})
 
 
 @pytest.mark.parametrize("task", [OPEN, CLOSED])
-def test_single_class_is_refused(task: Task) -> None:
+def test_single_class_is_an_error(task: Task) -> None:
     with pytest.raises(DataError) as caught:
         with_labels(task, [Example(("x",), "spam")] * 3, {})
     assert str(caught.value) == (
@@ -164,14 +164,14 @@ def test_single_class_is_refused(task: Task) -> None:
     )
 
 
-def test_other_values_for_a_label_stand_for_it() -> None:
+def test_other_values_of_a_label_are_read_as_the_label() -> None:
     task = Task(name="t", labels={"no": Label(words="no", also=("0", "false")), "yes": Label(words="yes", also=("1",))})
     rows = [{"text": "x", "label": value} for value in (0, "yes", 1.0, False)]
     assert [row.target for row in examples_from(rows, task)] == ["no", "yes", "yes", "no"]
     assert message_of([{"text": "x", "label": 2}], task).endswith("known: no, yes")
 
 
-def test_labels_of_tags_are_those_of_the_spans() -> None:
+def test_labels_of_a_tagging_task_come_from_the_spans() -> None:
     task = Task(name="t", kind="tags")
     rows = [Example(("a b",), spans=(Span(0, 1, "B"), Span(2, 3, "A"))), Example(("c",))]
     assert with_labels(task, rows, {"A": "an A"}).label_words == ("an A", "B")
@@ -188,11 +188,12 @@ def test_columns_may_have_other_names_tried_in_order() -> None:
     rows = [{"review": "c", "sentence": "b", "text": "a", "label": "x"}, {"review": "c", "sentence": "b", "gold": "y"}]
     assert [(row.texts, row.target) for row in examples_from(rows, task)] == [(("a",), "x"), (("b",), "y")]
     assert message_of([{"txt": "a"}], task) == (
-        "row 1, column: got 'text'; expected a column of the data; did you mean 'txt'? known: txt"
+        "row 1, column 'text': got 'no such column'; expected a column of that name or 'sentence' or 'review'; "
+        "did you mean 'txt'? known: txt"
     )
 
 
-def test_rows_are_chosen_by_the_values_of_a_column() -> None:
+def test_rows_are_selected_by_the_values_of_a_column() -> None:
     task = Task(name="t", where={"tag": ("r1", "2", "true")}, columns={"tag": ("round",)})
     tags: list[dict[str, object]] = [{"tag": "r1"}, {"tag": "r2"}, {"tag": 2.0}, {}, {"tag": True}, {"round": "r3"}]
     tags.append({"tag": None})
@@ -200,7 +201,7 @@ def test_rows_are_chosen_by_the_values_of_a_column() -> None:
     assert [row.texts[0] for row in examples_from(rows, task)] == ["0", "2", "3", "4"]
 
 
-def test_rows_left_out_are_not_checked() -> None:
+def test_unselected_rows_are_not_checked() -> None:
     task = Task(name="t", where={"label": ("a", "b")}, labels=CLOSED.labels | {"a": Label(words="a")})
     rows = [{"text": "x", "label": "-"}, {"text": "", "label": "-1"}, {"text": "y", "label": "a"}]
     assert examples_from(rows, task) == [Example(("y",), "a")]
@@ -221,12 +222,12 @@ def test_answers_in_the_text_have_spans() -> None:
 
 
 @pytest.mark.parametrize("answers", ["Oslo", ["Oslo"], ("Oslo",), numpy.array(["Oslo"])])
-def test_answers_without_places_are_looked_up(answers: object) -> None:
+def test_answers_without_starts_are_searched_in_the_text(answers: object) -> None:
     [row] = examples_from([QUESTION | {"answers": answers}], ASKING)
     assert (row.target, row.spans) == ("Oslo", (Span(3, 7),))
 
 
-def test_answers_may_stand_in_the_label_column() -> None:
+def test_answers_may_be_in_the_label_column() -> None:
     task = ASKING.model_copy(update={"label": "reply"})
     assert examples_from([QUESTION | {"reply": "Oslo"}], task)[0].answers == ("Oslo",)
 
@@ -239,17 +240,17 @@ def test_prediction_rows_need_no_answers() -> None:
 @pytest.mark.parametrize(
     ("cells", "part"),
     [
-        ({}, "row 1, column: got 'answers'; expected a column of the data"),
+        ({}, "row 1, column 'answers': got 'no such column'; expected a column of that name"),
         ({"answers": []}, "row 1, column 'answers': got '[]'; expected at least one answer"),
         ({"answers": None}, "row 1, column 'answers': got None; expected at least one answer"),
         ({"answers": ["a", " "]}, "row 1, column 'answers': got ' '; expected texts that are not empty"),
-        ({"answers": ["Oslo"], "starts": [4]}, "column 'starts': got 4; expected the place of 'Oslo' in the text"),
-        ({"answers": ["Oslo"], "starts": ["3"]}, "column 'starts': got '3'; expected the place of 'Oslo'"),
+        ({"answers": ["Oslo"], "starts": [4]}, "column 'starts': got 4; expected the start of 'Oslo' in the text"),
+        ({"answers": ["Oslo"], "starts": ["3"]}, "column 'starts': got '3'; expected the start of 'Oslo'"),
         ({"answers": ["Oslo"], "starts": []}, "column 'starts': got '[]'; expected a list of 1"),
         ({"answers": ["Oslo"], "starts": 3}, "column 'starts': got None; expected a list of 1"),
     ],
 )
-def test_answers_that_do_not_fit_are_refused(cells: dict[str, object], part: str) -> None:
+def test_invalid_answers_are_an_error(cells: dict[str, object], part: str) -> None:
     assert part in message_of([QUESTION | cells], ASKING)
 
 
@@ -280,7 +281,7 @@ def test_tags_become_spans_in_order(spans: object) -> None:
         ("PER", "got 'PER'; expected a list of [start, end, label]"),
     ],
 )
-def test_tags_that_do_not_fit_are_refused(spans: object, part: str) -> None:
+def test_invalid_tags_are_an_error(spans: object, part: str) -> None:
     message = message_of([{"text": "Ann Lund", "spans": spans}], TAGGING)
     assert message.startswith("row 1, column 'spans': ")
     assert part in message
@@ -299,7 +300,7 @@ def test_free_text_may_have_several_right_answers() -> None:
     ]
 
 
-def test_group_and_options_come_along_from_formats_that_have_them() -> None:
+def test_group_and_options_are_read_from_formats_that_have_them() -> None:
     multirc = Task(name="t", format="multirc", text=("question", "answer", "paragraph"))
     row = {
         "question": "q",
@@ -328,7 +329,7 @@ def mixed(num_bad: int, num_good: int = 3) -> list[dict[str, object]]:
     return [{"text": "fine", "label": "a"}] * num_good + [{"text": "", "label": "a"}] * num_bad
 
 
-def test_several_bad_rows_are_told_together() -> None:
+def test_several_bad_rows_are_reported_together() -> None:
     assert message_of([*mixed(1), {"text": "x", "label": None}], OPEN) == (
         "data: got 'the rows given'; expected no bad rows; 2 bad rows: row 4, column 'text': got '', expected a text "
         "that is not empty; row 5, column 'label': got None, expected a label; "
@@ -345,7 +346,7 @@ def test_at_most_ten_bad_rows_are_shown_with_the_total() -> None:
     assert "; 10 bad rows: row 4" in message_of(mixed(10), OPEN)
 
 
-def test_unreadable_and_unusable_rows_are_told_together(tmp_path: Path) -> None:
+def test_unreadable_and_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,label\na,b,c\nhi,\nhi,a\n")
     message = message_of(path, OPEN)
@@ -353,39 +354,41 @@ def test_unreadable_and_unusable_rows_are_told_together(tmp_path: Path) -> None:
     assert f"; {path}, line 3, column 'label': got ''" in message
 
 
-def test_bad_rows_are_skipped_only_when_asked_and_with_a_warning() -> None:
+def test_skip_bad_rows_leaves_bad_rows_out_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="skipped") as caught:
-        found = examples_from(mixed(12, 488), OPEN, skip_bad_rows=True)
-    assert len(found) == 488
-    [message] = [str(one.message) for one in caught]
+        examples = examples_from(mixed(12, 488), OPEN, skip_bad_rows=True)
+    assert len(examples) == 488
+    [message] = [str(warning.message) for warning in caught]
     assert message.startswith("skipped 12 of 500 rows: row 489, column 'text': got '', expected a text")
     assert message.count("row ") == 10 and message.endswith("; ...")
 
 
-def test_nothing_is_warned_about_when_all_rows_are_good() -> None:
+def test_good_rows_give_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(examples_from(mixed(0), OPEN, skip_bad_rows=True)) == 3
 
 
 @pytest.mark.parametrize("num_bad", [1, 11])
-def test_nothing_but_bad_rows_is_refused_even_when_skipping(num_bad: int) -> None:
+def test_only_bad_rows_are_an_error_even_when_skipping(num_bad: int) -> None:
     with pytest.raises(DataError) as caught:
         examples_from(mixed(num_bad, 0), OPEN, skip_bad_rows=True)
     assert str(caught.value).startswith("data: got 'the rows given'; expected at least one row that is not bad; ")
     assert f"{num_bad} bad row" in str(caught.value)
 
 
-def test_column_missing_from_the_first_row_is_told_once() -> None:
+def test_column_missing_from_the_first_row_is_reported_once() -> None:
     for skip in (False, True):
         with pytest.raises(DataError) as caught:
             examples_from([{"txt": "x", "label": "a"}] * 20, OPEN, skip_bad_rows=skip)
-        assert str(caught.value).startswith("row 1, column: got 'text'; expected a column of the data")
+        assert str(caught.value).startswith(
+            "row 1, column 'text': got 'no such column'; expected a column of that name"
+        )
 
 
 def test_column_missing_from_a_later_row_is_a_bad_row() -> None:
     rows = [*mixed(0), {"text": "x"}]
-    assert message_of(rows, OPEN).startswith("row 4, column: got 'label'")
+    assert message_of(rows, OPEN).startswith("row 4, column 'label': got 'no such column'")
     with pytest.warns(UserWarning, match="skipped 1 of 4 rows"):
         assert len(examples_from(rows, OPEN, skip_bad_rows=True)) == 3
 
@@ -411,13 +414,13 @@ def test_stream_warns_at_its_end_when_skipping() -> None:
         assert next(stream, None) is None
 
 
-def test_stream_without_rows_is_refused() -> None:
+def test_stream_without_rows_is_an_error() -> None:
     with pytest.raises(DataError, match="expected at least one row"):
         list(stream_examples([], OPEN))
 
 
 @pytest.mark.parametrize(("suffix", "num_rows"), [(".jsonl", 10_000), (".csv", 2000)])  # 50 and 10 MB
-def test_large_packed_file_is_streamed_in_little_memory(tmp_path: Path, suffix: str, num_rows: int) -> None:
+def test_large_compressed_file_is_streamed_in_little_memory(tmp_path: Path, suffix: str, num_rows: int) -> None:
     path, text = tmp_path / f"rows{suffix}.gz", "word " * 1000
     line = json.dumps({"text": text, "label": "a"}) if suffix == ".jsonl" else f"{text},a"
     with gzip.open(path, "wt", compresslevel=1) as file:
@@ -432,12 +435,12 @@ def test_large_packed_file_is_streamed_in_little_memory(tmp_path: Path, suffix: 
     assert peak < 3e6
 
 
-def test_columns_of_a_users_own_that_are_called_as_formats_call_theirs_mean_nothing() -> None:
+def test_group_and_options_columns_of_a_user_are_ignored() -> None:
     row = {"text": "hi", "label": "a", "group": "north", "options": ["x", "y"]}
     assert examples_from([row], Task(name="t"))[0] == Example(("hi",), "a")
 
 
-def test_rows_left_out_of_learning_are_answered_all_the_same() -> None:
+def test_unselected_rows_are_still_read_for_prediction() -> None:
     task = Task(name="t", where={"tag": ("r1",)}, without={"label": ("-",)})
     rows = [
         {"text": "one", "label": "a", "tag": "r1"},
@@ -448,7 +451,7 @@ def test_rows_left_out_of_learning_are_answered_all_the_same() -> None:
     assert [row.texts[0] for row in examples_from(rows, task, needs_target=False)] == ["one", "two", "six"]
 
 
-def test_a_row_that_one_of_several_tasks_cannot_read_is_left_out_for_all() -> None:
+def test_row_that_is_bad_for_one_of_several_tasks_is_left_out_for_all() -> None:
     tasks = [Task(name="a"), Task(name="b", text=("message",))]
     rows = [
         {"text": "1", "message": "one"},
@@ -459,16 +462,16 @@ def test_a_row_that_one_of_several_tasks_cannot_read_is_left_out_for_all() -> No
     with pytest.raises(DataError, match=r"2 bad rows: row 2, column 'text'.*row 3, column 'message'"):
         list(stream_together(rows, tasks))
     with pytest.warns(UserWarning, match="skipped 2 of 4 rows"):
-        found = list(stream_together(rows, tasks, skip_bad_rows=True))
-    assert [[example.texts[0] for example in row] for row in found] == [["1", "one"], ["4", "four"]]
+        examples = list(stream_together(rows, tasks, skip_bad_rows=True))
+    assert [[example.texts[0] for example in row] for row in examples] == [["1", "one"], ["4", "four"]]
 
 
-def test_tasks_with_files_of_different_layouts_cannot_read_one_file() -> None:
-    with pytest.raises(ConfigurationError, match="laid out alike"):
+def test_tasks_with_different_formats_cannot_read_one_file() -> None:
+    with pytest.raises(ConfigurationError, match="have the same format"):
         list(stream_together([{"text": "1"}], [Task(name="a"), Task(name="b", format="conll")]))
 
 
-def test_a_column_that_may_be_empty_is_still_a_text() -> None:
+def test_column_that_may_be_empty_must_still_be_text() -> None:
     task = Task(name="t", text=("question", "answer"), may_be_empty=("answer",))
     assert examples_from([{"question": "why?", "answer": "", "label": "no"}], task)[0].texts == ("why?", "")
     for bad in ({"question": "", "answer": "x", "label": "no"}, {"question": "why?", "answer": None, "label": "no"}):

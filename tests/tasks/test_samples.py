@@ -42,13 +42,13 @@ def test_no_text_occurs_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_text_has_a_near_duplicate_in_another_split(name: str) -> None:
-    found = [[(words(text), text) for row in rows for text in row.texts] for rows in splits(name).values()]
+    texts_by_split = [[(words(text), text) for row in rows for text in row.texts] for rows in splits(name).values()]
     near = [
-        (one_text, two_text)
-        for first, second in combinations(found, 2)
-        for one, one_text in first
-        for two, two_text in second
-        if len(one & two) >= 0.6 * len(one | two)
+        (first_text, second_text)
+        for first_split, second_split in combinations(texts_by_split, 2)
+        for first_words, first_text in first_split
+        for second_words, second_text in second_split
+        if len(first_words & second_words) >= 0.6 * len(first_words | second_words)
     ]
     assert near == []
 
@@ -64,7 +64,7 @@ def test_labels_are_the_declared_ones_and_roughly_balanced(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_label_has_words_of_its_own_and_a_description(name: str) -> None:
+def test_every_label_has_distinct_words_and_a_description(name: str) -> None:
     task = library_task(name)
     assert len(set(task.label_words)) == len(task.labels)
     assert all(label.words and label.description for label in task.labels.values())

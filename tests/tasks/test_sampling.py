@@ -1,4 +1,4 @@
-"""Which rows are taken: splits and samples, in memory and from streams."""
+"""Held-out rows and samples, in memory and from streams."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ROWS = [Example((str(number),), "ab"[number % 2]) for number in range(30)]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
-def test_every_class_is_held_out_and_kept(share: float) -> None:
+def test_every_class_is_in_training_and_validation(share: float) -> None:
     rows = [Example((str(number),), "ab"[number % 5 == 0]) for number in range(20)]
-    kept, held = split_off(rows, share, seed=3)
-    assert sorted(kept + held, key=rows.index) == rows
-    assert {row.target for row in kept} == {row.target for row in held} == {"a", "b"}
+    train, held_out = split_off(rows, share, seed=3)
+    assert sorted(train + held_out, key=rows.index) == rows
+    assert {row.target for row in train} == {row.target for row in held_out} == {"a", "b"}
 
 
 def test_class_with_one_row_stays_in_training() -> None:
     rows = [*(Example((str(number),), "many") for number in range(9)), Example(("x",), "one")]
-    kept, held = split_off(rows, 0.3, seed=0)
-    assert rows[-1] in kept
-    assert len(held) == 3
+    train, held_out = split_off(rows, 0.3, seed=0)
+    assert rows[-1] in train
+    assert len(held_out) == 3
 
 
 def test_split_depends_on_the_seed_alone() -> None:
@@ -44,22 +44,22 @@ def test_scores_and_free_texts_are_split_as_one_class() -> None:
     assert [len(part) for part in split_off(texts, 0.2, seed=0, by_class=False)] == [8, 2]
 
 
-def test_sample_is_seeded_ordered_and_without_repeats() -> None:
-    found = sample(ROWS, 10, seed=4)
-    assert found == sample(ROWS, 10, seed=4) != sample(ROWS, 10, seed=5)
-    assert len(found) == len(set(found)) == 10
-    assert found == sorted(found, key=ROWS.index)
+def test_sample_is_seeded_ordered_and_without_duplicates() -> None:
+    sampled = sample(ROWS, 10, seed=4)
+    assert sampled == sample(ROWS, 10, seed=4) != sample(ROWS, 10, seed=5)
+    assert len(sampled) == len(set(sampled)) == 10
+    assert sampled == sorted(sampled, key=ROWS.index)
     assert sample(ROWS, 99, seed=4) == ROWS
 
 
-def test_copies_of_a_text_are_never_on_both_sides_of_a_split() -> None:
+def test_copies_of_a_text_are_never_split() -> None:
     rows = [Example((f"text {number % 7}",), "ab"[number % 7 % 2]) for number in range(70)]
-    kept, held = split_off(rows, 0.3, seed=1)
-    assert held and len(kept) + len(held) == 70
-    assert not {row.texts for row in kept} & {row.texts for row in held}
+    train, held_out = split_off(rows, 0.3, seed=1)
+    assert held_out and len(train) + len(held_out) == 70
+    assert not {row.texts for row in train} & {row.texts for row in held_out}
 
 
-def test_swapped_pairs_keep_what_else_a_row_has() -> None:
+def test_swapped_pairs_keep_the_other_fields_of_a_row() -> None:
     row = Example(("one", "two"), "same", group="7", options=("same", "other"))
     assert with_swapped([row])[1] == Example(("two", "one"), "same", group="7", options=("same", "other"))
 
@@ -68,14 +68,14 @@ GROUPED = [Example((f"answer {number}",), "yes", group=f"question {number // 4}"
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_that_are_scored_together_are_sampled_and_held_out_together(seed: int) -> None:
-    found = sample(GROUPED, 10, seed)
-    assert len(found) == 8  # two questions of four; a third would be too many
-    kept, held = split_off(GROUPED, 0.2, seed)
-    assert len(kept) + len(held) == 40
+def test_groups_are_sampled_and_held_out_as_a_whole(seed: int) -> None:
+    sampled = sample(GROUPED, 10, seed)
+    assert len(sampled) == 8  # two questions of four; a third would be too many
+    train, held_out = split_off(GROUPED, 0.2, seed)
+    assert len(train) + len(held_out) == 40
     train, validation = few_shot(GROUPED, 5, 10, seed)
     assert not {row.group for row in train} & {row.group for row in validation}
-    for part in (found, held):
+    for part in (sampled, held_out):
         counts = Counter(row.group for row in part)
         assert set(counts.values()) == {4}
 
@@ -92,10 +92,10 @@ def numbers(rows: list[Example]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 19, 20, 99])
-def test_sample_of_a_stream_is_that_of_rows_in_memory(num_rows: int, seed: int) -> None:
-    found = sample_examples(DICTS, OPEN, num_rows, seed)
-    assert found == sample(examples_from(DICTS, OPEN), num_rows, seed)
-    assert len(found) == min(num_rows, 20)
+def test_sample_of_a_stream_equals_the_sample_of_rows_in_memory(num_rows: int, seed: int) -> None:
+    sampled = sample_examples(DICTS, OPEN, num_rows, seed)
+    assert sampled == sample(examples_from(DICTS, OPEN), num_rows, seed)
+    assert len(sampled) == min(num_rows, 20)
 
 
 def test_every_row_has_the_same_chance() -> None:
@@ -106,7 +106,7 @@ def test_every_row_has_the_same_chance() -> None:
     assert all(100 < count < 200 for count in counts)  # 150 expected, standard deviation 11
 
 
-def test_rows_that_are_not_taken_are_checked_too() -> None:
+def test_rows_outside_the_sample_are_checked_too() -> None:
     rows = [*DICTS, {"text": "", "label": "a"}]
     with pytest.raises(DataError, match="row 21, column 'text'"):
         sample_examples(rows, OPEN, 1, seed=0)
@@ -120,15 +120,15 @@ def test_sample_of_a_large_file_needs_little_memory(tmp_path: Path) -> None:
         for number in range(2000):
             file.write(json.dumps({"text": f"text {number} " + "word " * 500, "label": "a"}) + "\n")
     tracemalloc.start()
-    found = sample_examples(path, OPEN, 10, seed=1)
+    sampled = sample_examples(path, OPEN, 10, seed=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found) == 10 and numbers(found) == sorted(numbers(found))
+    assert len(sampled) == 10 and numbers(sampled) == sorted(numbers(sampled))
     assert peak < 3e6
 
 
-def test_questions_about_one_text_stay_on_one_side() -> None:
+def test_questions_about_one_text_are_never_split() -> None:
     rows = [Example((f"q{number}", f"text {number // 5}"), "a", answers=("a",)) for number in range(50)]
-    kept, held = split_off(rows, 0.3, seed=0)
-    assert len(held) == 15
-    assert not {row.texts[1] for row in kept} & {row.texts[1] for row in held}
+    train, held_out = split_off(rows, 0.3, seed=0)
+    assert len(held_out) == 15
+    assert not {row.texts[1] for row in train} & {row.texts[1] for row in held_out}

@@ -9,20 +9,20 @@ from softcue.errors import ConfigurationError
 from softcue.tasks import Label, Task, library_names, library_task
 
 
-def test_one_text_is_its_own_source() -> None:
+def test_single_text_is_the_source() -> None:
     assert Task(name="t").source(("hello {text} %s",)) == "hello {text} %s"
 
 
-def test_two_texts_are_named_by_their_columns() -> None:
+def test_two_texts_follow_the_names_of_their_columns() -> None:
     assert Task(name="t", text=("premise", "claim")).source(("A.", "B.")) == "premise: A. claim: B."
 
 
-def test_template_words_the_source() -> None:
+def test_template_is_filled_with_the_texts() -> None:
     task = Task(name="t", text=("a", "b"), template="{{set}} is {b} after {a}? {a}")
     assert task.source(("{b}", "x")) == "{set} is x after {b}? {b}"
 
 
-def test_template_takes_column_names_as_they_are() -> None:
+def test_template_accepts_any_column_name() -> None:
     task = Task(name="t", text=("review.text", "items[0]"), template="{items[0]}: {review.text}")
     assert task.source(("fine", "cup")) == "cup: fine"
 
@@ -41,7 +41,7 @@ def test_template_takes_column_names_as_they_are() -> None:
         ("{first!r} {second}", "plain {column} fields without a format"),
     ],
 )
-def test_bad_template_is_refused_with_its_reason(template: str, complaint: str) -> None:
+def test_bad_template_is_an_error_with_its_reason(template: str, complaint: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Task(name="t", text=("first", "second"), template=template)
     assert complaint in caught.value.errors()[0]["msg"]
@@ -61,27 +61,27 @@ def test_encoders_read_two_columns_as_they_are_and_more_as_one_text_or_by_templa
     assert (worded.for_encoder(("1", "2", "3")), worded.num_sentences) == (("3", "1 2"), 2)
 
 
-def test_a_referent_is_never_in_what_a_text_to_text_backbone_reads() -> None:
+def test_source_text_never_contains_the_referent() -> None:
     labels = {"true": Label(words="yes"), "false": Label(words="no")}
     task = Task(name="t", kind="referent", text=("text", "candidate"), labels=labels, positive="true")
     assert task.source(("*He* left.", "Ben")) == "*He* left."
     worded = Task(**task.model_dump() | {"template": "who: {text}"})
     assert worded.source(("a", "b")) == "who: a"
-    with pytest.raises(ValidationError, match="which of them says"):
+    with pytest.raises(ValidationError, match="the one for a last text"):
         Task(name="t", kind="referent", text=("text", "candidate"), labels=labels)
 
 
-def test_a_value_cannot_stand_for_two_labels() -> None:
+def test_value_of_two_labels_is_an_error() -> None:
     with pytest.raises(ValidationError, match="'1' for one label only"):
         Task(name="t", labels={"yes": Label(words="yes", also=("1",)), "no": Label(words="no", also=("1",))})
 
 
-def test_values_of_data_files_stand_for_labels() -> None:
+def test_values_of_data_files_are_mapped_to_labels() -> None:
     task = Task(name="t", labels={"yes": Label(words="yes", also=("1", "true")), "no": Label(words="no", also=("0",))})
     assert [task.label_of(value) for value in ("yes", "true", "0", "2")] == ["yes", "yes", "no", None]
 
 
-def test_unknown_keys_are_refused() -> None:
+def test_unknown_keys_are_an_error() -> None:
     values: dict[str, Any] = {"name": "t", "lables": {}}
     with pytest.raises(ValidationError, match="lables"):
         Task.model_validate(values)
@@ -117,7 +117,7 @@ def test_unknown_library_task_suggests_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("kind", ["span", "tags"])
-def test_what_answers_stand_in_is_read_as_it_is(kind: str) -> None:
-    with pytest.raises(ValidationError, match="because the answer stands in it"):
+def test_extractive_task_must_read_the_plain_last_text(kind: str) -> None:
+    with pytest.raises(ValidationError, match="because the target is a span of it"):
         Task(name="t", kind=kind, sentences=("Find names: {text}",))  # type: ignore[arg-type]
     assert Task(name="t", kind=kind, sentences=("{text}",)).num_sentences == 1  # type: ignore[arg-type]

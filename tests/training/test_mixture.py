@@ -227,7 +227,7 @@ def test_a_finished_mixture_is_not_overwritten_and_resumes_as_itself(
         (["tickets"], [], "at least two different tasks"),
         (["tickets", "tickets"], [], "at least two different tasks"),
         (["tickets", "nonsense"], [], "a task that comes with softcue"),
-        (["tickets", "urgency"], ["task.text=message"], "nothing of one task beside mixture.tasks"),
+        (["tickets", "urgency"], ["task.text=message"], "no setting of a single task beside mixture.tasks"),
         (["tickets", "urgency"], ["mixture.cap=0"], "greater than or equal to 1"),
         (["tickets", "urgency"], ["mixture.temperature=0.5"], "greater than or equal to 1"),
     ],

@@ -31,11 +31,11 @@ from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
 from softcue.inputs.collate import PaddingSide
-from softcue.inputs.formatter import TOKENS_AT_ONCE, Kind
-from softcue.types import Batch, Prompt, Words
+from softcue.inputs.formatter import TOKENS_AT_ONCE
+from softcue.types import BackboneKind, Batch, Prompt, Words
 
 CACHED_TOKENS = 1024  # with 8,192 in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md)
-_READINGS: dict[Kind, type[ForwardPass]] = {
+_READINGS: dict[BackboneKind, type[ForwardPass]] = {
     "encoder": EncoderPass,
     "encoder-decoder": EncoderDecoderPass,
     "decoder": DecoderPass,
@@ -59,7 +59,7 @@ class Backbone:
         )  # of states that enter a layer where late prompts do, for each
         self.folder = folder
         architecture = family_of(model.config.model_type)
-        self.kind: Kind = architecture.kind
+        self.kind: BackboneKind = architecture.kind
         self.base: Any = model.base_model
         self.layers: nn.ModuleList = self.base.get_submodule(architecture.reader.layers)
         stacks = [stack for stack in (architecture.reader, architecture.writer) if stack is not None]

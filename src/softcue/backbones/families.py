@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from softcue.errors import BackboneError, near_matches
-from softcue.inputs.formatter import Kind
+from softcue.types import BackboneKind
 
 WordHead = Callable[[Any, Tensor], Tensor]
 
@@ -39,7 +39,7 @@ class Stack:
 class Family:
     """Where things are in one family of models."""
 
-    kind: Kind
+    kind: BackboneKind
     reader: Stack  # paths, below the base model, of the layers that read the source text
     first_position: int | Literal["after padding"] | None  # None: the model takes no position numbers
     keys_values: KeysValues | None = None  # None: keys cannot be set from outside

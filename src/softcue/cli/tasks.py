@@ -65,11 +65,11 @@ def show(
     """Print one task in full: wording, labels, metrics, sizes, citation, licence."""
     from softcue.cli.output import print_json
     from softcue.tasks.catalogue import find_task
-    from softcue.tasks.task_docs import section, sizes, wording
+    from softcue.tasks.task_docs import input_formats, section, sizes
 
     task = find_task(name)
     if as_json:
-        print_json(task.model_dump(mode="json") | {"wording": wording(task), "rows": sizes(task)})
+        print_json(task.model_dump(mode="json") | {"wording": input_formats(task), "rows": sizes(task)})
     else:
         typer.echo(section(task))
 
@@ -86,7 +86,7 @@ def check(
     from softcue.tasks import library_names
     from softcue.tasks.catalogue import find_task
     from softcue.tasks.check_sizes import check as check_files
-    from softcue.tasks.check_sizes import unclaimed
+    from softcue.tasks.check_sizes import unclaimed_files
 
     found = check_files(data, [find_task(name) for name in names or library_names()])
     if all(entry.status == "absent" for entry in found):
@@ -96,7 +96,7 @@ def check(
             expected="a folder with files of the tasks",
             fix="see docs/tasks.md for their places",
         )
-    left = [] if names else unclaimed(data, found)  # whoever names tasks does not ask about others' files
+    left = [] if names else unclaimed_files(data, found)  # whoever names tasks does not ask about others' files
     num_wrong = sum(entry.is_wrong for entry in found)
     if as_json:
         print_json(

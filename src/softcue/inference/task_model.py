@@ -89,7 +89,7 @@ class TaskModel(nn.Module):
             method.insert_at,
             readout.suffix,
             readout.writes_answer,
-            readout.places,
+            readout.offset_unit,
         )
         # Where nothing trained stands between text and head, what the head reads is known in advance.
         self.knows_features = readout.summary is not None and not method.changes_reading

@@ -1,4 +1,4 @@
-"""Tokenized rows -> one padded batch, and rows in batches of similar length."""
+"""Tokenized rows to padded batches, and the grouping of rows into batches of similar length."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from softcue.types import Batch, TokenizedRow
 
 PaddingSide = Literal["left", "right"]
 
-
-NOWHERE = (-1, -1)  # a token that stands for no character of the last text
-
-
-NO_LABEL = -100  # a token that has no answer
+NOWHERE = (-1, -1)  # the offsets of a token that has no characters in the last text
+NO_LABEL = -100  # the label of a token that the loss leaves out
 
 
 def collate(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide = "right") -> Batch:
-    """Rows to one batch, padded to the longest row.
+    """Join rows to one batch, padded to the longest row.
 
     Example:
         >>> collate([TokenizedRow((5, 6), None, 0), TokenizedRow((7,), None, 0)], pad_id=0).mask.tolist()
         [[True, True], [True, False]]
     """
-    ids, mask = _padded([row.ids for row in rows], pad_id, side)
+    ids, mask = _pad([row.ids for row in rows], pad_id, side)
     has_segments = any(row.segments is not None for row in rows)
     segments = [row.segments or (0,) * len(row.ids) for row in rows]
-    target_ids, target_mask = _padded([row.target_ids for row in rows], pad_id, "right")
+    target_ids, target_mask = _pad([row.target_ids for row in rows], pad_id, "right")
     has_parts = any(row.parts is not None for row in rows)
     parts = [row.parts or (-1,) * len(row.ids) for row in rows]
     labels = [row.label for row in rows if row.label is not None]
@@ -38,38 +35,40 @@ def collate(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide = "righ
     return Batch(
         ids,
         mask,
-        _padded(segments, 0, side)[0] if has_segments else None,
+        _pad(segments, 0, side)[0] if has_segments else None,
         torch.tensor([row.insert_at for row in rows]),
         target_ids,
         target_mask,
         torch.tensor(labels) if len(labels) == len(rows) else None,
-        _padded(parts, -1, side)[0] if has_parts else None,
-        _stacked_offsets(rows, side),
-        _padded(token_labels, NO_LABEL, side)[0] if has_token_labels else None,
+        _pad(parts, -1, side)[0] if has_parts else None,
+        _stack_offsets(rows, side),
+        _pad(token_labels, NO_LABEL, side)[0] if has_token_labels else None,
         stack_sentence_vectors(rows),
         collate([row.plain for row in rows if row.plain is not None], pad_id, side) if rows[0].plain else None,
     )
 
 
-def _stacked_offsets(rows: Sequence[TokenizedRow], side: PaddingSide) -> Tensor | None:
-    """Where tokens stand in the last text, where rows know it. [B T 2]"""
+def _stack_offsets(rows: Sequence[TokenizedRow], side: PaddingSide) -> Tensor | None:
+    """The character spans of the tokens, if any row has them. [B T 2]"""
     if all(row.offsets is None for row in rows):
         return None
-    places = [row.offsets or (NOWHERE,) * len(row.ids) for row in rows]
-    edges = [_padded([tuple(place[edge] for place in row) for row in places], -1, side)[0] for edge in (0, 1)]
+    spans = [row.offsets or (NOWHERE,) * len(row.ids) for row in rows]
+    edges = [_pad([tuple(span[edge] for span in row) for row in spans], -1, side)[0] for edge in (0, 1)]
     return torch.stack(edges, dim=2)
 
 
 def stack_sentence_vectors(rows: Sequence[TokenizedRow]) -> Tensor | None:
-    """M(x) of the rows, where all have one of one width. [B R]"""
-    found = [row.representation for row in rows if row.representation is not None]
-    if len(found) < len(rows) or len({value.shape for value in found}) != 1:
+    """The sentence vectors M(x) of the rows, if all rows have one of the same width. [B R]"""
+    vectors = [row.representation for row in rows if row.representation is not None]
+    if len(vectors) < len(rows) or len({vector.shape for vector in vectors}) != 1:
         return None
-    return torch.stack(found)
+    return torch.stack(vectors)
 
 
 def by_length(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
-    """Row numbers in batches of like length, longest first: the least padding, and memory peaks at once.
+    """Group row indices into batches of similar length, longest first.
+
+    Similar lengths need little padding, and with the longest batch first a lack of memory shows at once.
 
     Example:
         >>> by_length([3, 9, 4], batch_size=2, max_tokens=100)
@@ -80,30 +79,33 @@ def by_length(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[
 
 
 def within_budget(order: Sequence[int], lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
-    """Consecutive rows in pieces of at most so many rows, and so many tokens with padding; 0 is no limit.
+    """Split rows, in their order, into batches of at most `max_rows` rows and `max_tokens` tokens with padding.
+
+    A limit of 0 is no limit. A single row may exceed `max_tokens`.
 
     Example:
         >>> within_budget([0, 1, 2], [5, 5, 6], max_rows=0, max_tokens=12)
         [[0, 1], [2]]
     """
-    pieces: list[list[int]] = []
+    batches: list[list[int]] = []
     longest = 0
     for row in order:
         longest = max(longest, lengths[row])
-        size = len(pieces[-1]) + 1 if pieces else 1
-        if not pieces or (max_rows and size > max_rows) or (max_tokens and size * longest > max_tokens):
-            pieces.append([])
+        size = len(batches[-1]) + 1 if batches else 1
+        if not batches or (max_rows and size > max_rows) or (max_tokens and size * longest > max_tokens):
+            batches.append([])
             longest = lengths[row]
-        pieces[-1].append(row)
-    return pieces
+        batches[-1].append(row)
+    return batches
 
 
-def _padded(rows: Sequence[tuple[int, ...]], pad: int, side: PaddingSide) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[tuple[int, ...]], pad: int, side: PaddingSide) -> tuple[Tensor, Tensor]:
+    """The padded rows and the mask of their real values. [B T], [B T]"""
     width = max((len(row) for row in rows), default=0)
     values = torch.full((len(rows), width), pad)  # [B T]
     mask = torch.zeros(len(rows), width, dtype=torch.bool)  # [B T]
     for index, row in enumerate(rows):
-        span = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        values[index, span] = torch.tensor(row, dtype=torch.long)
-        mask[index, span] = True
+        columns = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        values[index, columns] = torch.tensor(row, dtype=torch.long)
+        mask[index, columns] = True
     return values, mask

@@ -1,7 +1,8 @@
-"""Tokens of many texts, kept on disk by content: a second run over the same rows reads them instead of making them.
+"""A disk cache of tokenized rows: a second run over the same rows reads them instead of tokenizing again.
 
-One file per set of rows, named by a digest of the texts and of everything their tokens depend on. A file that cannot
-be read or does not fit is made again; what was used longest ago goes first when the folder grows too large.
+There is one file per set of rows. Its name is a digest of the texts and of everything that changes their tokens. A
+file that cannot be read or does not fit is replaced. When the folder grows too large, the least recently used files
+are removed.
 """
 
 from __future__ import annotations
@@ -20,46 +21,54 @@ from softcue.files import cache_folder, tensor_bytes, write_whole
 from softcue.inputs.formatter import InputFormatter
 from softcue.types import Example, TokenizedRow
 
-WORTH_KEEPING = 2000  # rows; fewer are made in the blink of an eye
+MIN_CACHED_ROWS = 2000  # fewer rows are tokenized faster than a file is worth
 SIZE_LIMIT = 2 << 30  # bytes of all files
 FORMAT = "2"
 
 
-def token_rows(formatter: InputFormatter, tokenizer: str, examples: Sequence[Example]) -> list[TokenizedRow]:
-    """The tokens of each example, from disk where the same rows were worded before.
+def token_rows(
+    formatter: InputFormatter, tokenizer: str, examples: Sequence[Example], *, use_disk_cache: bool = True
+) -> list[TokenizedRow]:
+    """Tokenize examples, or read their tokens from disk if the same rows were tokenized before.
 
-    `tokenizer` is the digest of the tokenizer, as in a backbone's fingerprint. SOFTCUE_CACHE_MB=0 keeps nothing.
+    `tokenizer` is the digest of the tokenizer, as in the fingerprint of a backbone. The cache serves only sets of many
+    rows. `use_disk_cache=False` and SOFTCUE_CACHE_MB=0 in the environment turn it off.
     """
-    if len(examples) < WORTH_KEEPING or os.environ.get("SOFTCUE_CACHE_MB", "").strip() == "0":
+    is_off = not use_disk_cache or os.environ.get("SOFTCUE_CACHE_MB", "").strip() == "0"
+    if is_off or len(examples) < MIN_CACHED_ROWS:
         return [formatter.source(example) for example in examples]
     path = cache_folder() / "tokens" / f"{_digest(formatter, tokenizer, examples)}.safetensors"
-    known = _read(path, len(examples))
-    if known is not None:
-        return known
-    found = [formatter.source(example) for example in examples]
+    cached_rows = _read(path, len(examples))
+    if cached_rows is not None:
+        return cached_rows
+    rows = [formatter.source(example) for example in examples]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, tensor_bytes(_packed(found)))
+        write_whole(path, tensor_bytes(_pack(rows)))
         _trim(path.parent, keep=path)
     except OSError:
         pass  # a full or read-only disk costs time, not the run
-    return found
+    return rows
 
 
-def _digest(formatter: InputFormatter, tokenizer: str, examples: Sequence[Example]) -> str:
-    task, own = formatter.task, formatter.tokenizer
-    # The digest is of the pieces; two models may have the same and still differ in segments or in their special tokens.
-    roles = (tuple(own.model_input_names), sorted(own.special_tokens_map.items()), sorted(own.all_special_ids))
+def _digest(formatter: InputFormatter, tokenizer_digest: str, examples: Sequence[Example]) -> str:
+    task, tokenizer = formatter.task, formatter.tokenizer
+    # The tokenizer's digest covers its vocabulary. Two models may share it and differ in segments or special tokens.
+    roles = (
+        tuple(tokenizer.model_input_names),
+        sorted(tokenizer.special_tokens_map.items()),
+        sorted(tokenizer.all_special_ids),
+    )
     settings = (
         FORMAT,
-        tokenizer,
+        tokenizer_digest,
         roles,
         formatter.kind,
         formatter.limit,
         formatter.insert_at,
         formatter.suffix,
         formatter.writes_answer,
-        formatter.places,
+        formatter.offset_unit,
         task.kind,
         task.text,
         task.template,
@@ -71,56 +80,57 @@ def _digest(formatter: InputFormatter, tokenizer: str, examples: Sequence[Exampl
     return digest.hexdigest()
 
 
-def _packed(rows: Sequence[TokenizedRow]) -> dict[str, Tensor]:
-    """Rows one behind the other; `lengths` says where each ends."""
-    found = {
+def _pack(rows: Sequence[TokenizedRow]) -> dict[str, Tensor]:
+    """Concatenate the rows; `lengths` tells where each row ends."""
+    packed = {
         "lengths": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
-        "ids": torch.tensor([number for row in rows for number in row.ids], dtype=torch.int32),
+        "ids": torch.tensor([token for row in rows for token in row.ids], dtype=torch.int32),
         "insert_at": torch.tensor([row.insert_at for row in rows], dtype=torch.int32),
         "is_truncated": torch.tensor([row.is_truncated for row in rows], dtype=torch.uint8),
     }
     for name in ("segments", "parts", "offsets"):
         if getattr(rows[0], name) is not None:
-            found[name] = torch.tensor([number for row in rows for number in getattr(row, name)], dtype=torch.int32)
-    return found
+            packed[name] = torch.tensor([value for row in rows for value in getattr(row, name)], dtype=torch.int32)
+    return packed
 
 
 def _read(path: Path, num_rows: int) -> list[TokenizedRow] | None:
+    """The rows of a file, or None if it cannot be read or has another number of rows."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         packed: dict[str, Tensor] = load_file(path)
-        os.utime(path)  # used last now
+        os.utime(path)  # now the most recently used
     except (SafetensorError, OSError, ValueError, KeyError):
         return None
     lengths = packed["lengths"].tolist() if "lengths" in packed else []
     if len(lengths) != num_rows:
         return None
     ends = [0, *accumulate(lengths)]
-    plain = {name: values.tolist() for name, values in packed.items()}
+    values = {name: tensor.tolist() for name, tensor in packed.items()}
 
-    def part(name: str, row: int) -> tuple[Any, ...] | None:
-        return tuple(plain[name][ends[row] : ends[row + 1]]) if name in plain else None
+    def row_values(name: str, row: int) -> tuple[Any, ...] | None:
+        return tuple(values[name][ends[row] : ends[row + 1]]) if name in values else None
 
-    found = []
+    rows = []
     for row in range(num_rows):
-        places = part("offsets", row)
-        found.append(
+        offsets = row_values("offsets", row)
+        rows.append(
             TokenizedRow(
-                part("ids", row) or (),
-                part("segments", row),
-                plain["insert_at"][row],
-                is_truncated=bool(plain["is_truncated"][row]),
-                parts=part("parts", row),
-                offsets=None if places is None else tuple(map(tuple, places)),
+                row_values("ids", row) or (),
+                row_values("segments", row),
+                values["insert_at"][row],
+                is_truncated=bool(values["is_truncated"][row]),
+                parts=row_values("parts", row),
+                offsets=None if offsets is None else tuple(map(tuple, offsets)),
             )
         )
-    return found
+    return rows
 
 
 def _trim(folder: Path, keep: Path) -> None:
-    """Remove what was used longest ago until the rest fits."""
+    """Remove the least recently used files until the rest fits."""
     files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
     total = sum(file.stat().st_size for file in files)
     for file in files:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from softcue.backbones import Backbone, Decoding, ForwardPass, Summary
 from softcue.errors import ConfigurationError
-from softcue.inputs.formatter import InputFormatter, Places
+from softcue.inputs.formatter import InputFormatter, OffsetUnit
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
@@ -82,7 +82,7 @@ class Readout(nn.Module, ABC):
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
     decoding: Decoding | None = None  # how it writes freely; rows of tasks that write alike are written together
-    places: Places | None = None  # whose places in the text the answer is made of
+    offset_unit: OffsetUnit | None = None  # the unit of the offsets that the readout needs; None: no offsets
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ class SpanHead(TokenHead):
     away from windows in which the answer is not.
     """
 
-    places = "pieces"
+    offset_unit = "token"
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone, num_outputs=2)
@@ -136,7 +136,7 @@ class TagHead(TokenHead):
     CoNLL's is) is marked best.
     """
 
-    places = "words"
+    offset_unit = "word"
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         # outside, then beginning and inside of each label

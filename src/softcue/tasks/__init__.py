@@ -1,9 +1,9 @@
-"""A task is a data file (YAML) and its rows: text in, Example out. No torch in here."""
+"""Tasks: a YAML file per task, readers for its rows, and the checked Examples of a run. Nothing here needs torch."""
 
 from softcue.tasks.catalogue import find_task, library_names, library_task, sources
 from softcue.tasks.readers import Source
 from softcue.tasks.rows import examples_from, stream_examples, stream_together, with_labels
-from softcue.tasks.sampling import (
+from softcue.tasks.splits import (
     distinct,
     few_shot,
     sample,

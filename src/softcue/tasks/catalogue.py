@@ -1,4 +1,4 @@
-"""Where tasks come from: one YAML file each in `library/`, or a user's own; and where their rows lie on a disk."""
+"""Finds tasks (YAML files of `library/` or of a user) and the files of their rows below a data folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK_SUFFIXES = (".yaml", ".yml")
 
 
 def library_names() -> list[str]:
-    """Names of the tasks that come with softcue.
+    """The names of the tasks of the library, in sorted order.
 
     Example:
         >>> "tickets" in library_names()
@@ -31,7 +31,7 @@ def library_names() -> list[str]:
 
 @cache
 def library_task(name: str) -> Task:
-    """The task of that name; its sample files as absolute paths.
+    """The library task of that name; the paths of its sample files are absolute.
 
     Example:
         >>> library_task("tickets").label_names[0]
@@ -48,7 +48,7 @@ def library_task(name: str) -> Task:
 
 
 def find_task(name_or_path: str | Path) -> Task:
-    """A task that comes with softcue, or the one a YAML file describes; its paths are relative to that file.
+    """The library task of that name, or the task of a YAML file, whose paths are relative to that file.
 
     Example:
         >>> find_task("rte").text
@@ -65,7 +65,7 @@ def find_task(name_or_path: str | Path) -> Task:
 
 
 def sources(task: Task, folder: str | Path) -> dict[str, list[Path]]:
-    """The files of each split below a data folder: the first place of the task's `files` where there are any.
+    """The files of each split below a data folder: those of the first pattern of the task's `files` that matches any.
 
     Example:
         >>> task = Task(name="toy", files={"train": ("toy/train.csv", "train.*")})
@@ -73,87 +73,90 @@ def sources(task: Task, folder: str | Path) -> dict[str, list[Path]]:
         >>> [path.name for path in sources(task, folder)["train"]]
         ['train.csv']
     """
-    found = {split: files for split, (_, files) in places(task, folder).items()}
-    if not found:
-        looked_for = ", ".join(place for split in SPLITS for place in task.files.get(split, ()))
+    files_by_split = {split: files for split, (_, files) in match_files(task, folder).items()}
+    if not files_by_split:
+        patterns = ", ".join(pattern for split in SPLITS for pattern in task.files.get(split, ()))
         raise DataError(
             setting=f"files of the task {task.name}",
             got=folder,
             expected="a data folder that has some",
-            fix=f"looked for {looked_for}" if looked_for else "the task names no files",
+            fix=f"looked for {patterns}" if patterns else "the task names no files",
         )
-    return found
+    return files_by_split
 
 
-def places(task: Task, folder: str | Path) -> dict[str, tuple[str, list[Path]]]:
-    """What `sources` gives, with the place in `files` that was found; empty where nothing is there.
+def match_files(task: Task, folder: str | Path) -> dict[str, tuple[str, list[Path]]]:
+    """The first pattern of each split that matches files below a data folder, and these files.
 
     Example:
-        >>> places(Task(name="toy", files={"test": ("toy/*.csv",)}), SAMPLES)
+        >>> match_files(Task(name="toy", files={"test": ("toy/*.csv",)}), SAMPLES)
         {}
     """
-    root = checked_folder(folder)
-    found = {}
+    root = check_folder(folder)
+    matches = {}
     for split in SPLITS:
-        for place in task.files.get(split, ()):
-            if files := _matches(root, place, task.name):
-                found[split] = (place, files)
+        for pattern in task.files.get(split, ()):
+            if files := _glob(root, pattern, task.name):
+                matches[split] = (pattern, files)
                 break
-    return found
+    return matches
 
 
-def _matches(root: Path, place: str, name: str) -> list[Path]:
+def _glob(root: Path, pattern: str, task_name: str) -> list[Path]:
     try:
-        return sorted(path for path in root.glob(place) if path.is_file())
-    except (NotImplementedError, ValueError) as error:  # an absolute path, or a pattern that is none
+        return sorted(path for path in root.glob(pattern) if path.is_file())
+    except (NotImplementedError, ValueError) as error:  # an absolute path or an invalid pattern
         raise ConfigurationError(
-            setting=f"files of the task {name}",
-            got=place,
-            expected="places below a data folder, with * and ?",
+            setting=f"files of the task {task_name}",
+            got=pattern,
+            expected="paths below a data folder, with * and ?",
             fix=f"correct it: {error}",
         ) from error
 
 
-def located(task: Task, folder: str | Path) -> Task:
-    """The task with its rows below a data folder, for tasks with one file per split; other splits become empty.
+def with_local_files(task: Task, folder: str | Path) -> Task:
+    """The task with the files of a data folder as its splits, for tasks with one file per split.
+
+    Splits without a file become empty.
 
     Example:
         >>> task = Task(name="toy", train="hub:toy@train", files={"test": ("test.csv",)})
-        >>> moved = located(task, SAMPLES / "tickets")
-        >>> moved.train, Path(moved.test).name
+        >>> local = with_local_files(task, SAMPLES / "tickets")
+        >>> local.train, Path(local.test).name
         ('', 'test.csv')
     """
-    found = sources(task, folder)
-    for split, files in found.items():
+    files_by_split = sources(task, folder)
+    for split, files in files_by_split.items():
         if len(files) > 1:
             raise DataError(
                 setting=f"files of the task {task.name}",
                 got=folder,
                 expected=f"one file for {split}",
-                fix=f"{len(files)} are there, so pass the list that sources(task, folder) gives",
+                fix=f"there are {len(files)}, so pass the list that sources(task, folder) returns",
             )
-    return task.model_copy(update={split: str(found[split][0]) if split in found else "" for split in SPLITS})
+    paths = {split: str(files_by_split[split][0]) if split in files_by_split else "" for split in SPLITS}
+    return task.model_copy(update=paths)
 
 
-def checked_folder(folder: str | Path) -> Path:
-    """The data folder, if it is one.
+def check_folder(folder: str | Path) -> Path:
+    """The path of a data folder, if it exists.
 
     Example:
-        >>> checked_folder(SAMPLES).name
+        >>> check_folder(SAMPLES).name
         'samples'
     """
     path = Path(folder)
     if not path.is_dir():
-        raise DataError(setting="data folder", got=path, expected="a folder that is there", fix="check the path")
+        raise DataError(setting="data folder", got=path, expected="an existing folder", fix="check the path")
     return path
 
 
 def _read(path: Path, folder: Path) -> Task:
-    """The task of a YAML file, with paths relative to that folder."""
+    """Read the task of a YAML file; its paths are relative to that folder."""
     values = _values(path)
     for split in SPLITS:
-        if isinstance(given := values.get(split), str) and given and not given.startswith(HUB_PREFIX):
-            values[split] = str((folder / given).absolute())
+        if isinstance(source := values.get(split), str) and source and not source.startswith(HUB_PREFIX):
+            values[split] = str((folder / source).absolute())
     if (layout := values.get("format")) and layout not in FORMATS:
         raise ConfigurationError(
             setting=f"{path}, key 'format'",
@@ -164,17 +167,22 @@ def _read(path: Path, folder: Path) -> Task:
     try:
         return Task.model_validate({"name": path.stem} | values)
     except ValidationError as error:
-        raise _in_our_words(path, error) from error
+        raise _as_configuration_error(path, error) from error
 
 
 def _values(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file."""
     try:
         values = yaml.safe_load(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             setting="task file", got=path, expected="a file of UTF-8 text that can be read", fix=str(error)
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two of odd dates and deep nesting
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError of wrong dates, RecursionError of deep nesting
         raise ConfigurationError(
             setting="task file", got=path, expected="valid YAML", fix=" ".join(str(error).split())
         ) from error
@@ -188,16 +196,17 @@ def _values(path: Path) -> dict[str, Any]:
     return values
 
 
-def _in_our_words(path: Path, error: ValidationError) -> ConfigurationError:
+def _as_configuration_error(path: Path, error: ValidationError) -> ConfigurationError:
+    """The first error of pydantic as an error that names file and key."""
     first = error.errors()[0]
-    steps = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # a key that is wrong, not its value
+    steps = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # the key is wrong, not its value
     key = ".".join(map(str, steps))
-    where = f"{path}, key '{key}'" if key else str(path)
+    setting = f"{path}, key '{key}'" if key else str(path)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return ConfigurationError(
-            setting=where, got=key, expected="a key of a task", fix=near_matches(key, Task.model_fields)
+            setting=setting, got=key, expected="a key of a task", fix=near_matches(key, Task.model_fields)
         )
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    is_text = first["type"] == "string_type"  # YAML has its own mind about yes, no, on, off and 1
-    next_step = "put yes, no, on, off and numbers that are text in quotes" if is_text else "correct the file"
-    return ConfigurationError(setting=where, got=first["input"] if key else path.name, expected=expected, fix=next_step)
+    needs_text = first["type"] == "string_type"  # YAML reads yes, no, on, off and 1 as other types
+    fix = "put yes, no, on, off and numbers that are text in quotes" if needs_text else "correct the file"
+    return ConfigurationError(setting=setting, got=first["input"] if key else path.name, expected=expected, fix=fix)

@@ -1,4 +1,4 @@
-"""Whether the data files in a folder are the published ones: every row read, rows and labels counted and compared."""
+"""Checks that the data files in a folder are the published ones: counts rows and labels and compares them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from softcue.errors import SoftcueError
-from softcue.tasks.catalogue import checked_folder, places
+from softcue.tasks.catalogue import check_folder, match_files
 from softcue.tasks.rows import stream_examples
 from softcue.tasks.task import Published, Task
 
 DATA_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet"}
-CONLL_PREFIX = "eng."  # CoNLL-2003's files: eng.train, eng.testa, eng.testb
-SEMEVAL_SUFFIX = ".TXT"  # SemEval's; texts end in .txt
+CONLL_PREFIX = "eng."  # the files of CoNLL-2003: eng.train, eng.testa, eng.testb
+SEMEVAL_SUFFIX = ".TXT"  # the files of SemEval; other texts end in .txt
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found of one split of a task; of a task without files, that it is absent.
+    """The result of checking one split of a task, or the absence of all files of a task.
 
-    `status` is one of: equal (to the published figures) · part of N (an extract with exactly the figures known of
-    it) · uncounted (all rows could be read, but the task has no figures) · differs · unreadable · absent.
+    `status` is one of: equal (to the published sizes) · part of N (an extract with exactly its known sizes) ·
+    uncounted (all rows can be read, but the task has no published sizes) · differs · unreadable · absent.
     """
 
     task: str
@@ -32,11 +32,11 @@ class Checked:
     files: tuple[str, ...] = ()  # relative to the data folder
     rows: int = 0
     labels: dict[str, int] = field(default_factory=dict)  # rows per label; for tags: spans per label
-    note: str = ""  # what differs, cannot be read or was left out
+    note: str = ""  # the differences, the read error or the skipped rows
 
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody has to look at it.
+        """Whether the files are not the published ones.
 
         Example:
             >>> Checked("rte", "differs").is_wrong, Checked("rte", "absent").is_wrong
@@ -46,7 +46,7 @@ class Checked:
 
 
 def check(folder: str | Path, tasks: Iterable[Task]) -> list[Checked]:
-    """Every split of the tasks whose files lie below the folder, compared; tasks that name no files are left out.
+    """Check every split of the tasks with files below the folder. Tasks that name no files are left out.
 
     Example:
         >>> import tempfile
@@ -56,26 +56,27 @@ def check(folder: str | Path, tasks: Iterable[Task]) -> list[Checked]:
         ...     check(name, [task])[0].note
         '1 rows instead of 2'
     """
-    root = checked_folder(folder)
-    found: list[Checked] = []
+    root = check_folder(folder)
+    checks: list[Checked] = []
     for task in tasks:
         if not task.files:
             continue
-        there = places(task, root)
-        if not there:
-            found.append(Checked(task.name, "absent"))
-        found += [_split(root, task, split, place, files) for split, (place, files) in there.items()]
-    return found
+        matches = match_files(task, root)
+        if not matches:
+            checks.append(Checked(task.name, "absent"))
+        checks += [_check_split(root, task, split, pattern, files) for split, (pattern, files) in matches.items()]
+    return checks
 
 
-def unclaimed(folder: str | Path, checked: Iterable[Checked]) -> list[str]:
-    """Data files below the folder that none of the checked splits has read.
+def unclaimed_files(folder: str | Path, checked: Iterable[Checked]) -> list[str]:
+    """The data files below the folder that belong to none of the checked splits.
 
     Example:
-        >>> unclaimed(Path(__file__).parent / "samples", [Checked("tickets", "equal", files=("tickets/test.csv",))])[:2]
+        >>> checked = Checked("tickets", "equal", files=("tickets/test.csv",))
+        >>> unclaimed_files(Path(__file__).parent / "samples", [checked])[:2]
         ['same-request/test.csv', 'same-request/train.csv']
     """
-    root = checked_folder(folder)
+    root = check_folder(folder)
     read = {name for entry in checked for name in entry.files}
     paths = [path.relative_to(root) for path in root.rglob("*") if _is_data(path) and path.is_file()]
     names = [path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)]
@@ -88,23 +89,23 @@ def _is_data(path: Path) -> bool:
     ) and path.stem != "README"
 
 
-def _split(root: Path, task: Task, split: str, place: str, files: Sequence[Path]) -> Checked:
+def _check_split(root: Path, task: Task, split: str, pattern: str, files: Sequence[Path]) -> Checked:
     names = tuple(path.relative_to(root).as_posix() for path in files)
     try:
-        found, note = _counted(task, files)
+        size, warning = _count(task, files)
     except SoftcueError as error:
-        return Checked(task.name, "unreadable", split, names, note=_below(root, str(error)))
-    status, differs = _compared(found, task.published.get(split), task.parts.get(place))
-    note = "; ".join(part for part in (differs, _below(root, note)) if part)
-    return Checked(task.name, status, split, names, found.rows, found.labels, note)
+        return Checked(task.name, "unreadable", split, names, note=_shorten_paths(root, str(error)))
+    status, differences = _compare(size, task.published.get(split), task.parts.get(pattern))
+    note = "; ".join(part for part in (differences, _shorten_paths(root, warning)) if part)
+    return Checked(task.name, status, split, names, size.rows, size.labels, note)
 
 
-def _counted(task: Task, files: Sequence[Path]) -> tuple[Published, str]:
-    """What is in the files, and a word about rows that are no examples."""
+def _count(task: Task, files: Sequence[Path]) -> tuple[Published, str]:
+    """The rows and labels of the files, and the warning about skipped rows."""
     rows, labels = 0, Counter(dict.fromkeys(task.labels, 0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # Rows that cannot be used are missing from the count, and told of; they do not hide what is wrong elsewhere.
+        # Bad rows are not counted but reported, so they do not hide other differences.
         for example in stream_examples(list(files), task, skip_bad_rows=True):
             rows += 1
             if task.kind == "tags":
@@ -114,31 +115,31 @@ def _counted(task: Task, files: Sequence[Path]) -> tuple[Published, str]:
     return Published(rows=rows, labels=dict(labels)), "; ".join(str(warning.message) for warning in caught)
 
 
-def _compared(found: Published, whole: Published | None, part: Published | None) -> tuple[str, str]:
-    """The status, and what differs. An extract may also turn out to be the whole."""
+def _compare(size: Published, whole: Published | None, part: Published | None) -> tuple[str, str]:
+    """The status and the differences. A file with the name of an extract may hold the complete split."""
     if whole is None and part is None:
         return "uncounted", ""
-    if whole is not None and not _differences(found, whole):
+    if whole is not None and not _differences(size, whole):
         return "equal", ""
-    if part is not None and not _differences(found, part):
+    if part is not None and not _differences(size, part):
         return f"part of {whole.rows:,}" if whole else "part", ""
     expected = part or whole
     assert expected is not None
-    return "differs", _differences(found, expected)
+    return "differs", _differences(size, expected)
 
 
-def _differences(found: Published, expected: Published) -> str:
-    parts = [f"{found.rows:,} rows instead of {expected.rows:,}"] if found.rows != expected.rows else []
+def _differences(size: Published, expected: Published) -> str:
+    parts = [f"{size.rows:,} rows instead of {expected.rows:,}"] if size.rows != expected.rows else []
     if expected.labels:
-        names = dict.fromkeys([*expected.labels, *found.labels])
+        names = dict.fromkeys([*expected.labels, *size.labels])
         parts += [
-            f"{name}: {found.labels.get(name, 0):,} instead of {expected.labels.get(name, 0):,}"
+            f"{name}: {size.labels.get(name, 0):,} instead of {expected.labels.get(name, 0):,}"
             for name in names
-            if found.labels.get(name, 0) != expected.labels.get(name, 0)
+            if size.labels.get(name, 0) != expected.labels.get(name, 0)
         ]
     return ", ".join(parts)
 
 
-def _below(root: Path, message: str) -> str:
-    """A message with its paths as they are below the folder."""
+def _shorten_paths(root: Path, message: str) -> str:
+    """The message with paths relative to the folder."""
     return message.replace(f"{root}/", "")

@@ -1,7 +1,7 @@
-"""Sources to rows: csv, tsv, jsonl, json (each also with .gz), parquet, hub data sets, DataFrames, dictionaries.
+"""Readers of rows: csv, tsv, jsonl, json (each also with .gz), parquet, hub data sets, DataFrames, dictionaries.
 
-A reader yields (place, values): the place names file and line for error messages. It knows no task. Where it can go
-on after a bad row, it yields the error in place of the values. Files are read piece by piece, but for .json.
+A reader yields (location, values). The location names file and line for error messages. A reader knows no task. If it
+can continue after a bad row, it yields the error instead of the values. All files but .json are streamed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from softcue.errors import ConfigurationError, DataError, MissingExtraError, nea
 from softcue.tasks.formats import FORMATS, Format, Row
 
 HUB_PREFIX = "hub:"
-FIELD_LIMIT = 1 << 24  # characters in one csv field; the csv module's own limit is 131,072
-LINE_LIMIT = 1 << 26  # characters in one line, so that a small gz file without line ends cannot fill the memory
+FIELD_LIMIT = 1 << 24  # characters in one csv field; the default of the csv module is 131,072
+LINE_LIMIT = 1 << 26  # characters in one line: a small gz file without line ends must not fill the memory
 SIZE_LIMIT = 1 << 33  # bytes of a gz file once decompressed
-WHOLE_LIMIT = 1 << 30  # bytes of a .json file, which has to be read whole
-BATCH_ROWS = 1024  # of a parquet file
-UNDECODED = re.compile("[\udc80-\udcff]")  # what Python's "surrogateescape" makes of bytes that are no UTF-8
+JSON_SIZE_LIMIT = 1 << 30  # bytes of a .json file, which is not streamed
+BATCH_ROWS = 1024  # rows of a parquet file in memory at a time
+UNDECODED = re.compile("[\udc80-\udcff]")  # how "surrogateescape" decodes bytes that are not UTF-8
 
 
 @runtime_checkable
 class DataFrame(Protocol):
-    """What we use of a pandas (or like) DataFrame."""
+    """The part of a pandas DataFrame that softcue uses."""
 
     def to_dict(self, orient: str) -> list[dict[str, object]]:
         """The rows as dictionaries."""
@@ -42,7 +42,7 @@ Source = str | Path | DataFrame | Sequence[Mapping[str, object]] | Sequence[str 
 
 
 def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
-    """Every row of a source, with the place it came from; `format` names one of `FORMATS`.
+    """Yield every row of a source with its location; `format` names one of `FORMATS`.
 
     Example:
         >>> next(read_rows([{"text": "hello", "label": "greeting"}]))
@@ -54,7 +54,7 @@ def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
         )
     layout = FORMATS.get(format)
     if isinstance(source, DataFrame):
-        return _flat(_numbered(source.to_dict("records")), layout)
+        return _flatten(_number_rows(source.to_dict("records")), layout)
     if isinstance(source, (str, Path)):
         return _read_address(source, layout)
     if _is_paths(source):
@@ -66,11 +66,11 @@ def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
             expected="a file, a DataFrame or a list of dictionaries",
             fix="pass rows such as [{'text': ..., 'label': ...}]",
         )
-    return _flat(_numbered(source), layout)
+    return _flatten(_number_rows(source), layout)
 
 
 def name_of(source: Source) -> str:
-    """What to call a source in messages."""
+    """The name of a source in messages."""
     if _is_paths(source):
         paths = [str(path) for path in source]
         return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
@@ -78,7 +78,7 @@ def name_of(source: Source) -> str:
 
 
 def size_of(source: Source) -> int:
-    """Bytes of a source's files; 0 for rows in memory and hub names.
+    """The bytes of the files of a source; 0 for rows in memory and hub names.
 
     Example:
         >>> size_of([{"text": "hello"}])
@@ -94,23 +94,24 @@ def _is_paths(source: object) -> TypeGuard[Sequence[str | Path]]:
     return bool(source) and all(isinstance(item, (str, Path)) for item in source)
 
 
-def _flat(rows: Iterator[Row], layout: Format | None) -> Iterator[Row]:
-    for place, row in rows:
+def _flatten(rows: Iterator[Row], layout: Format | None) -> Iterator[Row]:
+    """Convert the records of a format to flat rows; errors pass through."""
+    for location, row in rows:
         if layout is None or isinstance(row, DataError):
-            yield place, row
+            yield location, row
         else:
-            yield from layout.flatten(place, row)
+            yield from layout.flatten(location, row)
 
 
-def _numbered(rows: Iterable[object]) -> Iterator[Row]:
+def _number_rows(rows: Iterable[object]) -> Iterator[Row]:
     for number, row in enumerate(rows, start=1):
-        place = f"row {number}"
+        location = f"row {number}"
         yield (
-            place,
+            location,
             row
             if isinstance(row, Mapping)
             else DataError(
-                setting=place,
+                setting=location,
                 got=row,
                 expected="a dictionary with a value per column",
                 fix="pass rows such as {'text': ..., 'label': ...}",
@@ -120,12 +121,12 @@ def _numbered(rows: Iterable[object]) -> Iterator[Row]:
 
 def _read_address(address: str | Path, layout: Format | None) -> Iterator[Row]:
     if str(address).startswith(HUB_PREFIX):
-        return _flat(_read_hub(str(address)), layout)
+        return _flatten(_read_hub(str(address)), layout)
     path = Path(address)
     suffix = _suffix(path)
-    has_own_lines = layout is not None and layout.lines is not None and suffix not in (".csv", *RECORD_SUFFIXES)
+    has_text_lines = layout is not None and layout.lines is not None and suffix not in (".csv", *RECORD_SUFFIXES)
     is_json = layout is not None and suffix in layout.json_suffixes
-    if not has_own_lines and not is_json and suffix not in READERS:
+    if not has_text_lines and not is_json and suffix not in READERS:
         raise DataError(
             setting="data file",
             got=path,
@@ -136,35 +137,35 @@ def _read_address(address: str | Path, layout: Format | None) -> Iterator[Row]:
         siblings = sorted(file.name for file in path.parent.glob("*") if _suffix(file) in READERS)
         hint = near_matches(path.name, siblings[:50]) if siblings else "check the path"
         raise DataError(setting="data file", got=path, expected="an existing file", fix=hint)
-    if has_own_lines and layout is not None and layout.lines is not None:
+    if has_text_lines and layout is not None and layout.lines is not None:
         return layout.lines(_lines(path), str(path))
-    return _flat((_read_json if is_json else READERS[suffix])(path), layout)
+    return _flatten((_read_json if is_json else READERS[suffix])(path), layout)
 
 
 def _suffix(path: Path) -> str:
-    """How the name ends, without .gz; parquet files compress themselves."""
+    """The suffix without .gz, in lower case. A .parquet.gz is not supported: parquet has its own compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    is_packed = suffixes[-1:] == [".gz"]
-    found = "".join(suffixes[-2:-1] if is_packed else suffixes[-1:])
-    return ".parquet.gz" if is_packed and found == ".parquet" else found
+    is_compressed = suffixes[-1:] == [".gz"]
+    suffix = "".join(suffixes[-2:-1] if is_compressed else suffixes[-1:])
+    return ".parquet.gz" if is_compressed and suffix == ".parquet" else suffix
 
 
 # --- bytes to lines ---
 
 
 class _Bytes(io.RawIOBase):
-    """The bytes of a file, decompressed if its name says so; every failure is a DataError."""
+    """The bytes of a file, decompressed if its name ends in .gz. Every failure is a DataError."""
 
     def __init__(self, path: Path, limit: int | None = None) -> None:
         self._path = path
-        self._is_packed = path.suffix.lower() == ".gz"
-        self._limit = limit or (SIZE_LIMIT if self._is_packed else None)
+        self._is_compressed = path.suffix.lower() == ".gz"
+        self._limit = limit or (SIZE_LIMIT if self._is_compressed else None)
         self._num_read = 0
         try:
             self._file = path.open("rb")
         except OSError as error:
             raise self._unreadable(error) from error
-        self._content = gzip.GzipFile(fileobj=self._file) if self._is_packed else self._file
+        self._content = gzip.GzipFile(fileobj=self._file) if self._is_compressed else self._file
 
     def readable(self) -> bool:
         return True
@@ -180,11 +181,11 @@ class _Bytes(io.RawIOBase):
             raise self._unreadable(error) from error
         self._num_read += len(data)
         if self._limit is not None and self._num_read > self._limit:
-            unpacked = " once decompressed" if self._is_packed else ""
+            condition = " once decompressed" if self._is_compressed else ""
             raise DataError(
                 setting="data file",
                 got=self._path,
-                expected=f"at most {self._limit:,} bytes{unpacked}",
+                expected=f"at most {self._limit:,} bytes{condition}",
                 fix="split it into several files, as .jsonl or .parquet",
             )
         buffer[: len(data)] = data
@@ -203,7 +204,7 @@ class _Bytes(io.RawIOBase):
 
 
 def decoded(data: bytes, name: str) -> str:
-    """Bytes of a file (or standard input) as text; a byte order mark is dropped.
+    """Decode the bytes of a file or of standard input; a byte order mark is dropped.
 
     Example:
         >>> decoded(b"\\xef\\xbb\\xbftext", "rows.csv")
@@ -212,12 +213,12 @@ def decoded(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # the codec counts from behind a byte order mark
+        # The position counts from after the byte order mark.
         line = error.object[: error.start].count(b"\n") + 1
-        raise _no_utf8(name, line, error.object[error.start]) from error
+        raise _utf8_error(name, line, error.object[error.start]) from error
 
 
-def _no_utf8(name: str, line: int, byte: int) -> DataError:
+def _utf8_error(name: str, line: int, byte: int) -> DataError:
     return DataError(
         setting=f"{name}, line {line}",
         got=f"byte 0x{byte:02x}",
@@ -227,12 +228,12 @@ def _no_utf8(name: str, line: int, byte: int) -> DataError:
 
 
 def _lines(path: Path, newline: str = "\n") -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, each with its end; an empty `newline` takes any line end."""
+    """Yield the lines of a text file with their numbers and line ends; an empty `newline` accepts any line end."""
     content = io.BufferedReader(_Bytes(path))
     with io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline) as stream:
         for number, line in enumerate(iter(lambda: stream.readline(LINE_LIMIT), ""), start=1):
             if not line.isascii() and (undecoded := UNDECODED.search(line)):
-                raise _no_utf8(str(path), number, ord(undecoded.group()) - 0xDC00)
+                raise _utf8_error(str(path), number, ord(undecoded.group()) - 0xDC00)
             if len(line) >= LINE_LIMIT and not line.endswith(("\n", "\r")):
                 raise DataError(
                     setting=f"{path}, line {number}",
@@ -251,7 +252,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_tsv(path: Path) -> Iterator[Row]:
-    # GLUE's tsv files hold raw quotes, so a quote is an ordinary character here.
+    # The tsv files of GLUE hold raw quotes, so a quote is an ordinary character.
     return _read_delimited(path, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
@@ -265,18 +266,18 @@ def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
         strict=quoting == csv.QUOTE_MINIMAL,
     )
     header: list[str] = []
-    first_line = 1  # of the row at hand; a quoted field may run over several lines
+    first_line = 1  # of the current row; a quoted field may span several lines
     while True:
-        place = f"{path}, line {first_line}"
+        location = f"{path}, line {first_line}"
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            found = DataError(
-                setting=place, got=str(error), expected="well-formed fields", fix="fix the quoting of that line"
+            row_error = DataError(
+                setting=location, got=str(error), expected="well-formed fields", fix="fix the quoting of that line"
             )
-            if not header or "expected after" not in str(error):  # a quote left open: no telling where the next row is
-                raise found from error
-            yield place, found
+            if not header or "expected after" not in str(error):  # after an open quote the next row cannot be located
+                raise row_error from error
+            yield location, row_error
             cells = []
         first_line = reader.line_num + 1
         if cells is None:
@@ -284,26 +285,26 @@ def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
         if not cells:
             continue  # a blank line
         if not header:
-            header = _header(place, cells)
+            header = _header(location, cells)
         elif len(cells) != len(header):
             yield (
-                place,
+                location,
                 DataError(
-                    setting=place,
+                    setting=location,
                     got=f"{len(cells)} fields",
                     expected=f"{len(header)}, as in the header",
                     fix="quote or fix that line",
                 ),
             )
         else:
-            yield place, dict(zip(header, cells, strict=True))
+            yield location, dict(zip(header, cells, strict=True))
 
 
-def _header(place: str, names: list[str]) -> list[str]:
+def _header(location: str, names: list[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
             raise DataError(
-                setting=f"{place}, column", got=name, expected="a name of its own for every column", fix="rename one"
+                setting=f"{location}, column", got=name, expected="a different name for every column", fix="rename one"
             )
     return names
 
@@ -311,24 +312,24 @@ def _header(place: str, names: list[str]) -> list[str]:
 def _read_jsonl(path: Path) -> Iterator[Row]:
     for number, line in _lines(path):
         if line.strip():
-            place = f"{path}, line {number}"
-            yield place, _json_object(place, line.rstrip("\r\n"))
+            location = f"{path}, line {number}"
+            yield location, _json_object(location, line.rstrip("\r\n"))
 
 
-def _json_object(place: str, line: str) -> Mapping[str, object] | DataError:
+def _json_object(location: str, line: str) -> Mapping[str, object] | DataError:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return DataError(setting=place, got=line[:60], expected="one JSON object per line", fix=f"fix it: {error}")
+        return DataError(setting=location, got=line[:60], expected="one JSON object per line", fix=f"fix it: {error}")
     return (
         value
         if isinstance(value, dict)
-        else DataError(setting=place, got=line[:60], expected="a JSON object", fix="write {...} on every line")
+        else DataError(setting=location, got=line[:60], expected="a JSON object", fix="write {...} on every line")
     )
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    with io.BufferedReader(_Bytes(path, WHOLE_LIMIT)) as stream:
+    with io.BufferedReader(_Bytes(path, JSON_SIZE_LIMIT)) as stream:
         text = decoded(stream.read(), str(path))
     try:
         value = json.loads(text)
@@ -341,18 +342,18 @@ def _read_json(path: Path) -> Iterator[Row]:
             fix=f"fix it, or name it .jsonl if every line is an object: {error}",
         ) from error
     if isinstance(value, dict) and not all(isinstance(item, dict) for item in value.values()):
-        yield str(path), value  # one record, for a format to take apart
+        yield str(path), value  # a single record, for a format to flatten
         return
     if not isinstance(value, (dict, list)):
         raise DataError(setting="data file", got=path, expected="a list of objects", fix="write [{...}, {...}]")
-    named = value.items() if isinstance(value, dict) else enumerate(value, start=1)
-    for name, item in named:
-        place = f"{path}, entry {name}"
+    entries = value.items() if isinstance(value, dict) else enumerate(value, start=1)
+    for name, item in entries:
+        location = f"{path}, entry {name}"
         yield (
-            place,
+            location,
             item
             if isinstance(item, dict)
-            else DataError(setting=place, got=item, expected="a JSON object", fix="write {...} there"),
+            else DataError(setting=location, got=item, expected="a JSON object", fix="write {...} there"),
         )
 
 
@@ -366,7 +367,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-    except Exception as error:  # pyarrow has many kinds; all mean an unreadable file
+    except Exception as error:  # pyarrow raises many kinds; all mean an unreadable file
         raise DataError(
             setting="data file", got=path, expected="a readable parquet file", fix=f"write it again: {error}"
         ) from error
@@ -379,11 +380,11 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
-RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")  # never a format's own lines
+RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")  # these never hold the text lines of a format
 
 
 def _read_hub(address: str) -> Iterator[Row]:
-    """`hub:NAME[#CONFIG]@SPLIT`, through the `datasets` package; class numbers become class names."""
+    """Yield the rows of `hub:NAME[#CONFIG]@SPLIT` through the `datasets` package, with class names for class ids."""
     try:
         import datasets
     except ImportError as error:
@@ -399,7 +400,7 @@ def _read_hub(address: str) -> Iterator[Row]:
         )
     try:
         table: Any = datasets.load_dataset(name, configuration or None, split=split)
-    except Exception as error:  # network, permission and name errors come in many kinds
+    except Exception as error:  # network, permission and name errors have many types
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
             setting="hub data set",
@@ -408,12 +409,12 @@ def _read_hub(address: str) -> Iterator[Row]:
             fix=f"check name and network, or pass a local file: {first_line}",
         ) from error
     for number, row in enumerate(table, start=1):
-        named = {column: _class_name(table.features[column], value) for column, value in row.items()}
-        yield f"{address}, row {number}", named
+        values = {column: _class_name(table.features[column], value) for column, value in row.items()}
+        yield f"{address}, row {number}", values
 
 
 def _class_name(feature: Any, value: object) -> object:
-    if isinstance(value, list) and hasattr(feature, "feature"):  # such as a tag for every word
+    if isinstance(value, list) and hasattr(feature, "feature"):  # such as one tag per word
         return [_class_name(feature.feature, item) for item in value]
     is_class = hasattr(feature, "int2str") and isinstance(value, int) and value >= 0
     return feature.int2str(value) if is_class else value

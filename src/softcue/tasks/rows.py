@@ -1,78 +1,71 @@
-"""Rows to Examples: every cell checked, every complaint with its file and line."""
+"""Rows to checked Examples. Every error names the file and the line, or the number of the row."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from numbers import Integral, Number, Real
 from typing import TypeVar
 
 from softcue.errors import ConfigurationError, DataError, near_matches
-from softcue.tasks.cells import (
-    Values,
-    answer_spans,
-    answers_in,
-    cell,
-    has_answers,
-    label_text,
-    name_in,
-    options_in,
-    tags_in,
-    target_column,
-    target_in,
-    text_in,
-)
+from softcue.tasks.formats.records import missing_key_error
 from softcue.tasks.readers import Source, name_of, read_rows
 from softcue.tasks.task import Label, Task
 from softcue.types import Example, Span
 
-SHOWN_BAD_ROWS = 10
+MAX_SHOWN_ERRORS = 10
+Values = Mapping[str, object]
 Good = TypeVar("Good")
 
 
 def examples_from(source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False) -> list[Example]:
-    """The examples of a source, all checked; the task's own labels limit the targets when it has any.
+    """Read and check all examples of a source. Where the task lists labels, a target must be one of them.
 
-    All bad rows are told at once. To skip them is the caller's choice, and warned about.
+    One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them.
 
     Example:
         >>> task = Task(name="toy", labels={"a": Label(words="a"), "b": Label(words="b")})
         >>> examples_from([{"text": "hello", "label": "a"}], task)[0].target
         'a'
     """
-    bad = _BadRows(source)
-    examples = list(bad.left_out(_only(_checked(source, [task], needs_target)), stops=False))
+    bad_rows = _BadRows(source)
+    rows = _first_examples(_check_rows(source, [task], needs_target))
+    examples = list(bad_rows.filter_out(rows, stop_at_first=False))
     if not skip_bad_rows:
-        bad.refuse()
-    bad.warn()
+        bad_rows.raise_error()
+    bad_rows.warn()
     return examples
 
 
 def stream_examples(
     source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False
 ) -> Iterator[Example]:
-    """The same examples one by one, in little memory; the first bad row ends them, unless such rows are skipped.
+    """Yield the same examples one by one, in little memory. The first bad row raises, unless bad rows are skipped.
 
     Example:
         >>> rows = [{"text": "hello", "label": "a"}, {"text": "bye", "label": "b"}]
         >>> [example.target for example in stream_examples(rows, Task(name="toy"))]
         ['a', 'b']
     """
-    bad = _BadRows(source)
-    yield from bad.left_out(_only(_checked(source, [task], needs_target)), stops=not skip_bad_rows)
-    bad.warn()
+    bad_rows = _BadRows(source)
+    rows = _first_examples(_check_rows(source, [task], needs_target))
+    yield from bad_rows.filter_out(rows, stop_at_first=not skip_bad_rows)
+    bad_rows.warn()
 
 
 def stream_together(
     source: Source, tasks: Sequence[Task], skip_bad_rows: bool = False
 ) -> Iterator[tuple[Example, ...]]:
-    """Each row as every task reads it, without answers and in little memory; a row that is bad for one is bad for all.
+    """Yield each row as one example per task, without targets, in little memory.
 
-    All rows are checked before the first one comes.
+    A row that is bad for one task is bad for all. All rows are checked before the first one is yielded.
 
     Example:
         >>> rows = [{"text": "hello", "message": "hi"}]
-        >>> [[row.texts[0] for row in found]
-        ...  for found in stream_together(rows, [Task(name="a"), Task(name="b", text=("message",))])]
+        >>> tasks = [Task(name="a"), Task(name="b", text=("message",))]
+        >>> [[example.texts[0] for example in examples] for examples in stream_together(rows, tasks)]
         [['hello', 'hi']]
     """
     formats = {task.format for task in tasks}
@@ -80,23 +73,23 @@ def stream_together(
         raise ConfigurationError(
             setting="cues",
             got=", ".join(sorted(map(repr, formats))),
-            expected="tasks whose files are laid out alike",
-            fix="answer with one cue at a time",
+            expected="tasks whose files have the same format",
+            fix="predict with one cue at a time",
         )
     if not skip_bad_rows:
-        checked = _BadRows(source)
-        for _ in checked.left_out(_checked(source, tasks, needs_target=False), stops=False):
+        first_pass = _BadRows(source)
+        for _ in first_pass.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False):
             pass
-        checked.refuse()
-    bad = _BadRows(source)
-    yield from bad.left_out(_checked(source, tasks, needs_target=False), stops=False)
-    bad.warn()
+        first_pass.raise_error()
+    bad_rows = _BadRows(source)
+    yield from bad_rows.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False)
+    bad_rows.warn()
 
 
 def with_labels(
     task: Task, examples: Sequence[Example], words: Mapping[str, str], descriptions: Mapping[str, str] | None = None
 ) -> Task:
-    """The task with the labels its training rows show, in sorted order, and the user's words and sentences for them.
+    """The task with the labels of its training rows, in sorted order, and the user's words and descriptions for them.
 
     Example:
         >>> rows = [Example(("great film",), "1"), Example(("dull film",), "0")]
@@ -110,8 +103,8 @@ def with_labels(
         if is_tagging
         else (str(example.target) for example in examples)
     )
-    found = sorted(set(targets))
-    labels = dict(task.labels) or {name: Label(words=name, description="") for name in found}
+    names = sorted(set(targets))
+    labels = dict(task.labels) or {name: Label(words=name, description="") for name in names}
     for key, values in {"words": words, "description": descriptions or {}}.items():
         setting = {"words": "task.label_words", "description": "task.label_descriptions"}[key]
         for name, value in values.items():
@@ -120,14 +113,14 @@ def with_labels(
                     setting=setting, got=name, expected="a label of the training rows", fix=near_matches(name, labels)
                 )
             labels[name] = labels[name].model_copy(update={key: value})
-    if is_tagging and not found:
+    if is_tagging and not names:
         raise DataError(
             setting="column 'spans'", got="no span", expected="at least one in training", fix="check the column"
         )
-    if not is_tagging and len(found) < 2:
+    if not is_tagging and len(names) < 2:
         raise DataError(
             setting=f"label column '{task.label}'",
-            got=", ".join(found),
+            got=", ".join(names),
             expected="at least two classes in training",
             fix="check the column, or set task.kind=regression or generation",
         )
@@ -135,7 +128,7 @@ def with_labels(
 
 
 class _BadRows:
-    """The rows that cannot be used: how many, and the first of them, so that memory stays bounded."""
+    """The bad rows of a source: their number and the first errors. The rest is not kept, so memory stays bounded."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -143,17 +136,17 @@ class _BadRows:
         self._num_bad = 0
         self._num_rows = 0
 
-    def left_out(self, rows: Iterator[Good | DataError], stops: bool) -> Iterator[Good]:
-        """The good rows; the bad ones are noted, or the first of them is raised."""
+    def filter_out(self, rows: Iterator[Good | DataError], stop_at_first: bool) -> Iterator[Good]:
+        """Yield the good rows. Bad rows are counted, or the first of them is raised."""
         for row in rows:
             self._num_rows += 1
             if not isinstance(row, DataError):
                 yield row
                 continue
-            if stops:
+            if stop_at_first:
                 raise row
             self._num_bad += 1
-            if self._num_bad <= SHOWN_BAD_ROWS:
+            if self._num_bad <= MAX_SHOWN_ERRORS:
                 self._errors.append(row)
         if not self._num_rows:
             raise DataError(
@@ -163,7 +156,8 @@ class _BadRows:
                 fix="check the file",
             )
 
-    def refuse(self) -> None:
+    def raise_error(self) -> None:
+        """Raise one error for all bad rows, if there are any."""
         if self._num_bad == 1:
             raise self._errors[0]
         if self._num_bad:
@@ -171,82 +165,284 @@ class _BadRows:
                 setting="data",
                 got=name_of(self._source),
                 expected="no bad rows",
-                fix=f"{self._list()}; fix them, or leave them out with `skip_bad_rows=True`",
+                fix=f"{self._summary()}; fix them, or leave them out with `skip_bad_rows=True`",
             )
 
     def warn(self) -> None:
+        """Warn about the skipped rows, if there are any. A source without a good row is an error."""
         if self._num_bad == self._num_rows:
             raise DataError(
                 setting="data",
                 got=name_of(self._source),
                 expected="at least one row that is not bad",
-                fix=f"{self._list()}; fix them",
+                fix=f"{self._summary()}; fix them",
             )
         if self._num_bad:
-            message = f"skipped {self._num_bad} of {self._num_rows} rows: {'; '.join(map(_reason, self._errors))}"
-            warnings.warn(message + ("; ..." if self._num_bad > SHOWN_BAD_ROWS else ""), stacklevel=3)
+            message = f"skipped {self._num_bad} of {self._num_rows} rows: {self._reasons()}"
+            warnings.warn(message + ("; ..." if self._num_bad > MAX_SHOWN_ERRORS else ""), stacklevel=3)
 
-    def _list(self) -> str:
-        shown = "; ".join(map(_reason, self._errors))
-        first = f"; the first {SHOWN_BAD_ROWS}" if self._num_bad > SHOWN_BAD_ROWS else ""
-        return f"{self._num_bad} bad row{'s' if self._num_bad > 1 else ''}{first}: {shown}"
+    def _summary(self) -> str:
+        first = f"; the first {MAX_SHOWN_ERRORS}" if self._num_bad > MAX_SHOWN_ERRORS else ""
+        return f"{self._num_bad} bad row{'s' if self._num_bad > 1 else ''}{first}: {self._reasons()}"
+
+    def _reasons(self) -> str:
+        messages = (str(error).removesuffix(f"; {error.fix}") for error in self._errors)
+        return "; ".join(message.replace("; expected ", ", expected ") for message in messages)
 
 
-def _reason(error: DataError) -> str:
-    return str(error).removesuffix(f"; {error.fix}").replace("; expected ", ", expected ")
+# --- rows to examples ---
 
 
-def _only(rows: Iterator[tuple[Example, ...] | DataError]) -> Iterator[Example | DataError]:
+def _first_examples(rows: Iterator[tuple[Example, ...] | DataError]) -> Iterator[Example | DataError]:
     return (row if isinstance(row, DataError) else row[0] for row in rows)
 
 
-def _checked(source: Source, tasks: Sequence[Task], needs_target: bool) -> Iterator[tuple[Example, ...] | DataError]:
-    """Every row that the tasks want, as an example for each or as what is wrong with it."""
+def _check_rows(source: Source, tasks: Sequence[Task], needs_target: bool) -> Iterator[tuple[Example, ...] | DataError]:
+    """Yield every row that the tasks select, as one example per task, or the error of the row."""
     is_first = True
-    for place, row in read_rows(source, tasks[0].format):
+    for location, row in read_rows(source, tasks[0].format):
         if isinstance(row, DataError):
             yield row
             continue
         if is_first:  # a column that is missing here is most likely missing everywhere
             for task in tasks:
-                _check_columns(place, row, task, needs_target)
+                _check_columns(location, row, task, needs_target)
             is_first = False
-        # What is to be answered is answered: which rows a task learns from is no matter then.
-        if needs_target and not all(_is_wanted(row, task) for task in tasks):
+        # `where` and `without` choose the rows to train and score on. A prediction is made for every row.
+        if needs_target and not all(_is_selected(row, task) for task in tasks):
             continue
         try:
-            yield tuple(_example(place, row, task, needs_target) for task in tasks)
+            yield tuple(_example(location, row, task, needs_target) for task in tasks)
         except DataError as error:
             yield error
 
 
-def _check_columns(place: str, row: Values, task: Task, needs_target: bool) -> None:
-    for column in (*task.text, *([target_column(row, task)] if needs_target else [])):
-        cell(place, row, column, task)
+def _check_columns(location: str, row: Values, task: Task, needs_target: bool) -> None:
+    for column in (*task.text, *([_target_column(row, task)] if needs_target else [])):
+        _cell(location, row, column, task)
 
 
-def _is_wanted(row: Values, task: Task) -> bool:
+def _is_selected(row: Values, task: Task) -> bool:
+    """Whether a row passes the task's `where` and `without`."""
+
     def has(column: str, values: Sequence[str], if_missing: bool) -> bool:
-        name = name_in(row, column, task)
-        return if_missing if name is None else (label_text(row[name]) or str(row[name])) in values
+        name = _find_column(row, column, task)
+        return if_missing if name is None else (_label_text(row[name]) or str(row[name])) in values
 
-    is_in = all(has(column, values, if_missing=True) for column, values in task.where.items())
-    return is_in and not any(has(column, values, if_missing=False) for column, values in task.without.items())
+    is_included = all(has(column, values, if_missing=True) for column, values in task.where.items())
+    return is_included and not any(has(column, values, if_missing=False) for column, values in task.without.items())
 
 
-def _example(place: str, row: Values, task: Task, needs_target: bool) -> Example:
-    texts = tuple(text_in(place, row, column, task) for column in task.text)
+def _example(location: str, row: Values, task: Task, needs_target: bool) -> Example:
+    texts = tuple(_text(location, row, column, task) for column in task.text)
     target: str | float | None = None
     answers: tuple[str, ...] = ()
     spans: tuple[Span, ...] = ()
     if needs_target and task.kind == "tags":
-        spans = tags_in(place, row, task, texts[-1])
+        spans = _tag_spans(location, row, task, texts[-1])
     elif needs_target and task.kind == "span":
-        answers = answers_in(place, row, task)
-        target, spans = answers[0], answer_spans(place, row, task, answers, texts[-1])
+        answers = _answers(location, row, task)
+        target, spans = answers[0], _answer_spans(location, row, task, answers, texts[-1])
     elif needs_target:
-        answers = answers_in(place, row, task) if task.kind == "generation" and has_answers(row, task) else ()
-        target = answers[0] if target_column(row, task) == "answers" else target_in(place, row, task)
-    if not task.format:  # columns of these names in a user's own file are the user's own
+        answers = _answers(location, row, task) if task.kind == "generation" and _has_answers(row, task) else ()
+        target = answers[0] if _target_column(row, task) == "answers" else _target(location, row, task)
+    if not task.format:  # in a user's file, columns called `group` and `options` have no special meaning
         return Example(texts, target, answers, spans)
-    return Example(texts, target, answers, spans, label_text(row.get("group")), options_in(place, row))
+    return Example(texts, target, answers, spans, _label_text(row.get("group")), _options(location, row))
+
+
+# --- the cells of a row ---
+
+
+def _target_column(row: Values, task: Task) -> str:
+    """The column that holds the target."""
+    has_label = _find_column(row, task.label, task) is not None
+    usual = {"span": "answers", "tags": "spans"}.get(task.kind)
+    if usual is not None:
+        return task.label if has_label and _find_column(row, usual, task) is None else usual
+    # Free text may be given as a list of correct answers alone.
+    return "answers" if task.kind == "generation" and not has_label and _has_answers(row, task) else task.label
+
+
+def _find_column(row: Values, column: str, task: Task) -> str | None:
+    """The name a column has in the row: its own, or the first of its other names."""
+    return next((name for name in (column, *task.columns.get(column, ())) if name in row), None)
+
+
+def _cell(location: str, row: Values, column: str, task: Task) -> object:
+    """The value of a column."""
+    name = _find_column(row, column, task)
+    if name is None:
+        raise missing_key_error(location, row, column, task.columns.get(column, ()), noun="column")
+    return row[name]
+
+
+def _text(location: str, row: Values, column: str, task: Task) -> str:
+    """The text of a column."""
+    value = _cell(location, row, column, task)
+    if not isinstance(value, str) or (not value.strip() and column not in task.may_be_empty):
+        raise DataError(
+            setting=f"{location}, column '{column}'",
+            got=value,
+            expected="a text that is not empty",
+            fix="fill it in or remove the row",
+        )
+    return _check_unicode(f"{location}, column '{column}'", value)
+
+
+def _check_unicode(setting: str, value: str) -> str:
+    """The text, if UTF-8 can encode it. A JSON escape can hold half of a surrogate pair."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            setting=setting,
+            got=repr(value[:40]),
+            expected="text without lone surrogates",
+            fix="repair the escape sequence",
+        ) from error
+    return value
+
+
+def _target(location: str, row: Values, task: Task) -> str | float:
+    """The label, number or text to predict."""
+    value = _cell(location, row, task.label, task)
+    setting = f"{location}, column '{task.label}'"
+    if task.kind == "regression":
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(
+                setting=setting,
+                got=value,
+                expected="a finite number",
+                fix="fix the row, or set task.kind=classification",
+            )
+        return number
+    text = _check_unicode(setting, _label_text(value))
+    if not text:
+        raise DataError(setting=setting, got=value, expected="a label", fix="fill it in or remove the row")
+    return _check_label(setting, text, task) if task.has_classes else text
+
+
+def _check_label(setting: str, text: str, task: Task) -> str:
+    """The label that a value stands for. A task that lists no labels accepts every value."""
+    if not task.labels:
+        return text
+    label = task.label_of(text)
+    if label is None:
+        raise DataError(
+            setting=setting,
+            got=text,
+            expected="a label of the task or its training rows",
+            fix=near_matches(text, task.labels),
+        )
+    return label
+
+
+def _label_text(value: object) -> str:
+    """A label as text; empty for values that are no label: null, gaps of a DataFrame, lists and objects."""
+    if type(value).__name__ in ("bool", "bool_"):  # of Python and of numpy
+        return str(value).lower()
+    if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
+        value = int(float(value))  # a DataFrame column with gaps turns class numbers into floats
+    is_scalar = isinstance(value, str) or (isinstance(value, Number) and value == value)
+    return str(value).strip() if is_scalar else ""
+
+
+def _list_in(value: object) -> list[object] | None:
+    """A list cell of a file or a DataFrame; None for anything else."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return list(value) if isinstance(value, (list, tuple)) else None
+
+
+def _check_texts(setting: str, items: Sequence[object]) -> tuple[str, ...]:
+    for item in items:
+        if not isinstance(item, str) or not item.strip():
+            raise DataError(
+                setting=setting, got=item, expected="texts that are not empty", fix="fill it in or remove the row"
+            )
+    return tuple(_check_unicode(setting, str(item)) for item in items)
+
+
+def _options(location: str, row: Values) -> tuple[str, ...]:
+    """The only texts that a prediction may be, where the format lists them."""
+    return _check_texts(f"{location}, column 'options'", _list_in(row.get("options")) or [])
+
+
+def _has_answers(row: Values, task: Task) -> bool:
+    """Whether a row lists correct answers."""
+    name = _find_column(row, "answers", task)
+    return name is not None and bool(_list_in(row[name]))
+
+
+def _answers(location: str, row: Values, task: Task) -> tuple[str, ...]:
+    """All correct answers of a row."""
+    column = _target_column(row, task) if task.kind == "span" else "answers"
+    value = _cell(location, row, column, task)
+    setting = f"{location}, column '{column}'"
+    items = [value] if isinstance(value, str) else _list_in(value)
+    if not items:
+        raise DataError(setting=setting, got=value, expected="at least one answer", fix="fill it in or remove the row")
+    return _check_texts(setting, items)
+
+
+def _answer_spans(location: str, row: Values, task: Task, answers: Sequence[str], text: str) -> tuple[Span, ...]:
+    """The character spans of the answers in the text. An answer with start -1 is not in the text and has no span."""
+    name = _find_column(row, "starts", task)
+    starts = _list_in(row[name]) if name else [text.find(answer) for answer in answers]
+    setting = f"{location}, column 'starts'"
+    if starts is None or len(starts) != len(answers):
+        raise DataError(
+            setting=setting,
+            got=starts,
+            expected=f"a list of {len(answers)}, one start for every answer",
+            fix="fix the row",
+        )
+    spans = []
+    for answer, start in zip(answers, starts, strict=True):
+        if not isinstance(start, int) or (start >= 0 and not text.startswith(answer, start)):
+            raise DataError(
+                setting=setting,
+                got=start,
+                expected=f"the start of '{answer[:40]}' in the text, or -1",
+                fix="fix the row",
+            )
+        if start >= 0:
+            spans.append(Span(start, start + len(answer)))
+    return tuple(spans)
+
+
+def _tag_spans(location: str, row: Values, task: Task, text: str) -> tuple[Span, ...]:
+    """The labelled spans of a row, in order."""
+    column = _target_column(row, task)
+    setting, value = f"{location}, column '{column}'", _cell(location, row, column, task)
+    items = _list_in(value)
+    if items is None:
+        raise DataError(setting=setting, got=value, expected="a list of [start, end, label]", fix="fix the row")
+    spans = sorted(_tag_span(setting, item, task, len(text)) for item in items)
+    for span, following in pairwise(spans):
+        if following.start < span.end:
+            raise DataError(
+                setting=setting,
+                got=f"{span.start} to {span.end} and {following.start} to {following.end}",
+                expected="spans that do not overlap",
+                fix="fix the row",
+            )
+    return tuple(spans)
+
+
+def _tag_span(setting: str, item: object, task: Task, length: int) -> Span:
+    parts = [item.get(key) for key in ("start", "end", "label")] if isinstance(item, Mapping) else _list_in(item)
+    match parts:
+        case [int(start), int(end), str(label)] if 0 <= start < end <= length and label:
+            return Span(start, end, _check_label(setting, label, task))
+    raise DataError(
+        setting=setting,
+        got=item,
+        expected=f"[start, end, label] inside the text of {length} characters",
+        fix="fix the row",
+    )

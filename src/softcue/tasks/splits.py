@@ -1,10 +1,12 @@
-"""The rows of a run: read, checked, split and sampled before anything is trained or written."""
+"""The rows of a run: read, checked, split and sampled before training starts. The seed alone decides each sample."""
 
 from __future__ import annotations
 
+import random
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,17 @@ from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
 from softcue.tasks.config import TaskConfig
 from softcue.tasks.readers import Source, size_of
-from softcue.tasks.rows import examples_from, with_labels
-from softcue.tasks.sampling import distinct, few_shot, sample, sample_examples, split_off, with_swapped, without_copies
+from softcue.tasks.rows import examples_from, stream_examples, with_labels
 from softcue.tasks.task import SPLITS, Task
 from softcue.types import Example
 
-STREAMED_FROM = 1 << 28  # bytes of files that are not held in memory where a sample of them will do
-FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows whatever K is
+MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
+FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows for every K
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A task and its examples, all checked."""
+    """A task and its checked examples."""
 
     task: Task
     train: list[Example]
@@ -34,11 +35,11 @@ class Splits:
 
 
 def read_splits_of_each(config: TaskConfig, tasks: Sequence[str], cap: int) -> list[Splits]:
-    """The rows of every task of a mixture, none with more than `cap` training or validation rows.
+    """Read the rows of every task of a mixture, with at most `cap` training and validation rows each.
 
-    What `config` says of sampling holds for each of them.
+    The sampling settings of `config` apply to each task.
     """
-    own = [
+    given_keys = [
         key
         for key in (
             "train",
@@ -55,68 +56,69 @@ def read_splits_of_each(config: TaskConfig, tasks: Sequence[str], cap: int) -> l
         )
         if getattr(config, key)
     ]
-    if own:
+    if given_keys:
         raise ConfigurationError(
-            setting=f"task.{own[0]}",
-            got=getattr(config, own[0]),
-            expected="nothing of one task beside mixture.tasks",
-            fix="write a task file (.yaml) for each and name those",
+            setting=f"task.{given_keys[0]}",
+            got=getattr(config, given_keys[0]),
+            expected="no setting of a single task beside mixture.tasks",
+            fix="write a task file (.yaml) for each task and name the files",
         )
     if len(set(tasks)) < len(tasks) or len(tasks) < 2:
         raise ConfigurationError(
             setting="mixture.tasks",
             got=", ".join(tasks),
             expected="at least two different tasks",
-            fix="train a single one with `task=NAME`",
+            fix="train a single task with `task=NAME`",
         )
-    found = []
+    splits_of_each = []
     for name in tasks:
         changes: dict[str, Any] = {"name": name}
-        if not config.few_shot:  # which has sizes of its own
+        if not config.few_shot:  # few_shot has its own sizes
             for key in ("train_rows", "validation_rows"):
                 changes[key] = min(getattr(config, key) or cap, cap)
-        found.append(read_splits(config.model_copy(update=changes), {}))
-    if len({rows.task.name for rows in found}) < len(found):
+        splits_of_each.append(read_splits(config.model_copy(update=changes), {}))
+    if len({splits.task.name for splits in splits_of_each}) < len(splits_of_each):
         raise ConfigurationError(
             setting="mixture.tasks",
             got=", ".join(tasks),
-            expected="task files with names of their own",
-            fix="change `name:` in one",
+            expected="task files with different names",
+            fix="change `name:` in one of them",
         )
-    return found
+    return splits_of_each
 
 
 def read_splits(config: TaskConfig, objects: Mapping[str, Any]) -> Splits:
-    """Read and check every row the run will touch."""
+    """Read and check every row of a run. `objects` holds rows in memory by split, which replace files.
+
+    Example:
+        >>> rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]
+        >>> splits = read_splits(TaskConfig(), {"train": rows})
+        >>> len(splits.train), len(splits.validation), splits.task.label_names
+        (16, 4, ('a', 'b'))
+    """
     task = resolve_task(config)
     _check_sampling(config, task)
-    given: dict[str, Source] = {split: getattr(task, split) for split in SPLITS}
-    if config.data and not config.train:
-        below = sources(task, config.data)
-        given = {split: getattr(config, split) or below.get(split, "") for split in SPLITS}
-    if "train" in objects:  # a bundled task's other splits do not belong to the user's rows
-        given |= {"validation": config.validation, "test": config.test}
-    given |= objects
-    if not _is_given(given["train"]):
+    origins = _split_sources(config, task, objects)
+    if not _is_given(origins["train"]):
         hint = "pass `train=FILE`, or `task=NAME` with a name of `softcue tasks`"
         if "train" in task.files:
             hint = f"pass `data=FOLDER` with {' or '.join(task.files['train'])}"
         elif task.published:
             hint = f"it is for testing only: evaluate a cue with `task={task.name}`"
         raise ConfigurationError(setting="task.train", got="", expected="training rows", fix=hint)
-    skips = config.skip_bad_rows
+    skip_bad_rows = config.skip_bad_rows
     train = (
-        sample_examples(given["train"], task, config.train_rows, config.sample_seed, skips)
-        if _is_sampled_unread(config, task, given)
-        else examples_from(given["train"], task, skip_bad_rows=skips)
+        sample_examples(origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows)
+        if _should_stream(config, task, origins)
+        else examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
     )
     if task.has_classes or (task.kind == "tags" and not task.labels):
         task = with_labels(task, train, config.label_words, config.label_descriptions)
     validation, test = (
-        examples_from(given[split], task, skip_bad_rows=skips) if _is_given(given[split]) else []
+        examples_from(origins[split], task, skip_bad_rows=skip_bad_rows) if _is_given(origins[split]) else []
         for split in ("validation", "test")
     )
-    choose = _few_shot if config.few_shot else _train_and_validation
+    choose = _choose_few_shot if config.few_shot else _choose_rows
     train, validation = choose(config, task, train, validation)
     if task.has_classes and len({example.target for example in train}) < 2:
         setting = "few_shot" if config.few_shot else "train_rows"
@@ -131,8 +133,19 @@ def read_splits(config: TaskConfig, objects: Mapping[str, Any]) -> Splits:
     return Splits(task, train, validation, limit_rows(test, config.test_rows, config.sample_seed))
 
 
+def _split_sources(config: TaskConfig, task: Task, objects: Mapping[str, Any]) -> dict[str, Source]:
+    """The source of each split: rows in memory, else files of the user, else files below `data`, else of the task."""
+    origins: dict[str, Source] = {split: getattr(task, split) for split in SPLITS}
+    if config.data and not config.train:
+        files = sources(task, config.data)
+        origins = {split: getattr(config, split) or files.get(split, "") for split in SPLITS}
+    if "train" in objects:  # the other splits of a bundled task do not belong to the user's rows
+        origins |= {"validation": config.validation, "test": config.test}
+    return origins | dict(objects)
+
+
 def _check_sampling(config: TaskConfig, task: Task) -> None:
-    """Refuse, before any row is read, what contradicts itself or the task."""
+    """Check, before any row is read, that the sampling settings fit each other and the task."""
     if config.few_shot and config.train_rows:
         raise ConfigurationError(
             setting="task.few_shot",
@@ -160,10 +173,10 @@ def _check_sampling(config: TaskConfig, task: Task) -> None:
         )
 
 
-def _train_and_validation(
+def _choose_rows(
     config: TaskConfig, task: Task, train: list[Example], validation: list[Example]
 ) -> tuple[list[Example], list[Example]]:
-    """The rows given, a share of the training rows held out if there are none to validate on, both cut to size."""
+    """Training and validation rows, limited to their sizes. Without validation rows, training rows are held out."""
     if not validation:
         train, validation = split_off(train, config.validation_share, config.sample_seed, by_class=task.has_classes)
         if not validation:
@@ -177,14 +190,14 @@ def _train_and_validation(
     return train, limit_rows(validation, config.validation_rows, config.sample_seed)
 
 
-def _few_shot(
+def _choose_few_shot(
     config: TaskConfig, task: Task, train: list[Example], validation: list[Example]
 ) -> tuple[list[Example], list[Example]]:
-    """K distinct training rows, and rows to validate on that are no copies: from their own file, else from the rest."""
-    num_asked = config.validation_rows or FEW_SHOT_VALIDATION_ROWS
-    chosen, left = few_shot(train, config.few_shot, num_asked, config.sample_seed, config.stratified)
+    """K distinct training rows, and validation rows that are no copies: from their own file, else from the rest."""
+    num_validation = config.validation_rows or FEW_SHOT_VALIDATION_ROWS
+    chosen, remaining = few_shot(train, config.few_shot, num_validation, config.sample_seed, config.stratified)
     num_texts = len(distinct(train))
-    source, next_step = f"{num_texts} distinct training texts", "lower it, or pass `validation=FILE`"
+    origin, fix = f"{num_texts} distinct training texts", "lower it, or pass `validation=FILE`"
     if validation:
         if len(chosen) < config.few_shot:
             raise ConfigurationError(
@@ -193,34 +206,35 @@ def _few_shot(
                 expected=f"at most {num_texts}, the number of distinct training texts",
                 fix="lower it",
             )
-        source, next_step = f"{len(validation)} validation rows", "pass other rows with `validation=FILE`"
-        left = sample(without_copies(validation, chosen), num_asked, config.sample_seed)
-    if not left:
+        origin, fix = f"{len(validation)} validation rows", "pass other rows with `validation=FILE`"
+        remaining = sample(without_copies(validation, chosen), num_validation, config.sample_seed)
+    if not remaining:
         raise ConfigurationError(
             setting="task.few_shot",
             got=config.few_shot,
-            expected=f"rows of the {source} to be left to validate on, none a copy of a training row",
-            fix=next_step,
+            expected=f"rows of the {origin} to be left to validate on, none a copy of a training row",
+            fix=fix,
         )
-    # A file of the user's own may well have fewer rows than the usual number, which nobody asked for.
-    if len(left) < num_asked and (config.validation_rows or not validation):
+    # A validation file with fewer rows than the default number needs no warning.
+    if len(remaining) < num_validation and (config.validation_rows or not validation):
         warnings.warn(
-            f"{len(left)} rows to validate on instead of {num_asked}: the {source} have no more beside "
+            f"{len(remaining)} rows to validate on instead of {num_validation}: the {origin} have no more beside "
             f"task.few_shot={config.few_shot}",
             stacklevel=4,
         )
-    return chosen, left
+    return chosen, remaining
 
 
-def _is_sampled_unread(config: TaskConfig, task: Task, given: Mapping[str, Source]) -> bool:
-    """Whether training rows are sampled from a large file without holding it: nothing else may need the others."""
-    is_plain = not config.few_shot and not config.stratified and _is_given(given["validation"])
-    knows_labels = bool(task.labels) or not (task.has_classes or task.kind == "tags")
-    return bool(config.train_rows) and is_plain and knows_labels and size_of(given["train"]) > STREAMED_FROM
+def _should_stream(config: TaskConfig, task: Task, origins: Mapping[str, Source]) -> bool:
+    """Whether to sample training rows from a large file without loading it: nothing else may need the other rows."""
+    is_plain_sample = not config.few_shot and not config.stratified and _is_given(origins["validation"])
+    has_labels = bool(task.labels) or not (task.has_classes or task.kind == "tags")
+    is_large = size_of(origins["train"]) > MIN_STREAMED_BYTES
+    return bool(config.train_rows) and is_plain_sample and has_labels and is_large
 
 
 def is_task_name(name: str) -> bool:
-    """Whether a name stands for a task that is written down: one of softcue's, or a file of the user's.
+    """Whether a name is a task of the library or a task file.
 
     Example:
         >>> is_task_name("rte"), is_task_name("mine.yaml"), is_task_name("mine")
@@ -234,22 +248,221 @@ def _is_given(source: Source) -> bool:
 
 
 def limit_rows(examples: list[Example], num_rows: int, seed: int, stratified: bool = False) -> list[Example]:
-    """A seeded sample of that many rows; 0 keeps all."""
+    """Draw a seeded sample of at most `num_rows` rows; 0 keeps all rows.
+
+    Example:
+        >>> rows = [Example((str(number),)) for number in range(9)]
+        >>> len(limit_rows(rows, 4, seed=0)), len(limit_rows(rows, 0, seed=0))
+        (4, 9)
+    """
     return sample(examples, num_rows, seed, stratified) if num_rows else examples
 
 
 def resolve_task(config: TaskConfig) -> Task:
-    """The bundled task of that name with the user's changes, or a new one from the user's columns."""
-    given: dict[str, Any] = {
+    """The library task or task file of that name with the user's changes, or a new task from the user's columns.
+
+    Example:
+        >>> resolve_task(TaskConfig(name="rte", metric="f1")).main_metric
+        'f1'
+    """
+    changes: dict[str, Any] = {
         key: value
         for key in ("train", "validation", "test", "text", "label", "format", "kind", "metric", "template")
         if (value := getattr(config, key))
     }
-    is_known = is_task_name(config.name) or (config.name and not (config.text or config.label))
-    base = find_task(config.name).model_dump() if is_known else {"name": config.name or "task"}
+    # A name without columns must be a known task, so that a misspelt name is an error.
+    is_existing = is_task_name(config.name) or (config.name and not (config.text or config.label))
+    base = find_task(config.name).model_dump() if is_existing else {"name": config.name or "task"}
     if config.train:
         base |= {"validation": "", "test": ""}
     try:
-        return Task.model_validate(base | given)
+        return Task.model_validate(base | changes)
     except ValidationError as error:
         raise as_configuration_error("task", error) from error
+
+
+# --- sampling ---
+
+
+def split_off(
+    examples: Sequence[Example], share: float, seed: int, by_class: bool = True
+) -> tuple[list[Example], list[Example]]:
+    """Hold out a share of every class (or of all rows together) for validation; the seed alone decides which.
+
+    Every class keeps at least one row for training. Copies of a text, or of a pair in either order, stay together.
+
+    Example:
+        >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
+        >>> train, validation = split_off(rows, 0.2, seed=0)
+        >>> len(train), len(validation), {row.target for row in validation} == {"a", "b"}
+        (16, 4, True)
+    """
+    classes: dict[object, list[tuple[str, ...]]] = defaultdict(list)
+    for identity, target in {_identity(example): example.target for example in examples}.items():
+        classes[target if by_class and isinstance(target, str) else None].append(identity)
+    generator = random.Random(seed)
+    held_out: set[tuple[str, ...]] = set()
+    for identities in classes.values():
+        generator.shuffle(identities)
+        num_held_out = max(1, round(share * len(identities)))
+        held_out.update(identities[: min(num_held_out, len(identities) - 1)])
+    train = [example for example in examples if _identity(example) not in held_out]
+    return train, [example for example in examples if _identity(example) in held_out]
+
+
+def sample(examples: Sequence[Example], num_rows: int, seed: int, stratified: bool = False) -> list[Example]:
+    """Draw a seeded sample without replacement, in the order of the rows; all rows if there are not more.
+
+    A stratified sample has the `shares` of the classes. Rows of one group are drawn together, so the sample may be a
+    little smaller than `num_rows`.
+
+    Example:
+        >>> len(sample([Example((str(i),)) for i in range(9)], 4, seed=1))
+        4
+    """
+    if num_rows >= len(examples):
+        return list(examples)
+    if stratified:
+        chosen = set(_draw_stratified(examples, _random_order(len(examples), seed), num_rows))
+    else:
+        chosen = _draw_indices([example.group for example in examples], num_rows, seed)
+    return [examples[index] for index in sorted(chosen)]
+
+
+def sample_examples(source: Source, task: Task, num_rows: int, seed: int, skip_bad_rows: bool = False) -> list[Example]:
+    """Draw the same rows as `sample` from a source larger than memory: it is read twice, and every row is checked.
+
+    Example:
+        >>> rows = [{"text": str(i), "label": "ab"[i % 2]} for i in range(9)]
+        >>> len(sample_examples(rows, Task(name="toy"), 4, seed=0))
+        4
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the second pass warns about skipped rows
+        groups = [example.group for example in stream_examples(source, task, skip_bad_rows=skip_bad_rows)]
+    chosen = _draw_indices(groups, num_rows, seed)
+    rows = stream_examples(source, task, skip_bad_rows=skip_bad_rows)
+    return [example for index, example in enumerate(rows) if index in chosen]
+
+
+def _draw_indices(groups: Sequence[str], num_rows: int, seed: int) -> set[int]:
+    """The indices of a sample. Of rows in groups, complete groups are taken as long as they fit."""
+    if num_rows >= len(groups):
+        return set(range(len(groups)))
+    if not any(groups):
+        return set(random.Random(seed).sample(range(len(groups)), num_rows))
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        members[group or f"row {index}"].append(index)
+    indices: set[int] = set()
+    for name in random.Random(seed).sample(list(members), len(members)):
+        if len(indices) + len(members[name]) <= num_rows:
+            indices.update(members[name])
+    return indices or set(members[next(iter(members))])
+
+
+def few_shot(
+    examples: Sequence[Example], num_train: int, num_validation: int, seed: int, stratified: bool = False
+) -> tuple[list[Example], list[Example]]:
+    """Draw training rows, and validation rows from the rest; no row is a copy of another.
+
+    Of the copies of a text only the first row is used. If too few rows are left, there are fewer validation rows. The
+    seed alone decides, in every process and Python version.
+
+    Example:
+        >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
+        >>> train, validation = few_shot(rows, 4, 10, seed=0, stratified=True)
+        >>> [row.target for row in train].count("a"), len(validation), set(train) & set(validation)
+        (2, 10, set())
+    """
+    pool = distinct(examples)
+    order = _random_order(len(pool), seed)
+    chosen = _draw_stratified(pool, order, num_train) if stratified else order[:num_train]
+    used = {_identity(pool[index]) for index in chosen}
+    remaining = [index for index in order if _identity(pool[index]) not in used][:num_validation]
+    return [pool[index] for index in sorted(chosen)], [pool[index] for index in sorted(remaining)]
+
+
+def distinct(examples: Sequence[Example]) -> list[Example]:
+    """The first row of every distinct text (or ordered pair).
+
+    Example:
+        >>> rows = [Example(("hi",), "a"), Example(("hi",), "b"), Example(("ho",), "b")]
+        >>> distinct(rows) == [rows[0], rows[2]]
+        True
+    """
+    first_rows: dict[tuple[str, ...], Example] = {}
+    for example in examples:
+        first_rows.setdefault(example.texts, example)
+    return list(first_rows.values())
+
+
+def shares(sizes: Mapping[str, int], num_rows: int) -> dict[str, int]:
+    """The number of rows per class in a stratified sample, by the largest remainder; ties go to the first class.
+
+    If there are at least as many rows as classes, every class gets a row. It is taken from the class that is furthest
+    above its exact share and has more than one row.
+
+    Example:
+        >>> shares({"a": 6, "b": 3, "c": 1}, 4)  # 2.4, 1.2 and 0.4 rows; c would get none
+        {'a': 2, 'b': 1, 'c': 1}
+    """
+    total = sum(sizes.values())
+    parts = {name: divmod(num_rows * size, total) for name, size in sizes.items()}  # integers, so no rounding
+    counts = {name: whole for name, (whole, _) in parts.items()}
+    by_remainder = sorted(parts, key=lambda name: -parts[name][1])
+    for name in by_remainder[: num_rows - sum(counts.values())]:
+        counts[name] += 1
+    if num_rows >= len(counts):
+        for name in [name for name, count in counts.items() if count == 0]:
+            donors = [donor for donor, count in counts.items() if count > 1]
+            counts[max(donors, key=lambda donor: counts[donor] * total - num_rows * sizes[donor])] -= 1
+            counts[name] = 1
+    return counts
+
+
+def with_swapped(examples: Sequence[Example]) -> list[Example]:
+    """All pairs, then all pairs with their texts in the other order (IDPG, Wu et al. 2022, appendix A.4).
+
+    Example:
+        >>> with_swapped([Example(("first", "second"), "same")])[1].texts
+        ('second', 'first')
+    """
+    return [*examples, *(replace(example, texts=example.texts[::-1]) for example in examples)]
+
+
+def without_copies(examples: Sequence[Example], others: Sequence[Example]) -> list[Example]:
+    """The rows that are not copies of any of the others. Targets do not matter; a swapped pair is a copy.
+
+    Example:
+        >>> rows = [Example(("b", "a")), Example(("b", "c"))]
+        >>> [row.texts for row in without_copies(rows, [Example(("a", "b"))])]
+        [('b', 'c')]
+    """
+    identities = {_identity(other) for other in others}
+    return [example for example in examples if _identity(example) not in identities]
+
+
+def _identity(example: Example) -> tuple[str, ...]:
+    """The key that copies share. Pairs in either order and rows of one group count as copies, so none leak."""
+    if example.group:
+        return (example.group,)
+    # Questions about one text give away each other's answers.
+    return (example.texts[-1],) if example.answers else tuple(sorted(example.texts))
+
+
+def _random_order(num_rows: int, seed: int) -> list[int]:
+    """All indices in a seeded random order."""
+    # Only random() gives the same numbers for a seed in every Python version; sample() and shuffle() may change.
+    generator = random.Random(seed)
+    keys = [generator.random() for _ in range(num_rows)]
+    return sorted(range(num_rows), key=keys.__getitem__)
+
+
+def _draw_stratified(examples: Sequence[Example], order: Sequence[int], num_rows: int) -> list[int]:
+    """The first indices of each class in that order, as many as its share of `num_rows`."""
+    classes: dict[str, list[int]] = {name: [] for name in sorted({str(example.target) for example in examples})}
+    for index in order:
+        classes[str(examples[index].target)].append(index)
+    counts = shares({name: len(indices) for name, indices in classes.items()}, num_rows)
+    return [index for name, indices in classes.items() for index in indices[: counts[name]]]

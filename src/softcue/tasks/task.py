@@ -1,4 +1,4 @@
-"""What a task is: its columns, its labels with their words, its metrics, and how a row becomes text."""
+"""The Task: its columns, its labels with their words, its metrics, and the text of a row for each kind of backbone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-# span: the answer stands in the last text. tags: pieces of the text are marked with labels. referent: does the
-# last text name what the marked pronoun stands for? (text-to-text backbones write the name instead)
+# span: the target is a span of the last text. tags: spans of the text get labels. referent: whether the last text
+# names what the marked pronoun refers to (text-to-text backbones generate the name instead).
 TaskKind = Literal["classification", "regression", "generation", "span", "tags", "referent"]
 USUAL_METRICS = {
     "classification": "accuracy",
@@ -23,18 +23,18 @@ SPLITS = ("train", "validation", "test")
 
 
 class Label(BaseModel):
-    """One class: the words a text-to-text backbone writes for it, and what it means."""
+    """One class: the words that a text-to-text backbone generates for it, and its meaning."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    words: str = Field(description="what a text-to-text backbone writes for this label")
+    words: str = Field(description="the words that a text-to-text backbone generates for this label")
     description: str = Field("", description="what the label means, in a few words")
     also: tuple[str, ...] = Field((), description="other values that stand for it in data files, such as '1'")
     means: tuple[str, ...] = Field((), description="meanings it shares with labels of other tasks, beside its name")
 
 
 class Published(BaseModel):
-    """What is known of a split: rows (examples after the task's format has been read) and rows per label."""
+    """The published size of a split: its examples after the format is read, and the examples per label."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,10 +53,10 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(description="what the user types")
+    name: str = Field(description="the name that a user types")
     description: str = Field("", description="one sentence: what goes in, what comes out")
     kind: TaskKind = Field("classification", description="classification, regression, generation, span, tags, referent")
-    format: str = Field("", description="how its files are laid out (tasks/formats.py), if not one example per row")
+    format: str = Field("", description="the format of its files (tasks/formats/), if not one example per row")
     text: tuple[str, ...] = Field(("text",), description="the columns to read")
     columns: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="column -> other names for it")
     where: dict[str, tuple[str, ...]] = Field(
@@ -66,112 +66,119 @@ class Task(BaseModel):
         default_factory=dict, description="column -> values: rows that have one of them are left out"
     )
     may_be_empty: tuple[str, ...] = Field((), description="text columns that some rows leave empty")
-    label: str = Field("label", description="the column with the answer")
+    label: str = Field("label", description="the column with the target")
     labels: dict[str, Label] = Field(default_factory=dict, description="label -> its words")
-    positive: str = Field("", description="the label whose F1 is the metric `f1`; of referents, what says yes")
+    positive: str = Field(
+        "", description="the label whose F1 is the metric `f1`; of a referent task, the label for yes"
+    )
     scale: tuple[float, float, float] | None = Field(
         None, description="regression as text: lowest score, highest score, step"
     )
-    init_words: tuple[str, ...] = Field((), description="words prompts begin with, if not those of the labels")
-    metric: str = Field("", description="what early stopping watches, a+b for a mean; empty takes the kind's usual one")
+    init_words: tuple[str, ...] = Field(
+        (), description="words that prompts are initialised from, if not those of the labels"
+    )
+    metric: str = Field(
+        "", description="the metric of early stopping, a+b for a mean; empty: the usual one of the kind"
+    )
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
     sentences: tuple[str, ...] = Field((), description="for encoders: one or two templates; empty: the columns")
     train: str = Field("", description="training rows: a file, or hub:NAME@SPLIT")
     validation: str = Field("", description="validation rows")
     test: str = Field("", description="test rows")
     files: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict, description="split -> places below a data folder (with * and ?); the first that is there"
+        default_factory=dict,
+        description="split -> paths below a data folder (with * and ?); the first that matches is used",
     )
     published: dict[str, Published] = Field(default_factory=dict, description="split -> its published size")
-    parts: dict[str, Published] = Field(default_factory=dict, description="place in `files` of an extract -> its size")
+    parts: dict[str, Published] = Field(default_factory=dict, description="path in `files` of an extract -> its size")
     citation: str = Field("", description="where the task comes from")
-    licence: str = Field("", description="on what terms its rows may be used")
+    licence: str = Field("", description="the terms of use of its rows")
 
     @field_validator("text")
     @classmethod
-    def _different_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         return text_columns(columns)
 
     @field_validator("labels")
     @classmethod
-    def _values_of_one_label(cls, labels: dict[str, Label]) -> dict[str, Label]:
+    def _check_label_values(cls, labels: dict[str, Label]) -> dict[str, Label]:
         values = [value for name, label in labels.items() for value in {name, *label.also}]
-        if twice := sorted({value for value in values if values.count(value) > 1}):
-            raise ValueError(f"'{twice[0]}' for one label only")
+        if repeated := sorted({value for value in values if values.count(value) > 1}):
+            raise ValueError(f"'{repeated[0]}' for one label only")
         return labels
 
     @field_validator("positive")
     @classmethod
-    def _one_of_the_labels(cls, positive: str, info: ValidationInfo) -> str:
+    def _check_positive(cls, positive: str, info: ValidationInfo) -> str:
         if positive and positive not in info.data.get("labels", {}):
             raise ValueError(f"one of the labels {list(info.data.get('labels', {}))}")
         return positive
 
     @field_validator("template")
     @classmethod
-    def _with_every_column(cls, template: str, info: ValidationInfo) -> str:
+    def _check_template_fields(cls, template: str, info: ValidationInfo) -> str:
         columns = info.data.get("text", ())
-        # What a text-to-text backbone is to write (the referent) need not stand in what it reads.
-        _check_template(template, columns, all_of=columns[:-1] if info.data.get("kind") == "referent" else columns)
+        # The last text of a referent task is the target, so the source text may leave it out.
+        _check_template(template, columns, required=columns[:-1] if info.data.get("kind") == "referent" else columns)
         return template
 
     @field_validator("sentences")
     @classmethod
-    def _one_or_two(cls, sentences: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _check_sentences(cls, sentences: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         columns = info.data.get("text", ())
         for sentence in sentences:
-            _check_template(sentence, columns, all_of=())
+            _check_template(sentence, columns, required=())
         if len(sentences) > 2:
             raise ValueError("one or two templates, because that is what encoders read")
         if sentences and info.data.get("kind") in ("span", "tags") and sentences[-1] != f"{{{columns[-1]}}}":
-            raise ValueError(f"the plain {{{columns[-1]}}} last, because the answer stands in it")
+            raise ValueError(f"the plain {{{columns[-1]}}} last, because the target is a span of it")
         return sentences
 
     @field_validator("files", "published")
     @classmethod
-    def _known_splits(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _check_splits(cls, values: dict[str, Any]) -> dict[str, Any]:
         if unknown := sorted(set(values) - set(SPLITS)):
             raise ValueError(f"splits {', '.join(SPLITS)}, not {', '.join(unknown)}")
         return values
 
     @model_validator(mode="after")
-    def _referents_are_true_or_not(self) -> Self:
+    def _check_referent_labels(self) -> Self:
         if self.kind == "referent" and (len(self.labels) != 2 or not self.positive):
-            raise ValueError("two labels, and which of them says that the last text is meant (positive)")
+            raise ValueError("two labels, and as `positive` the one for a last text that is the referent")
         return self
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The classes, in the order every score vector uses."""
+        """The classes, in the order of every score vector."""
         return tuple(self.labels)
 
     @property
     def label_words(self) -> tuple[str, ...]:
-        """What a text-to-text backbone writes for each class, in the same order."""
+        """The words that a text-to-text backbone generates for each class, in the same order."""
         return tuple(label.words for label in self.labels.values())
 
     @property
     def has_classes(self) -> bool:
-        """Whether a row's answer is one of the labels."""
+        """Whether the target of a row is one of the labels."""
         return self.kind in ("classification", "referent")
 
     @property
     def main_metric(self) -> str:
-        """The metric that early stopping and the tables use; `a+b` is the mean of two."""
+        """The metric of early stopping and of the tables; `a+b` is the mean of two metrics."""
         return self.metric or USUAL_METRICS[self.kind]
 
     @property
     def main_metrics(self) -> tuple[str, ...]:
-        """The metrics whose mean is the main one."""
+        """The metrics whose mean is the main metric."""
         return tuple(self.main_metric.split("+"))
 
     @property
     def num_sentences(self) -> int:
-        """How many texts an encoder reads: one or two."""
+        """The number of texts that an encoder reads: one or two."""
         return len(self.sentences) or (len(self.text) if len(self.text) <= 2 else 1)
 
     def label_of(self, value: str) -> str | None:
-        """The label a value in a data file stands for.
+        """The label that a value in a data file stands for, or None.
 
         Example:
             >>> Task(name="t", labels={"yes": Label(words="yes", also=("1",))}).label_of("1")
@@ -182,30 +189,30 @@ class Task(BaseModel):
         return next((name for name, label in self.labels.items() if value in label.also), None)
 
     def read_by(self, encoder: bool) -> set[int]:
-        """Which of the texts stand in what a backbone reads.
+        """The indices of the texts that a backbone reads.
 
         Example:
             >>> sorted(Task(name="t", text=("a", "b", "c"), sentences=("{a}", "{c}")).read_by(encoder=True))
             [0, 2]
         """
         templates = self.sentences if encoder else (self.template,) if self.template else ()
-        named = {name for template in templates for _, name, _, _ in string.Formatter().parse(template) if name}
-        every = range(len(self.text) - (self.kind == "referent" and not encoder))
-        return {index for index in every if not named or self.text[index] in named}
+        fields = {name for template in templates for _, name, _, _ in string.Formatter().parse(template) if name}
+        indices = range(len(self.text) - (self.kind == "referent" and not encoder))
+        return {index for index in indices if not fields or self.text[index] in fields}
 
     def source(self, texts: tuple[str, ...]) -> str:
-        """One text for a text-to-text backbone: the template, or the columns named in front of their text."""
+        """The input of a text-to-text backbone: the filled template, or each text after the name of its column."""
         values = dict(zip(self.text, texts, strict=True))
         if self.template:
-            return _filled(self.template, values)
+            return _fill(self.template, values)
         if self.kind == "referent":
             values.pop(self.text[-1])
         if len(values) == 1:
             return texts[0]
-        return _named(values)
+        return _name_columns(values)
 
     def for_encoder(self, texts: tuple[str, ...]) -> tuple[str, ...]:
-        """The one or two texts an encoder reads.
+        """The one or two texts that an encoder reads.
 
         Example:
             >>> task = Task(name="t", text=("a", "b", "c"), sentences=("{a}", "{b} or {c}"))
@@ -214,39 +221,39 @@ class Task(BaseModel):
         """
         values = dict(zip(self.text, texts, strict=True))
         if self.sentences:
-            return tuple(_filled(sentence, values) for sentence in self.sentences)
-        return texts if len(texts) <= 2 else (_named(values),)
+            return tuple(_fill(sentence, values) for sentence in self.sentences)
+        return texts if len(texts) <= 2 else (_name_columns(values),)
 
 
-def _named(values: Mapping[str, str]) -> str:
+def _name_columns(values: Mapping[str, str]) -> str:
     return " ".join(f"{name}: {text}" for name, text in values.items())
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
-    # Not str.format, which takes a column such as "review.text" for an attribute.
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    # Not str.format, which reads a column such as "review.text" as an attribute.
     parts = string.Formatter().parse(template)
     return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in parts)
 
 
-def _check_template(template: str, columns: tuple[str, ...], all_of: tuple[str, ...]) -> None:
+def _check_template(template: str, columns: tuple[str, ...], required: tuple[str, ...]) -> None:
     if not template:
         return
     try:
-        found = string.Formatter().parse(template)
-        parts = [(name, form or mark) for _, name, form, mark in found if name is not None]
+        parsed = string.Formatter().parse(template)
+        parts = [(name, spec or conversion) for _, name, spec, conversion in parsed if name is not None]
     except ValueError as error:
         raise ValueError(f"a template with {{column}} fields: {error}") from error
     fields = {name for name, _ in parts}
     if unknown := fields - set(columns):
         raise ValueError(f"only the text columns {list(columns)} as fields, not {sorted(unknown)}")
-    if missing := set(all_of) - fields:
+    if missing := set(required) - fields:
         raise ValueError(f"a field for every text column; it leaves out {sorted(missing)}")
-    if any(form for _, form in parts):
-        raise ValueError("plain {column} fields without a format behind them")
+    if any(spec for _, spec in parts):
+        raise ValueError("plain {column} fields without a format specification")
 
 
 def text_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns a task reads, checked.
+    """The columns of the texts, if they are different and at least one.
 
     Example:
         >>> text_columns(("first", "second"))
@@ -258,18 +265,18 @@ def text_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def portable(task: Task) -> Task:
-    """The task without what only its publisher's files need: what a cue remembers of it.
+    """The part of a task that a cue stores: everything but its files and their published sizes.
 
     Example:
         >>> portable(Task(name="t", train="rows.csv")).train
         ''
     """
-    left_out = {"train": "", "validation": "", "test": "", "files": {}, "published": {}, "parts": {}}
-    return task.model_copy(update=left_out)
+    cleared = {"train": "", "validation": "", "test": "", "files": {}, "published": {}, "parts": {}}
+    return task.model_copy(update=cleared)
 
 
 def joint_task(tasks: Sequence[Task]) -> Task:
-    """What a shared method may know of its tasks: their words, each once.
+    """The task that a method shared by several tasks sees: the label words of all of them, each once.
 
     Example:
         >>> from softcue.tasks import library_task

@@ -1,4 +1,4 @@
-"""Tasks in words: the pages of `softcue tasks show` and of docs/tasks.md, made from the task files alone."""
+"""The text of `softcue tasks show` and of docs/tasks.md, generated from the task files."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ KINDS = {
     "regression": "a number",
     "generation": "a text",
     "span": "words of the text",
-    "tags": "pieces of the text with labels",
-    "referent": "what the marked word stands for",
+    "tags": "spans of the text with labels",
+    "referent": "the referent of the marked word",
 }
 HEAD = """\
 # Tasks
 
 <!-- Made by `softcue tasks docs > docs/tasks.md` from src/softcue/tasks/library/. Change the task files, not this. -->
 
-A task is a YAML file: where its rows come from, how a row becomes text for each kind of backbone, its labels, its
-metrics, the published sizes of its splits, its citation and licence. softcue holds none of the published rows; it reads
-them from the hub or from files in their published formats. Only the three sample tasks bring rows of their own.
+A task is a YAML file. It names the source of its rows, the text of a row for each kind of backbone, its labels, its
+metrics, the published sizes of its splits, its citation and its licence. softcue contains none of the published rows.
+It reads them from the hub or from files in their published formats. Only the three sample tasks come with rows.
 
 ```bash
 softcue tasks                              # the list
 softcue tasks show NAME                    # one task in full
-softcue tasks check --data FOLDER          # are the files in a folder the published ones?
+softcue tasks check --data FOLDER          # compares the files in a folder with the published sizes
 ```
 
-## Use one of your own
-Write a YAML file and name it where a task is asked for, as in `--task my-task.yaml`. `train`, `validation` and `test`
-are files (relative to the YAML file) or `hub:NAME#CONFIG@SPLIT`. This is all that is needed:
+## Use your own task
+Write a YAML file and pass it as the task, for example `--task my-task.yaml`. `train`, `validation` and `test` are files
+(relative to the YAML file) or `hub:NAME#CONFIG@SPLIT`. A complete task file:
 
 ```yaml
 description: Which team should answer a message.
 text: [message]                            # the columns to read
-label: team                                # the column with the answer
+label: team                                # the column with the target
 labels:
   billing: {words: billing, description: "The message is about money."}
   hardware: {words: hardware, description: "The message is about a device.", also: ["2"]}
@@ -46,88 +46,91 @@ train: train.csv
 validation: validation.csv
 ```
 
-`words` is what a text-to-text backbone writes, `also` lists other values that stand for the label in files, and `means`
-names meanings that it shares with labels of other tasks, so that a cue of one task can be scored on the other.
-`template` is the wording for text-to-text backbones, `sentences` the one or two texts an encoder reads; without them
-the columns are named in front of their texts. `where` keeps only rows with certain values, `without` leaves some out;
-`format` is for files that are not one example per row, `files` are places below a data folder.
+- `words`: the text that a text-to-text backbone generates for the label.
+- `also`: other values that stand for the label in files.
+- `means`: meanings that the label shares with labels of other tasks. A cue of one task can then be scored on the other.
+- `template`: the source text for text-to-text backbones. Without it, each text follows the name of its column.
+- `sentences`: the one or two texts that an encoder reads. Without it, these are the columns.
+- `where` keeps only rows with certain values; `without` leaves rows with certain values out.
+- `format`: the format of files that do not hold one example per row.
+- `files`: paths below a data folder.
 
-## Add one to softcue
+## Add a task to softcue
 Put the file into `src/softcue/tasks/library/`, with the published sizes in `published`, known extracts in `parts`, a
-citation and a licence note. Run `softcue tasks check` on real files and `softcue tasks docs > docs/tasks.md`. Python
-is needed only for a format or a metric that is new.
+citation and a licence note. Run `softcue tasks check` on real files, then `softcue tasks docs > docs/tasks.md`. Only a
+new format or a new metric needs Python code.
 """
 
 
 def sizes(task: Task) -> dict[str, int]:
-    """Rows per split: those that come with softcue counted, others as published.
+    """The rows per split: counted for sample tasks, as published for others.
 
     Example:
         >>> from softcue.tasks.catalogue import library_task
         >>> sizes(library_task("rte"))
         {'train': 2490, 'validation': 277}
     """
-    found = {}
+    num_rows = {}
     for split in SPLITS:
         if split in task.published:
-            found[split] = task.published[split].rows
+            num_rows[split] = task.published[split].rows
         elif (source := getattr(task, split)).startswith(str(SAMPLES)):
-            found[split] = sum(1 for _ in stream_examples(source, task))
-    return found
+            num_rows[split] = sum(1 for _ in stream_examples(source, task))
+    return num_rows
 
 
-def wording(task: Task) -> dict[str, str]:
-    """What a text-to-text backbone reads and writes, and what an encoder reads, with columns in place of texts.
+def input_formats(task: Task) -> dict[str, str]:
+    """The input and output of a text-to-text backbone and the input of an encoder, with [column] for each text.
 
     Example:
         >>> from softcue.tasks.catalogue import library_task
-        >>> wording(library_task("mnli"))["reads"]
+        >>> input_formats(library_task("mnli"))["reads"]
         'hypothesis: [hypothesis] premise: [premise]'
     """
     texts = tuple(f"[{column}]" for column in task.text)
-    return {"reads": task.source(texts), "writes": _written(task), "encoder": " | ".join(task.for_encoder(texts))}
+    return {"reads": task.source(texts), "writes": _output_format(task), "encoder": " | ".join(task.for_encoder(texts))}
 
 
 def page(tasks: Iterable[Task]) -> str:
-    """docs/tasks.md.
+    """The content of docs/tasks.md.
 
     Example:
         >>> from softcue.tasks.catalogue import library_task
         >>> page([library_task("rte")]).splitlines()[0]
         '# Tasks'
     """
-    known = list(tasks)
+    listed = list(tasks)
     rows = [
         (f"[{task.name}](#{task.name})", task.kind, sizes_text(task), task.main_metric, task.description)
-        for task in known
+        for task in listed
     ]
-    overview = _table(("task", "kind", "train / validation / test", "metric", "what it asks"), rows)
-    return "\n".join([HEAD, "## Overview", overview, "", *(section(task) for task in known)])
+    overview = _table(("task", "kind", "train / validation / test", "metric", "description"), rows)
+    return "\n".join([HEAD, "## Overview", overview, "", *(section(task) for task in listed)])
 
 
 def section(task: Task) -> str:
-    """One task in full, as Markdown.
+    """The full description of a task as Markdown.
 
     Example:
         >>> from softcue.tasks.catalogue import library_task
         >>> section(library_task("rte")).splitlines()[0]
         '## rte'
     """
-    words = wording(task)
+    formats = input_formats(task)
     lines = [f"## {task.name}", *([task.description] if task.description else []), ""]
     lines += [
-        f"- **Answer**: {KINDS[task.kind]}; **metric**: {_metric(task)}",
-        f"- **Text-to-text** reads `{words['reads']}`, writes {words['writes']}",
-        f"- **Encoders** read `{words['encoder']}`",
+        f"- **Target**: {KINDS[task.kind]}; **metric**: {_metric(task)}",
+        f"- **Text-to-text** reads `{formats['reads']}`, writes {formats['writes']}",
+        f"- **Encoders** read `{formats['encoder']}`",
     ]
     lines += [f"- **Without rows** with {column}: {', '.join(values)}" for column, values in task.without.items()]
     lines += [f"- **Only rows** with {column}: {', '.join(values)}" for column, values in task.where.items()]
     lines += [f"- **Splits**: {'; '.join(origins)}" for origins in [_origins(task)] if origins]
-    lines += [f"- **Files** below a data folder: {found}" for found in [_files(task)] if found]
+    lines += [f"- **Files** below a data folder: {files}" for files in [_files(task)] if files]
     lines += [
-        f"- **Published**: {_figures(split, task.published[split])}" for split in SPLITS if split in task.published
+        f"- **Published**: {_size_text(split, task.published[split])}" for split in SPLITS if split in task.published
     ]
-    lines += [f"- **Known extract**: {_figures(f'`{place}`', size)}" for place, size in task.parts.items()]
+    lines += [f"- **Known extract**: {_size_text(f'`{path}`', size)}" for path, size in task.parts.items()]
     lines += [
         f"- **{name}**: {value}" for name, value in (("Citation", task.citation), ("Licence", task.licence)) if value
     ]
@@ -148,18 +151,18 @@ def section(task: Task) -> str:
 
 
 def sizes_text(task: Task) -> str:
-    """Rows per split in one cell.
+    """The rows per split as one table cell.
 
     Example:
         >>> from softcue.tasks.catalogue import library_task
         >>> sizes_text(library_task("rte"))
         '2,490 / 277 / -'
     """
-    found = sizes(task)
-    return " / ".join(f"{found[split]:,}" if split in found else "-" for split in SPLITS)
+    num_rows = sizes(task)
+    return " / ".join(f"{num_rows[split]:,}" if split in num_rows else "-" for split in SPLITS)
 
 
-def _written(task: Task) -> str:
+def _output_format(task: Task) -> str:
     match task.kind:
         case "regression":
             if task.scale is None:
@@ -167,7 +170,7 @@ def _written(task: Task) -> str:
             low, high, step = task.scale
             return f"the number, from {low:g} to {high:g} in steps of {step:g}"
         case "tags":
-            return "each piece with its label"
+            return "each span with its label"
         case "referent":
             return "the name"
         case "span" | "generation":
@@ -181,25 +184,25 @@ def _metric(task: Task) -> str:
 
 
 def _origins(task: Task) -> list[str]:
-    found = []
+    origins = []
     for split in SPLITS:
         source = getattr(task, split)
         if source.startswith(str(SAMPLES)):
-            found.append(f"{split} comes with softcue ({sizes(task)[split]:,} rows)")
+            origins.append(f"{split} comes with softcue ({sizes(task)[split]:,} rows)")
         elif source:
-            found.append(f"{split} `{source}`")
-    return found
+            origins.append(f"{split} `{source}`")
+    return origins
 
 
 def _files(task: Task) -> str:
     return "; ".join(
-        f"{split} {' or '.join(f'`{place}`' for place in task.files[split])}" for split in SPLITS if split in task.files
+        f"{split} {' or '.join(f'`{path}`' for path in task.files[split])}" for split in SPLITS if split in task.files
     )
 
 
-def _figures(what: str, size: Published) -> str:
+def _size_text(name: str, size: Published) -> str:
     labels = ", ".join(f"{name} {count:,}" for name, count in size.labels.items())
-    return f"{what} {size.rows:,} rows" + (f" ({labels})" if labels else "")
+    return f"{name} {size.rows:,} rows" + (f" ({labels})" if labels else "")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,6 +1,6 @@
-"""Published file formats that are not one example per row: what each is made of, and the flat rows it gives.
+"""Published file formats that do not hold one example per row, and their conversion to flat rows.
 
-A format knows no task. Rows that are flat already (of a hub data set, or of a user) pass through the same function.
+A format knows no task. Rows that are already flat, from a hub data set or a user, pass through the same function.
 """
 
 from softcue.tasks.formats.marked import semeval, semeval_lines, tacred, wsc

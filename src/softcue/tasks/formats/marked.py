@@ -1,4 +1,4 @@
-"""Texts in which something is marked: the pronoun of WSC, the two entities of SemEval-2010 task 8 and TACRED."""
+"""Texts with marked words: the pronoun of WSC, the two entities of SemEval-2010 task 8 and TACRED."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 
 from softcue.errors import DataError
-from softcue.tasks.formats.records import Lines, Record, Row, attempt, needed, plain_label, texts_of
+from softcue.tasks.formats.records import Lines, Record, Row, attempt, normalize_label, required, text_list
 
-NEARBY = 3  # words between the place a WSC row gives and its pronoun; SuperGLUE has a row that is off by one
+MAX_DISTANCE = 3  # words between the index that a WSC row gives and its pronoun; in SuperGLUE one row is off by one
 ENTITIES = ("<e1>", "</e1>", "<e2>", "</e2>")
 Block = list[tuple[int, str]]
 
 
-def wsc(place: str, record: Record) -> Iterator[Row]:
+def wsc(location: str, record: Record) -> Iterator[Row]:
     """A WSC row, nested or flat: text with its pronoun between stars, candidate, label.
 
     Example:
@@ -21,31 +21,31 @@ def wsc(place: str, record: Record) -> Iterator[Row]:
         >>> list(wsc("row 1", row))
         [('row 1', {'text': 'Bo hit Cy. *He* ran.', 'candidate': 'Bo', 'label': 'true'})]
     """
-    yield attempt(place, _referent, record)
+    yield attempt(location, _referent, record)
 
 
-def _referent(place: str, record: Record) -> Record:
+def _referent(location: str, record: Record) -> Record:
     target = record.get("target", record)
     if "candidate" in record or not isinstance(target, Mapping):
-        return record  # flat in our own columns
-    text, pronoun = needed(place, record, "text", str), needed(place, target, "span2_text", str)
+        return record  # already flat, in softcue's columns
+    text, pronoun = required(location, record, "text", str), required(location, target, "span2_text", str)
     row: dict[str, object] = {
-        "text": _starred(place, text, pronoun, needed(place, target, "span2_index", int)),
-        "candidate": needed(place, target, "span1_text", str),
+        "text": _mark_pronoun(location, text, pronoun, required(location, target, "span2_index", int)),
+        "candidate": required(location, target, "span1_text", str),
     }
     if "label" in record:
-        row["label"] = plain_label(record["label"], {"1": "true", "0": "false", "true": "true", "false": "false"})
+        row["label"] = normalize_label(record["label"], {"1": "true", "0": "false", "true": "true", "false": "false"})
     return row
 
 
-def _starred(place: str, text: str, pronoun: str, index: int) -> str:
-    """The text with stars around that pronoun, `index` words (as parted by single spaces) from its beginning."""
+def _mark_pronoun(location: str, text: str, pronoun: str, index: int) -> str:
+    """Put stars around the pronoun near word `index`; words are separated by single spaces."""
     bare = re.escape(pronoun.strip(" .,;:!?\"'"))
     matches = list(re.finditer(rf"(?<!\w){bare}(?!\w)", text)) if bare else []
     distances = [abs(text.count(" ", 0, match.start()) - index) for match in matches]
-    if not matches or min(distances) > NEARBY:
+    if not matches or min(distances) > MAX_DISTANCE:
         raise DataError(
-            setting=f"{place}, key 'span2_text'",
+            setting=f"{location}, key 'span2_text'",
             got=pronoun,
             expected=f"a word of the text at or near word {index}",
             fix="fix the record or remove it",
@@ -55,7 +55,7 @@ def _starred(place: str, text: str, pronoun: str, index: int) -> str:
 
 
 def semeval_lines(lines: Lines, name: str) -> Iterator[Row]:
-    r"""SemEval-2010 task 8: a numbered sentence, its relation, a comment, a blank line; answers may be missing.
+    r"""SemEval-2010 task 8: a numbered sentence, its relation, a comment, a blank line; the relation may be missing.
 
     Example:
         >>> lines = [(1, '7\t"An <e1>arm</e1> of a <e2>chair</e2>."'), (2, "Component-Whole(e1,e2)"), (3, "Comment:")]
@@ -74,11 +74,11 @@ def semeval_lines(lines: Lines, name: str) -> Iterator[Row]:
         yield attempt(f"{name}, line {block[0][0]}", _relation, block)
 
 
-def _relation(place: str, block: Block) -> Record:
+def _relation(location: str, block: Block) -> Record:
     number, tab, sentence = block[0][1].partition("\t")
     if not tab or not number.isdigit():
         raise DataError(
-            setting=place,
+            setting=location,
             got=block[0][1][:60],
             expected="a number, a tab and a sentence",
             fix="fix the block or remove it",
@@ -86,23 +86,24 @@ def _relation(place: str, block: Block) -> Record:
     sentence = sentence.strip()
     if len(sentence) > 1 and sentence[0] == sentence[-1] == '"':
         sentence = sentence[1:-1]
-    others = [line for _, line in block[1:] if not line.startswith("Comment:")]
-    if len(others) > 1:
+    relations = [line for _, line in block[1:] if not line.startswith("Comment:")]
+    if len(relations) > 1:
         raise DataError(
-            setting=place,
-            got=others[1][:60],
+            setting=location,
+            got=relations[1][:60],
             expected="one relation below the sentence",
             fix="fix the block or remove it",
         )
-    row = _with_both_entities(place, {"text": sentence, "id": number})
-    return row | {"label": others[0]} if others else row
+    row = _check_entities(location, {"text": sentence, "id": number})
+    return row | {"label": relations[0]} if relations else row
 
 
-def _with_both_entities(place: str, row: dict[str, object]) -> dict[str, object]:
+def _check_entities(location: str, row: dict[str, object]) -> dict[str, object]:
+    """The row, if its text marks both entities exactly once."""
     for tag in ENTITIES:
         if str(row["text"]).count(tag) != 1:
             raise DataError(
-                setting=place,
+                setting=location,
                 got=str(row["text"])[:60],
                 expected=f"{tag} exactly once",
                 fix="mark both entities or remove the row",
@@ -110,7 +111,7 @@ def _with_both_entities(place: str, row: dict[str, object]) -> dict[str, object]
     return row
 
 
-def semeval(place: str, record: Record) -> Iterator[Row]:
+def semeval(location: str, record: Record) -> Iterator[Row]:
     """A flat row, as on the hub (sentence, relation): text, label.
 
     Example:
@@ -118,17 +119,17 @@ def semeval(place: str, record: Record) -> Iterator[Row]:
         >>> list(semeval("row 1", row))
         [('row 1', {'text': 'An <e1>arm</e1> of a <e2>chair</e2>.', 'label': 'Component-Whole(e1,e2)'})]
     """
-    yield attempt(place, _flat_relation, record)
+    yield attempt(location, _flat_relation, record)
 
 
-def _flat_relation(place: str, record: Record) -> Record:
+def _flat_relation(location: str, record: Record) -> Record:
     if "text" in record:
-        return _with_both_entities(place, {**record, "text": needed(place, record, "text", str)})
-    row = _with_both_entities(place, {"text": needed(place, record, "sentence", str)})
-    return row | {"label": needed(place, record, "relation", str)} if "relation" in record else row
+        return _check_entities(location, {**record, "text": required(location, record, "text", str)})
+    row = _check_entities(location, {"text": required(location, record, "sentence", str)})
+    return row | {"label": required(location, record, "relation", str)} if "relation" in record else row
 
 
-def tacred(place: str, record: Record) -> Iterator[Row]:
+def tacred(location: str, record: Record) -> Iterator[Row]:
     """A TACRED record: text with <e1> around the subject and <e2> around the object, their types, label.
 
     Example:
@@ -137,20 +138,20 @@ def tacred(place: str, record: Record) -> Iterator[Row]:
         >>> next(tacred("row 1", row))[1]["text"]
         '<e1>Ann</e1> <e2>won</e2>'
     """
-    yield (place, record) if "token" not in record and "text" in record else attempt(place, _two_entities, record)
+    yield (location, record) if "token" not in record and "text" in record else attempt(location, _two_entities, record)
 
 
-def _two_entities(place: str, record: Record) -> Record:
-    words = texts_of(place, record, "token")
+def _two_entities(location: str, record: Record) -> Record:
+    words = text_list(location, record, "token")
     taken: set[int] = set()
     for key, opening, closing in (("subj", *ENTITIES[:2]), ("obj", *ENTITIES[2:])):
-        start, end = needed(place, record, f"{key}_start", int), needed(place, record, f"{key}_end", int)
+        start, end = required(location, record, f"{key}_start", int), required(location, record, f"{key}_end", int)
         inside = set(range(start, end + 1))
         if not 0 <= start <= end < len(words) or inside & taken:
             raise DataError(
-                setting=f"{place}, key '{key}_start'",
+                setting=f"{location}, key '{key}_start'",
                 got=f"words {start} to {end}",
-                expected=f"words of its own among 0 to {len(words) - 1}",
+                expected=f"words among 0 to {len(words) - 1} that the other entity does not have",
                 fix="fix the record or remove it",
             )
         taken |= inside
@@ -158,5 +159,5 @@ def _two_entities(place: str, record: Record) -> Record:
         words[end] += closing
     row: dict[str, object] = {"text": " ".join(words)}
     for name, key in (("subject_type", "subj_type"), ("object_type", "obj_type")):
-        row[name] = needed(place, record, key, str)
-    return row | ({"label": needed(place, record, "relation", str)} if "relation" in record else {})
+        row[name] = required(location, record, key, str)
+    return row | ({"label": required(location, record, "relation", str)} if "relation" in record else {})

@@ -1,4 +1,4 @@
-"""What the formats share: rows with their places, checked access to records, walks through nested ones."""
+"""The parts that all formats share: rows with their locations, checked access to records, walks through nesting."""
 
 from __future__ import annotations
 
@@ -9,113 +9,131 @@ from typing import Any, TypeVar
 from softcue.errors import DataError, near_matches
 
 Record = Mapping[str, object]
-Row = tuple[str, Record | DataError]  # the place (file and line) and the values, or why there are none
+Row = tuple[str, Record | DataError]  # the location (file and line), and the values or an error
 Lines = Iterable[tuple[int, str]]  # numbered from 1
 
-Kind = TypeVar("Kind", str, int, list[Any])
-KIND_NAMES: dict[type, str] = {str: "a text", int: "a whole number", list: "a list"}
+Value = TypeVar("Value", str, int, list[Any])
+TYPE_NAMES: dict[type, str] = {str: "a text", int: "a whole number", list: "a list"}
 
 
 @dataclass(frozen=True)
 class Format:
-    """How one published format becomes flat rows: `flatten` for records, `lines` where it has its own text files."""
+    """The conversion of one published format to flat rows: `flatten` for records, `lines` for its own text files."""
 
     flatten: Callable[[str, Record], Iterator[Row]]
     lines: Callable[[Lines, str], Iterator[Row]] | None = None
-    json_suffixes: tuple[str, ...] = ()  # other file names that hold JSON
+    json_suffixes: tuple[str, ...] = ()  # other file suffixes that hold JSON
 
 
-def needed(place: str, record: Record, key: str, kind: type[Kind]) -> Kind:
-    """The value of a key that the format cannot do without.
+def missing_key_error(
+    location: str, record: Record, key: str, other_names: Sequence[str] = (), noun: str = "key"
+) -> DataError:
+    """The error for a key or column that a record does not have; it lists those that exist.
 
     Example:
-        >>> needed("row 1", {"text": "hello"}, "text", str)
+        >>> str(missing_key_error("row 1", {"txt": "hello"}, "text", noun="column"))
+        "row 1, column 'text': got 'no such column'; expected a column of that name; did you mean 'txt'? known: txt"
+    """
+    alternatives = f" or {' or '.join(map(repr, other_names))}" if other_names else ""
+    return DataError(
+        setting=f"{location}, {noun} '{key}'",
+        got=f"no such {noun}",
+        expected=f"a {noun} of that name{alternatives}",
+        fix=near_matches(key, map(str, record)),
+    )
+
+
+def required(location: str, record: Record, key: str, expected_type: type[Value]) -> Value:
+    """The value of a required key.
+
+    Example:
+        >>> required("row 1", {"text": "hello"}, "text", str)
         'hello'
     """
     if key not in record:
-        raise DataError(
-            setting=f"{place}, key", got=key, expected="a key of the record", fix=near_matches(key, map(str, record))
-        )
-    return of_kind(f"{place}, key '{key}'", record[key], kind)
+        raise missing_key_error(location, record, key)
+    return check_type(f"{location}, key '{key}'", record[key], expected_type)
 
 
-def of_kind(where: str, value: object, kind: type[Kind]) -> Kind:
-    """The value, if it is of that kind; arrays and tuples count as lists.
+def check_type(setting: str, value: object, expected_type: type[Value]) -> Value:
+    """The value, if it has that type; arrays and tuples count as lists.
 
     Example:
-        >>> of_kind("row 1, key 'tokens'", ("two", "words"), list)
+        >>> check_type("row 1, key 'tokens'", ("two", "words"), list)
         ['two', 'words']
     """
-    if kind is list and hasattr(value, "tolist"):
+    if expected_type is list and hasattr(value, "tolist"):
         value = value.tolist()
-    elif kind is list and isinstance(value, tuple):
+    elif expected_type is list and isinstance(value, tuple):
         value = list(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(setting=where, got=value, expected=KIND_NAMES[kind], fix="fix the record or remove it")
+    if not isinstance(value, expected_type) or isinstance(value, bool):
+        raise DataError(
+            setting=setting, got=value, expected=TYPE_NAMES[expected_type], fix="fix the record or remove it"
+        )
     return value
 
 
-def an_object(where: str, value: object) -> Record:
+def check_object(setting: str, value: object) -> Record:
     """The value, if it has keys.
 
     Example:
-        >>> an_object("row 1, key 'target'", {"span1_text": "Ann"})
+        >>> check_object("row 1, key 'target'", {"span1_text": "Ann"})
         {'span1_text': 'Ann'}
     """
     if not isinstance(value, Mapping):
-        raise DataError(setting=where, got=value, expected="an object", fix="fix the record or remove it")
+        raise DataError(setting=setting, got=value, expected="an object", fix="fix the record or remove it")
     return value
 
 
-def texts_of(place: str, record: Record, key: str) -> list[str]:
+def text_list(location: str, record: Record, key: str) -> list[str]:
     """A list of texts.
 
     Example:
-        >>> texts_of("row 1", {"tokens": ["two", "words"]}, "tokens")
+        >>> text_list("row 1", {"tokens": ["two", "words"]}, "tokens")
         ['two', 'words']
     """
-    return [of_kind(f"{place}, key '{key}'", value, str) for value in needed(place, record, key, list)]
+    return [check_type(f"{location}, key '{key}'", value, str) for value in required(location, record, key, list)]
 
 
-def attempt(place: str, make: Callable[..., Record], *arguments: object) -> Row:
-    """A row, or the error in its stead, so that the next one is still read.
+def attempt(location: str, make: Callable[..., Record], *arguments: object) -> Row:
+    """Make a row, or return its error, so that the next row is still read.
 
     Example:
-        >>> attempt("row 1", lambda place, text: {"text": text}, "hello")
+        >>> attempt("row 1", lambda location, text: {"text": text}, "hello")
         ('row 1', {'text': 'hello'})
     """
     try:
-        return place, make(place, *arguments)
+        return location, make(location, *arguments)
     except DataError as error:
-        return place, error
+        return location, error
 
 
 def walk(
-    place: str, record: object, steps: Sequence[tuple[str, str]], above: tuple[Record, ...] = ()
+    location: str, record: object, steps: Sequence[tuple[str, str]], parents: tuple[Record, ...] = ()
 ) -> Iterator[tuple[str, tuple[Record, ...] | DataError]]:
-    """Every innermost record with those it stands in; a step is a key that holds a list and the name of its items.
+    """Yield every innermost record with its parents; a step is a key that holds a list, and the name of its items.
 
     Example:
         >>> list(walk("file", {"qas": [{"id": 1}]}, [("qas", "question")]))
         [('file, question 1', ({'qas': [{'id': 1}]}, {'id': 1}))]
     """
     try:
-        found = an_object(place, record)
-        items = needed(place, found, steps[0][0], list) if steps else []
+        current = check_object(location, record)
+        items = required(location, current, steps[0][0], list) if steps else []
     except DataError as error:
-        yield place, error
+        yield location, error
         return
     if not steps:
-        yield place, (*above, found)
+        yield location, (*parents, current)
     for number, item in enumerate(items, start=1):
-        yield from walk(f"{place}, {steps[0][1]} {number}", item, steps[1:], (*above, found))
+        yield from walk(f"{location}, {steps[0][1]} {number}", item, steps[1:], (*parents, current))
 
 
-def plain_label(value: object, names: Mapping[str, str]) -> str:
-    """A label as text, in the names this format uses for yes and no.
+def normalize_label(value: object, names: Mapping[str, str]) -> str:
+    """A label as text, with the names that this format uses for true and false.
 
     Example:
-        >>> plain_label(True, {"true": "1", "false": "0"})
+        >>> normalize_label(True, {"true": "1", "false": "0"})
         '1'
     """
     text = str(value).strip()

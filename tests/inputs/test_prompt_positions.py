@@ -1,4 +1,4 @@
-"""Where prompts stand among the tokens: IDPG's positions 0 to 4 (Wu et al. 2022, figure 6), token by token."""
+"""The position of the prompt among the tokens: positions 0 to 4 of IDPG (Wu et al. 2022, figure 6), token by token."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from toy import make_model
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
-from softcue.inputs.formatter import InputFormatter, Kind
+from softcue.inputs.formatter import InputFormatter
 from softcue.methods import METHODS
 from softcue.tasks import Label, Task
-from softcue.types import Example
+from softcue.types import BackboneKind, Example
 
 CLS, SEP, PAD = SPECIAL.index("<s>"), SPECIAL.index("</s>"), SPECIAL.index("<pad>")
 LABELS = {"a": Label(words="the"), "b": Label(words="is")}
 ONE = Task(name="one", labels=LABELS)
 TWO = Task(name="two", text=("first", "second"), labels=LABELS)
 FIRST, SECOND = "the parcel is late", "my order never came"
-PLACES = ["start", "first-end", "second-start", "end", "appended"]
+POSITIONS = ["start", "first-end", "second-start", "end", "appended"]
 P = "prompt"
 
 
 def tokenizer_of(kind: str, drops: str = "") -> Any:
-    """`<s> a </s></s> b </s>` as RoBERTa writes it, or `[CLS] a [SEP] b [SEP]` as BERT does."""
-    found = tiny_tokenizer("roberta" if kind == "roberta" else "bert")
+    """`<s> a </s></s> b </s>` as in RoBERTa, or `[CLS] a [SEP] b [SEP]` as in BERT."""
+    tokenizer = tiny_tokenizer("roberta" if kind == "roberta" else "bert")
     middle = "</s> </s>" if kind == "roberta" else "</s>"
-    found.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair=f"<s> $A {middle} $B:1 </s>:1", special_tokens=[("<s>", CLS), ("</s>", SEP)]
     )
     if drops:
-        found.backend_tokenizer.normalizer = normalizers.Replace(drops, "")
-    return found
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace(drops, "")
+    return tokenizer
 
 
 def ids(text: str) -> list[int]:
     return list(tiny_tokenizer("bert")(text, add_special_tokens=False)["input_ids"])
 
 
-def sequence(tokenizer: Any, place: Any, texts: tuple[str, ...], kind: Kind = "encoder", limit: int = 96) -> list[Any]:
-    """The tokens of a row with its prompt in its place."""
+def sequence(
+    tokenizer: Any, position: Any, texts: tuple[str, ...], kind: BackboneKind = "encoder", limit: int = 96
+) -> list[Any]:
+    """The tokens of a row with the prompt at its position."""
     task = TWO if len(texts) == 2 else ONE
-    config = METHODS["prompt-tuning"].Config.model_validate({"name": "prompt-tuning", "insert_at": place})
+    config = METHODS["prompt-tuning"].Config.model_validate({"name": "prompt-tuning", "insert_at": position})
     row = InputFormatter(task, tokenizer, kind, limit, config.insert_at).source(Example(texts))  # type: ignore[attr-defined]
     return [*row.ids[: row.insert_at], P, *row.ids[row.insert_at :]]
 
@@ -58,7 +60,7 @@ LITERAL: dict[tuple[str, int, int], list[Any]] = {
     ("roberta", 2, 1): [CLS, *A, P, SEP, SEP, *B, SEP],  # before the first </s>
     ("roberta", 2, 2): [CLS, *A, SEP, SEP, P, *B, SEP],  # after the pair of </s>
     ("roberta", 2, 3): [CLS, *A, SEP, SEP, *B, P, SEP],  # before the last </s>
-    ("roberta", 2, 4): [CLS, *A, SEP, SEP, *B, SEP, SEP, P, SEP],  # </s> prompt </s> behind the last </s>
+    ("roberta", 2, 4): [CLS, *A, SEP, SEP, *B, SEP, SEP, P, SEP],  # </s> prompt </s> after the last </s>
     ("roberta", 1, 0): [CLS, P, *A, SEP],
     ("roberta", 1, 1): [CLS, *A, P, SEP],
     ("roberta", 1, 3): [CLS, *A, P, SEP],
@@ -76,50 +78,50 @@ LITERAL: dict[tuple[str, int, int], list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "num_texts", "place"), LITERAL)
-def test_a_numbered_place_is_the_papers_literally(kind: str, num_texts: int, place: int) -> None:
+@pytest.mark.parametrize(("kind", "num_texts", "position"), LITERAL)
+def test_a_numbered_position_is_that_of_the_paper(kind: str, num_texts: int, position: int) -> None:
     texts = (FIRST, SECOND)[:num_texts]
-    wanted = LITERAL[kind, num_texts, place]
-    for given in (place, str(place), PLACES[place]):
-        assert sequence(tokenizer_of(kind), given, texts) == wanted
+    expected = LITERAL[kind, num_texts, position]
+    for given in (position, str(position), POSITIONS[position]):
+        assert sequence(tokenizer_of(kind), given, texts) == expected
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
-def test_front_stands_before_everything(kind: str) -> None:
+def test_front_puts_the_prompt_before_all_tokens(kind: str) -> None:
     assert sequence(tokenizer_of(kind), "front", (FIRST, SECOND))[:2] == [P, CLS]
     assert sequence(tokenizer_of(kind), "front", (FIRST,)) == [P, CLS, *A, SEP]
 
 
-def test_text_to_text_backbones_have_places_of_one_text() -> None:
+def test_text_to_text_backbones_have_the_positions_of_one_text() -> None:
     t5, gpt2 = tiny_tokenizer("t5"), tiny_tokenizer("gpt2")
-    for place in ("front", 0, "start"):
-        assert sequence(t5, place, (FIRST,), "encoder-decoder") == [P, *A, SEP]
-        assert sequence(gpt2, place, (FIRST,), "decoder") == [P, *A]
-    for place in (1, 3):
-        assert sequence(t5, place, (FIRST,), "encoder-decoder") == [*A, P, SEP]
-        assert sequence(gpt2, place, (FIRST,), "decoder") == [*A, P]
+    for position in ("front", 0, "start"):
+        assert sequence(t5, position, (FIRST,), "encoder-decoder") == [P, *A, SEP]
+        assert sequence(gpt2, position, (FIRST,), "decoder") == [P, *A]
+    for position in (1, 3):
+        assert sequence(t5, position, (FIRST,), "encoder-decoder") == [*A, P, SEP]
+        assert sequence(gpt2, position, (FIRST,), "decoder") == [*A, P]
     assert sequence(t5, 4, (FIRST,), "encoder-decoder") == [*A, SEP, SEP, P, SEP]
-    both = ids(f"first: {FIRST} second: {SECOND}")
-    assert sequence(t5, 3, (FIRST, SECOND), "encoder-decoder") == [*both, P, SEP]
-    assert sequence(gpt2, 0, (FIRST, SECOND), "decoder") == [P, *both]
+    joined = ids(f"first: {FIRST} second: {SECOND}")
+    assert sequence(t5, 3, (FIRST, SECOND), "encoder-decoder") == [*joined, P, SEP]
+    assert sequence(gpt2, 0, (FIRST, SECOND), "decoder") == [P, *joined]
 
 
 @pytest.mark.parametrize("name", ["prompt-tuning", "m-idpg-phm", "s-idpg-dnn", "p-tuning-v2", "prefix-tuning"])
-def test_numbers_are_settings_of_every_prompted_method(name: str) -> None:
-    for number, place in enumerate(PLACES):
+def test_every_prompted_method_accepts_numbered_positions(name: str) -> None:
+    for number, position in enumerate(POSITIONS):
         for given in (number, str(number)):
             config = METHODS[name].Config.model_validate({"name": name, "insert_at": given})
-            assert config.insert_at == place  # type: ignore[attr-defined]
+            assert config.insert_at == position  # type: ignore[attr-defined]
     for wrong in (5, -1, "5", True, 1.5, "middle", None):
         with pytest.raises(ValueError, match="insert_at"):
             METHODS[name].Config.model_validate({"name": name, "insert_at": wrong})
 
 
-# --- what only some rows have ----------------------------------------------------------------------------------------
+# --- positions that only some rows have ---
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task", "place", "reason"),
+    ("model_type", "task", "position", "reason"),
     [
         ("bert", ONE, "second-start", "two texts"),
         ("bert", ONE, 2, "two texts"),
@@ -132,22 +134,24 @@ def test_numbers_are_settings_of_every_prompted_method(name: str) -> None:
         ("gpt2", TWO, 4, "separator"),
     ],
 )
-def test_a_place_that_the_texts_do_not_have_is_refused(model_type: str, task: Task, place: Any, reason: str) -> None:
+def test_position_that_the_texts_do_not_have_is_an_error(
+    model_type: str, task: Task, position: Any, reason: str
+) -> None:
     with pytest.raises(ConfigurationError, match=rf"method\.insert_at.*{reason}"):
-        make_model(tiny(model_type), "prompt-tuning", task=task, insert_at=place, init="uniform")
+        make_model(tiny(model_type), "prompt-tuning", task=task, insert_at=position, init="uniform")
 
 
-@pytest.mark.parametrize("place", [1, 3, "first-end", "end"])
-def test_a_prompt_behind_the_text_is_refused_for_a_head_on_a_decoder(place: Any) -> None:
-    """It could not reach the states that the head reads."""
+@pytest.mark.parametrize("position", [1, 3, "first-end", "end"])
+def test_prompt_after_the_text_is_an_error_for_a_head_on_a_decoder(position: Any) -> None:
+    """The prompt could not change the hidden states that the head reads."""
     with pytest.raises(ConfigurationError, match=r"method\.insert_at.*head on a decoder"):
-        make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "classifier"}, insert_at=place)
-    make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "generation"}, insert_at=place)
+        make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "classifier"}, insert_at=position)
+    make_model(tiny("gpt2"), "prompt-tuning", task=ONE, readout={"name": "generation"}, insert_at=position)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
-def test_a_text_without_tokens_still_has_its_places(kind: str) -> None:
-    """BERT's normaliser leaves nothing of control characters, for one."""
+def test_text_without_tokens_still_has_its_positions(kind: str) -> None:
+    """The normalizer of BERT removes control characters, for example."""
     tokenizer = tokenizer_of(kind, drops="~")
     middle = [SEP, SEP] if kind == "roberta" else [SEP]
     assert sequence(tokenizer, 1, ("~", SECOND)) == [CLS, P, *middle, *B, SEP]
@@ -156,7 +160,7 @@ def test_a_text_without_tokens_still_has_its_places(kind: str) -> None:
     assert sequence(tokenizer, 2, (FIRST, "~")) == [CLS, *A, *middle, P, SEP]
 
 
-# --- position 4 ------------------------------------------------------------------------------------------------------
+# --- position 4 ---
 
 
 def roberta() -> Backbone:
@@ -176,40 +180,42 @@ def test_position_4_adds_the_prompt_and_two_tokens_to_every_row(length: int) -> 
     backbone = roberta()
     plain = make_model(backbone, "no-prompt", task=TWO)
     model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=4, prompt_length=length, init="uniform")
-    before, after = (one.rows(backbone, PAIRS) for one in (plain, model))
+    before, after = (task_model.rows(backbone, PAIRS) for task_model in (plain, model))
     for old, new in zip(before, after, strict=True):
         assert list(new.ids) == [*old.ids, SEP, SEP]
     forward_pass, _ = model.read(backbone, collate(after, PAD))
     lengths = [len(row.ids) for row in before]
     assert forward_pass.embeds.shape[1] == max(lengths) + length + 2
-    assert forward_pass.layout.mask.sum(dim=1).tolist() == [own + length + 2 for own in lengths]
+    assert forward_pass.layout.mask.sum(dim=1).tolist() == [row_length + length + 2 for row_length in lengths]
 
 
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("position", range(5))
 @torch.no_grad()
-def test_mask_positions_and_embeddings_agree_on_padded_rows(place: int) -> None:
+def test_mask_positions_and_embeddings_agree_on_padded_rows(position: int) -> None:
     backbone = roberta()
-    model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=place, prompt_length=3, init="uniform")
+    model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=position, prompt_length=3, init="uniform")
     rows = model.rows(backbone, PAIRS)
     forward_pass, _ = model.read(backbone, collate(rows, PAD))
     total = forward_pass.embeds.shape[1]
     prompt = list(model.method.encoder.prompt)  # type: ignore[arg-type,union-attr]
     for number, row in enumerate(rows):
         words = list(backbone.word_table[list(row.ids)])
-        wanted = [*words[: row.insert_at], *prompt, *words[row.insert_at :]]
-        missing = total - len(wanted)
-        assert torch.equal(forward_pass.embeds[number, : len(wanted)], torch.stack(wanted))
-        assert forward_pass.layout.mask[number].tolist() == [True] * len(wanted) + [False] * missing
-        own = forward_pass._inputs()["position_ids"][number, : len(wanted)].tolist()
-        assert own == list(range(PAD + 1, PAD + 1 + len(wanted)))  # RoBERTa counts from behind its padding token
+        expected = [*words[: row.insert_at], *prompt, *words[row.insert_at :]]
+        missing = total - len(expected)
+        assert torch.equal(forward_pass.embeds[number, : len(expected)], torch.stack(expected))
+        assert forward_pass.layout.mask[number].tolist() == [True] * len(expected) + [False] * missing
+        positions = forward_pass._inputs()["position_ids"][number, : len(expected)].tolist()
+        assert positions == list(
+            range(PAD + 1, PAD + 1 + len(expected))
+        )  # RoBERTa counts positions from its padding id + 1
 
 
 @pytest.mark.parametrize("case", ["prompt-tuning", "m-idpg-phm", "p-tuning-v2 kv"])
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("position", range(5))
 @torch.no_grad()
-def test_a_pair_alone_equals_the_pair_in_a_padded_batch(place: int, case: str) -> None:
+def test_single_pair_equals_the_pair_in_a_padded_batch(position: int, case: str) -> None:
     backbone = roberta()
-    model = make_model(backbone, case, task=TWO, insert_at=place)
+    model = make_model(backbone, case, task=TWO, insert_at=position)
     together = model.read(backbone, collate(model.rows(backbone, PAIRS), PAD))[0].text()
     for number, example in enumerate(PAIRS):
         alone = model.read(backbone, collate(model.rows(backbone, [example]), PAD))[0].text()[0]
@@ -217,14 +223,14 @@ def test_a_pair_alone_equals_the_pair_in_a_padded_batch(place: int, case: str) -
 
 
 @torch.no_grad()
-def test_every_place_is_another_place() -> None:
+def test_every_position_changes_the_hidden_states() -> None:
     backbone = roberta()
-    found = []
-    for place in range(5):
-        model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=place)
-        found.append(model.read(backbone, collate(model.rows(backbone, PAIRS[:1]), PAD))[0].text()[0, 0])
-    for number, one in enumerate(found):
-        assert all(not torch.allclose(one, other, atol=1e-4) for other in found[:number])
+    vectors = []
+    for position in range(5):
+        model = make_model(backbone, "prompt-tuning", task=TWO, insert_at=position)
+        vectors.append(model.read(backbone, collate(model.rows(backbone, PAIRS[:1]), PAD))[0].text()[0, 0])
+    for number, vector in enumerate(vectors):
+        assert all(not torch.allclose(vector, other, atol=1e-4) for other in vectors[:number])
 
 
 def test_appended_separators_belong_to_the_last_segment_and_to_neither_text() -> None:
@@ -234,16 +240,16 @@ def test_appended_separators_belong_to_the_last_segment_and_to_neither_text() ->
     assert row.parts == (-1, *[0] * len(A), -1, *[1] * len(B), -1, -1, -1)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("limit", [14, 21])
-def test_long_texts_are_cut_and_the_frame_around_the_prompt_is_not(place: int, limit: int) -> None:
+def test_truncation_keeps_the_special_tokens_around_the_prompt(position: int, limit: int) -> None:
     long = (f"{FIRST} " * 8, f"{SECOND} " * 8)
-    found = sequence(tokenizer_of("roberta"), place, long, limit=limit)
-    assert limit - 3 <= len(found) - 1 <= limit
-    at = found.index(P)
-    frame = [token for token in found if token in (CLS, SEP, P)]
-    if place == 4:
-        assert found[-4:] == [SEP, SEP, P, SEP]
+    tokens = sequence(tokenizer_of("roberta"), position, long, limit=limit)
+    assert limit - 3 <= len(tokens) - 1 <= limit
+    at = tokens.index(P)
+    frame = [token for token in tokens if token in (CLS, SEP, P)]
+    if position == 4:
+        assert tokens[-4:] == [SEP, SEP, P, SEP]
         assert frame == [CLS, SEP, SEP, SEP, SEP, P, SEP]
     else:
         assert (
@@ -253,17 +259,19 @@ def test_long_texts_are_cut_and_the_frame_around_the_prompt_is_not(place: int, l
                 1: [CLS, P, SEP, SEP, SEP],
                 2: [CLS, SEP, SEP, P, SEP],
                 3: [CLS, SEP, SEP, P, SEP],
-            }[place]
+            }[position]
         )
-        neighbours = {0: (CLS, None), 1: (None, SEP), 2: (SEP, None), 3: (None, SEP)}[place]
-        assert neighbours[0] in (None, found[at - 1]) and neighbours[1] in (None, found[at + 1])
+        neighbours = {0: (CLS, None), 1: (None, SEP), 2: (SEP, None), 3: (None, SEP)}[position]
+        assert neighbours[0] in (None, tokens[at - 1]) and neighbours[1] in (None, tokens[at + 1])
 
 
 @torch.no_grad()
-def test_the_sentence_vector_does_not_know_where_the_prompt_stands() -> None:
+def test_sentence_vector_does_not_depend_on_the_position_of_the_prompt() -> None:
     backbone = roberta()
-    found = [make_model(backbone, "m-idpg-phm", task=TWO, insert_at=place).rows(backbone, PAIRS) for place in range(5)]
-    for rows in found[1:]:
-        for own, other in zip(rows, found[0], strict=True):
-            assert own.representation is not None and other.representation is not None
-            assert torch.equal(own.representation, other.representation)
+    rows_by_position = [
+        make_model(backbone, "m-idpg-phm", task=TWO, insert_at=position).rows(backbone, PAIRS) for position in range(5)
+    ]
+    for rows in rows_by_position[1:]:
+        for row, first_row in zip(rows, rows_by_position[0], strict=True):
+            assert row.representation is not None and first_row.representation is not None
+            assert torch.equal(row.representation, first_row.representation)
