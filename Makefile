@@ -42,26 +42,26 @@ format: $(VENV)/.dev
 
 # make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
 bench: $(VENV)/.bench $(VENV)/.serve
-	$(BIN)/python benchmarks/write_benchmarks.py train predict models few-shot growth serve \
+	$(BIN)/python -m benchmarks.tables.write_benchmarks train predict models few-shot growth serve \
 		$(if $(wildcard $(DATA)),--data $(DATA))
 
 # make results DATA=folder-with-subj T5=folder-of-a-t5
 DATA ?= ../shared/data
 few-shot: $(VENV)/.dev
-	$(BIN)/python benchmarks/few_shot.py --data $(DATA)
+	$(BIN)/python -m benchmarks.tables.few_shot_scores --data $(DATA)
 
 # make superglue T5=folder-of-a-t5
 superglue: $(VENV)/.dev
-	$(BIN)/python benchmarks/superglue.py --data $(DATA) --t5 $(T5)
+	$(BIN)/python -m benchmarks.tables.superglue --data $(DATA) --t5 $(T5)
 
 transfer: $(VENV)/.dev
-	$(BIN)/python benchmarks/transfer.py --data $(DATA) --t5 $(T5)
+	$(BIN)/python -m benchmarks.tables.transfer --data $(DATA) --t5 $(T5)
 
 codebooks: $(VENV)/.dev
-	$(BIN)/python benchmarks/codebooks.py --data $(DATA) --t5 $(T5)
+	$(BIN)/python -m benchmarks.tables.codebooks --data $(DATA) --t5 $(T5)
 
 results: $(VENV)/.dev
-	$(BIN)/python benchmarks/results.py --data $(DATA) $(if $(T5),--t5 $(T5))
+	$(BIN)/python -m benchmarks.tables.results --data $(DATA) $(if $(T5),--t5 $(T5))
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,117 +1,116 @@
-"""Pictures of what `softcue bench growth --json` measured, beside theory.
+"""`python -m benchmarks growth`: time and memory of a decoder step by P, T and B, and time to predict by cues.
 
-Theory has as few constants as it can: one for time (seconds per operation) and two for memory (bytes per position in
-the layers, bytes per position with words), each the same for us and for PEFT and for all curves.
+**Theory.** A position costs 2·12·D²·L operations in the layers. A position with logits costs 2·V·D in the word head.
+A pair of positions in attention costs 4·D·L. A backward pass that changes no weight costs as much again. Softcue runs
+P + B·T positions and P² + B·T·(P + T) pairs, with logits only for the targets. PEFT runs B·(P + T) positions and
+B·(P + T)² pairs, with logits for all positions. T includes the target's tokens.
 """
 
 from __future__ import annotations
 
-import io
+import gc
 import statistics
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
-from PIL import Image
+from benchmarks.measuring import Step, interleave_seconds, peak_bytes
+from benchmarks.plan import Plan, report_seconds
+from benchmarks.random_models import SHAPES, random_backbone, random_cue, random_examples, vary_cue
+from benchmarks.training_steps import (
+    PAPER_PROMPT_LENGTH,
+    TEXT_LENGTH,
+    make_contest,
+    our_step,
+    peft_step,
+    peft_twin,
+    prompt_settings,
+)
+from softcue.inference import predict
+from softcue.inputs.formatter import TOKENS_AT_ONCE
 
-from softcue.benchmarks.growth import Point
-
-Curves = dict[str, list[dict[str, Any]]]
-LABELS = {"prompt": "prompt vectors, P", "text": "text tokens, T", "rows": "rows, B"}
-COLOURS = {"ours": "#0072B2", "peft": "#D55E00"}  # told apart also by people who see fewer colours (Okabe and Ito)
-NAMES = {"ours": "softcue", "peft": "PEFT"}
-
-
-def draw(curves: Curves, folder: Path) -> list[Path]:
-    """One picture of training steps, one of answering; their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    steps, cues = folder / "growth-steps.png", folder / "growth-cues.png"
-    _save(_steps({axis: curves[axis] for axis in LABELS}), steps)
-    _save(_cues(curves["cues"]), cues)
-    return [steps, cues]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """In few colours, which is a third of the bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
-    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
+AXES: dict[str, tuple[int, ...]] = {
+    "prompt": (1, 10, 20, 50, 100, 150),
+    "text": (16, 32, 64, 128, 256, 512),
+    "rows": (1, 2, 4, 8, 16, 32, 64),
+}
+CUE_COUNTS = (1, 10, 100, 1000)
+MIXED_ROWS, MIXED_TEXT_LENGTH, MIXED_PROMPT_LENGTH = 1000, 8, 8  # short enough for one pass (TOKENS_AT_ONCE)
 
 
-def _steps(curves: Curves) -> Figure:
-    expected = {"seconds": expected_seconds(curves), "bytes": expected_bytes(curves)}
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
-    for place, (part, unit, label) in enumerate((("seconds", 1, "seconds a step"), ("bytes", 2**20, "peak megabytes"))):
-        for column, (axis, points) in enumerate(curves.items()):
-            axes = figure.add_subplot(2, 3, place * 3 + column + 1)
-            values = [point[axis] for point in points]
-            for who, colour in COLOURS.items():
-                found = [point[part][who] / unit for point in points]
-                wanted = [expected[part](point, who) / unit for point in points]
-                axes.plot(values, found, marker="o", markersize=3.5, color=colour, label=NAMES[who])
-                axes.plot(values, wanted, linestyle=":", color=colour, label=f"{NAMES[who]}, theory")
-            axes.set_xscale("linear" if axis == "prompt" else "log")  # prompts of 1 are nobody's wish
-            axes.set_yscale("log")
-            _mark(axes.xaxis, values if axis != "prompt" else _apart(values))
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("")
-            axes.set_xlabel(LABELS[axis])
-            axes.grid(alpha=0.3)
-            if not column:
-                axes.set_ylabel(label)
-            if not column and not place:
-                axes.legend(frameon=False, fontsize=8)
-    still = Point()
-    title = f"P = {still.prompt}, T = {still.text}, B = {still.rows} where they do not vary"
-    figure.suptitle(f"Prompt tuning on a decoder (width 512, 8 layers); {title}", fontsize=10)
-    return figure
+@dataclass(frozen=True)
+class StepSize:
+    """P, T and B of a step. The defaults hold for the sizes that an axis does not vary."""
+
+    prompt: int = PAPER_PROMPT_LENGTH
+    text: int = TEXT_LENGTH
+    rows: int = 8
 
 
-def _cues(points: list[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(5, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    values, seconds = [point["cues"] for point in points], [point["seconds"]["ours"] for point in points]
-    axes.plot(values, seconds, marker="o", color=COLOURS["ours"], label="softcue")
-    axes.axhline(seconds[0], linestyle=":", color=COLOURS["ours"], label="theory: as with one cue")
-    axes.set_xscale("log")
-    axes.set_ylim(0, 1.15 * max(seconds))
-    _mark(axes.xaxis, values)
-    axes.set_xlabel("cues in a batch of 1,000 rows")
-    axes.set_ylabel("seconds a batch")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
-    return figure
+def measure_growth(plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """Measure the points of each curve, by the size that varies."""
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for axis, values in AXES.items():
+        with report_seconds(f"growth with {axis}"):
+            curves[axis] = [
+                {axis: value, **measure_step(replace(StepSize(), **{axis: value}), plan)} for value in values
+            ]
+    with report_seconds("growth with cues"):
+        curves["cues"] = measure_cues(plan)
+    return curves
 
 
-def _apart(values: list[int]) -> list[int]:
-    """Those that leave room for their names on a linear axis."""
-    found = values[:1]
-    for value in values[1:]:
-        if value - found[-1] >= max(values) / 10:
-            found.append(value)
-    return found
+def measure_step(size: StepSize, plan: Plan) -> dict[str, Any]:
+    """Seconds, bytes and expected operations of a step of one size, for softcue and PEFT."""
+    settings = prompt_settings(size.prompt)
+    contest = make_contest("decoder", settings=settings, num_rows=size.rows, text_length=size.text)
+    steps: dict[str, Step] = {"ours": our_step(contest), "peft": peft_step(contest, peft_twin(contest))}
+    memory = {name: peak_bytes(step) for name, step in steps.items()}  # this also warms up
+    seconds = interleave_seconds(steps, plan.repeats, warmup=0)
+    target_length = contest.target_ids.shape[1]
+    del contest, steps
+    gc.collect()  # models and their activations take gigabytes at the largest sizes
+    return {
+        "seconds": {name: statistics.median(values) for name, values in seconds.items()},
+        "bytes": memory,
+        **expected_costs(size, target_length),
+    }
 
 
-def _mark(axis: Any, values: list[int]) -> None:
-    """Name the measured values themselves on an axis, and no others."""
-    axis.set_ticks(values, [f"{value:,}" for value in values])
-    axis.set_ticks([], minor=True)
+def expected_costs(size: StepSize, target_length: int) -> dict[str, dict[str, int]]:
+    """Operations of a step, positions that run through the layers, and positions with logits.
+
+    Example:
+        >>> expected_costs(StepSize(prompt=100, text=30, rows=16), target_length=2)["positions"]
+        {'ours': 612, 'peft': 2112}
+    """
+    prompt, text, rows = size.prompt, size.text + target_length, size.rows
+    positions = {"ours": prompt + rows * text, "peft": rows * (prompt + text)}
+    pairs = {"ours": prompt**2 + rows * text * (prompt + text), "peft": rows * (prompt + text) ** 2}
+    words = {"ours": rows * target_length, "peft": positions["peft"]}
+    width, layers, vocabulary = (int(SHAPES["decoder"][name]) for name in ("n_embd", "n_layer", "vocab_size"))
+    operations = {
+        name: 2
+        * (
+            2 * 12 * width**2 * layers * positions[name]
+            + 4 * width * layers * pairs[name]
+            + 2 * vocabulary * width * words[name]
+        )
+        for name in positions
+    }
+    return {"operations": operations, "positions": positions, "words": words}
 
 
-def expected_seconds(curves: Curves) -> Any:
-    """Operations times one constant, the median of all measured."""
-    points = [(point, who) for own in curves.values() for point in own for who in COLOURS]
-    scale = statistics.median(point["seconds"][who] / point["operations"][who] for point, who in points)
-    return lambda point, who: scale * point["operations"][who]
+def measure_cues(plan: Plan) -> list[dict[str, Any]]:
+    """Seconds to predict a thousand rows in one batch, by the number of cues. In theory they do not differ."""
+    backbone = random_backbone("encoder")
+    cue = random_cue(backbone, "prompt-tuning", prompt_settings(MIXED_PROMPT_LENGTH))
+    cue.tokens_at_once = TOKENS_AT_ONCE  # one pass, though smaller ones are faster on a processor
+    cues = vary_cue(cue, max(CUE_COUNTS))
+    examples = random_examples([MIXED_TEXT_LENGTH] * MIXED_ROWS)
 
+    def make_step(num_cues: int) -> Step:
+        requests = [(cues[number % num_cues], example) for number, example in enumerate(examples)]
+        return lambda: predict(backbone, requests, batch_size=MIXED_ROWS)
 
-def expected_bytes(curves: Curves) -> Any:
-    """Two constants that fit all measured best, as shares of each."""
-    points = [(point, who) for own in curves.values() for point in own for who in COLOURS]
-    terms = numpy.array([[point["positions"][who], point["words"][who]] for point, who in points], dtype=float)
-    found = numpy.array([point["bytes"][who] for point, who in points], dtype=float)[:, None]
-    scales = numpy.linalg.lstsq(terms / found, numpy.ones(len(found)), rcond=None)[0]
-    return lambda point, who: float(scales @ [point["positions"][who], point["words"][who]])
+    seconds = interleave_seconds({num_cues: make_step(num_cues) for num_cues in CUE_COUNTS}, plan.repeats, warmup=1)
+    return [{"cues": num_cues, "seconds": {"ours": statistics.median(values)}} for num_cues, values in seconds.items()]

@@ -29,7 +29,6 @@ VERBS = [
     "doctor",
     "demo",
     "backbones",
-    "bench",
 ]
 LABELS = {"tickets": 6, "urgency": 3, "same-request": 2}
 
@@ -95,7 +94,7 @@ def test_version_is_printed() -> None:
     assert run("--version") == Ended(0, f"softcue {softcue.__version__}\n", "")
 
 
-@pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS), ["backbones", "pull"], ["bench", "train"]])
+@pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS), ["backbones", "pull"]])
 def test_every_verb_has_help(words: list[str]) -> None:
     found = run(*words, "--help")
     assert (found.code, found.err) == (0, "")
@@ -137,13 +136,6 @@ def test_backbones_list_tells_what_is_installed(monkeypatch: pytest.MonkeyPatch,
 
 def test_pulling_an_unknown_backbone_suggests_the_nearest() -> None:
     check_refused(run("backbones", "pull", "miniln"), "'miniln'", "did you mean 'minilm'?")
-
-
-def test_bench_prints_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {"speed": {"ratio": 1.23, "comparison": "at most", "target": 1.5, "met": True, "meaning": "x"}}
-    monkeypatch.setattr("softcue.benchmarks.training.training_figures", lambda repeats: figures)
-    assert run("bench", "train", "--json").json == {"figures": figures}
-    assert "1.230" in run("bench", "train").out
 
 
 def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

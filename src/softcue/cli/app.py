@@ -12,7 +12,6 @@ import typer
 
 from softcue.cli import (
     backbones,
-    bench,
     client,
     demo,
     doctor,
@@ -47,7 +46,6 @@ app.command("demo")(demo.demo)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(client.app, name="client")
-app.add_typer(bench.app, name="bench")
 
 
 def _version(value: bool) -> None:

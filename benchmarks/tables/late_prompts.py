@@ -1,6 +1,6 @@
-"""What late prompts cost in quality: one sample task, prompts that enter at several layers, some seeds.
+"""Measure the quality of late prompts: one sample task, prompts that enter at several layers, several seeds.
 
-    python benchmarks/late.py [--task tickets] [--layers 0,2,3,4] [--seeds 2] [--output runs/late]
+    python -m benchmarks.tables.late_prompts [--task tickets] [--layers 0,2,3,4] [--seeds 2] [--output runs/late]
 
 A finished run is not repeated. Prints Markdown: the score on validation and test rows, and the processor time of the
 training run (start and evaluation included), each as a mean over seeds.
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import softcue
+from benchmarks.tables.grid import print_header, print_row
 from softcue.backbones import load_backbone
 
 
@@ -26,20 +27,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("runs/late"))
     arguments = parser.parse_args()
-    print("| prompts enter at layer | validation | test | processor seconds |\n|---|---|---|---|")
+    print_header("prompts enter at layer", "validation", "test", "processor seconds")
     for layer in map(int, arguments.layers.split(",")):
-        found = [measured(arguments, layer, seed) for seed in range(arguments.seeds)]
-        means = [statistics.mean(run[part] for run in found) for part in ("validation", "test", "seconds")]
-        print(f"| {layer} | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.0f} |", flush=True)
+        runs = [train_and_time(arguments, layer, seed) for seed in range(arguments.seeds)]
+        validation, test, seconds = (
+            statistics.mean(run[key] for run in runs) for key in ("validation", "test", "seconds")
+        )
+        print_row(layer, f"{validation:.1f}", f"{test:.1f}", f"{seconds:.0f}")
 
 
-def measured(arguments: argparse.Namespace, layer: int, seed: int) -> dict[str, float]:
-    """The scores and the time of one run, kept beside its cue."""
+def train_and_time(arguments: argparse.Namespace, layer: int, seed: int) -> dict[str, float]:
+    """Return the scores and the time of one run, which are saved in its folder."""
     folder = arguments.output / f"{arguments.task}-{layer}-{seed}"
-    kept = folder / "late.json"
-    if not kept.is_file():
-        backbone = load_backbone(arguments.backbone)  # anew: states that are kept would make later runs faster
-        began = time.process_time()
+    path = folder / "late.json"
+    if not path.is_file():
+        backbone = load_backbone(arguments.backbone)  # a new one: cached states would make later runs faster
+        started = time.process_time()
         cue = softcue.train(
             folder,
             backbone=backbone,
@@ -49,11 +52,11 @@ def measured(arguments: argparse.Namespace, layer: int, seed: int) -> dict[str, 
             progress=False,
             overrides={"method.insert_layer": layer},
         )
-        seconds = time.process_time() - began
+        seconds = time.process_time() - started
         scores = {split: cue.scores[split]["accuracy"] for split in ("validation", "test")}
-        kept.write_text(json.dumps(scores | {"seconds": seconds}))
-    found: dict[str, float] = json.loads(kept.read_text())
-    return found
+        path.write_text(json.dumps(scores | {"seconds": seconds}))
+    measurements: dict[str, float] = json.loads(path.read_text())
+    return measurements
 
 
 if __name__ == "__main__":

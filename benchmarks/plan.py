@@ -1,4 +1,4 @@
-"""What a bench consists of: parts that give figures, run one after the other under one plan."""
+"""How a benchmark runs: parts that return figures, one after the other under one plan."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Figures = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How often contestants take turns, and the folder of published files that texts come from, if there is one."""
+    """The number of timed runs per contestant, and the folder of published files (None: the sample tasks)."""
 
     repeats: int
     data: Path | None = None
 
 
-def measured(parts: Sequence[Callable[[Plan], Figures]], plan: Plan) -> Figures:
-    """The figures of all parts.
+def measure_parts(parts: Sequence[Callable[[Plan], Figures]], plan: Plan) -> Figures:
+    """Run all parts and join their figures.
 
     Example:
         >>> def speed_figures(plan):
         ...     return {"speed": {"runs": plan.repeats}}
-        >>> measured([speed_figures], Plan(repeats=3))
+        >>> measure_parts([speed_figures], Plan(repeats=3))
         {'speed': {'runs': 3}}
     """
     figures: Figures = {}
     for number, part in enumerate(parts, start=1):
-        with told(f"part {number} of {len(parts)}: {part.__name__}"):
+        with report_seconds(f"part {number} of {len(parts)}: {part.__name__}"):
             figures |= part(plan)
     return figures
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
-    """A line on standard error when something has ended, with the seconds it took."""
+def report_seconds(title: str) -> Iterator[None]:
+    """Write a line with the seconds that the block took to standard error."""
     started = time.perf_counter()
     yield
-    sys.stderr.write(f"{what} ({time.perf_counter() - started:.0f} s)\n")
+    sys.stderr.write(f"{title} ({time.perf_counter() - started:.0f} s)\n")
     sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""What keeps VIP's codebook from collapsing: one run per setting on Subj, validation rows only, and a picture.
+"""Compare settings that keep VIP's codebook from collapsing: one run per setting on Subj, and a plot.
 
-    python benchmarks/codebooks.py --data ../shared/data --t5 FOLDER [--picture docs/codebook-use.png]
+    python -m benchmarks.tables.codebooks --data ../shared/data --t5 FOLDER [--picture docs/codebook-use.png]
 
-A finished run is not repeated. Prints Markdown: perplexity of the codes drawn in the last steps, |P^q|/|P|, how much
-prompts vary over inputs, and the validation score.
+Only validation rows are used. A finished run is not repeated. Prints Markdown: perplexity of the codes drawn in the
+last steps, |P^q|/|P|, the variation of prompts over inputs, and the validation score.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
-from table import Run, run_missing
-
 import softcue
+from benchmarks.tables.grid import TableRun, print_header, print_row, run_missing
 from softcue.backbones import Backbone, load_backbone
 
 # The paper's form, whatever the preset says.
@@ -62,25 +61,24 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/codebooks"))
     arguments = parser.parse_args()
     backbone = load_backbone(arguments.t5)
-    runs = [Run("subj", name, 0, arguments.output / str(number)) for number, name in enumerate(SETTINGS)]
+    runs = [TableRun("subj", name, 0, arguments.output / str(number)) for number, name in enumerate(SETTINGS)]
     run_missing(runs, lambda run: train(arguments.data, backbone, run))
-    print(
-        "| setting | perplexity of codes | size of P^q / P | variation over inputs, % | validation |\n"
-        + "|---" * 5
-        + "|"
-    )
-    runs = [run for run in runs if run.is_done]
-    for run in runs:
+    print_header("setting", "perplexity of codes", "size of P^q / P", "variation over inputs, %", "validation")
+    finished = [run for run in runs if run.is_done]
+    for run in finished:
         health = run.metrics["health"]
-        print(
-            f"| {run.method} | {health['perplexity']:.0f} of {run.record['counts']['ema'] // backbone.width} "
-            f"| {health['prompt_ratio']:.2f} | {100 * health['prompt_variation']:.3f} | {run.score('validation'):.1f} |"
+        num_codes = run.cue_file["counts"]["ema"] // backbone.width
+        print_row(
+            run.method,
+            f"{health['perplexity']:.0f} of {num_codes}",
+            f"{health['prompt_ratio']:.2f}",
+            f"{100 * health['prompt_variation']:.3f}",
+            f"{run.score('validation'):.1f}",
         )
-    draw(runs, arguments.picture)
+    plot_codes(finished, arguments.picture)
 
 
-def train(data: Path, backbone: Backbone, run: Run) -> None:
-    words = [*SCHEDULE, *(f"method.{key}={value}" for key, value in SETTINGS[run.method].items())]
+def train(data: Path, backbone: Backbone, run: TableRun) -> None:
     softcue.train(
         run.folder,
         backbone=backbone,
@@ -88,14 +86,14 @@ def train(data: Path, backbone: Backbone, run: Run) -> None:
         train=str(data / "subj/train.tsv"),
         text="sentence",
         label="label",
-        overrides=words,
+        overrides=[*SCHEDULE, *(f"method.{key}={value}" for key, value in SETTINGS[run.method].items())],
         resume=True,
         progress=False,
     )
 
 
-def draw(runs: list[Run], picture: Path) -> None:
-    """Perplexity and variation over the steps."""
+def plot_codes(runs: list[TableRun], path: Path) -> None:
+    """Plot perplexity and variation over the steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), layout="constrained")
@@ -111,7 +109,7 @@ def draw(runs: list[Run], picture: Path) -> None:
     panels[1].set_yscale("log")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncol=2, fontsize=9, frameon=False)
-    figure.savefig(picture, dpi=110)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The few-shot table of docs/results.md (IDPG's protocol, Wu et al. 2022): methods x tasks x seeds on MiniLM.
 
-    python benchmarks/few_shot.py --data ../shared/data            run what is missing, then print the table
-    python benchmarks/few_shot.py --data ... --search m-idpg-phm method.rule=kv training.network_learning_rate=0.001
-                                                                   one setting on validation rows alone
+    python -m benchmarks.tables.few_shot_scores --data ../shared/data
+                                                run the missing runs, then print the table
+    python -m benchmarks.tables.few_shot_scores --data ... --search m-idpg-phm method.rule=kv
+                                                one setting, scored on validation rows only
 
-Every run is an ordinary `softcue.train` of K rows, with its own sample for each seed (the same for all methods).
+Every run is an ordinary `softcue.train` of K rows. Each seed has its sample of rows, the same for all methods.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from table import Run, make_parser, print_search, print_table, run_missing, runs_of
-
 import softcue
+from benchmarks.tables.grid import (
+    Column,
+    TableRun,
+    list_runs,
+    make_parser,
+    print_search,
+    print_table,
+    run_missing,
+)
 from softcue.backbones import Backbone, load_backbone
 
 METHODS = (
@@ -28,7 +36,7 @@ METHODS = (
     "compacter",
     "fine-tuning",
 )
-# columns, training file, test file; label words start prompts that begin at words
+# task -> text columns, training file, test file, label words (for prompts that start from words)
 TASKS: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "subj": ("sentence", "subj/train.tsv", "subj/test.tsv", {"0": "subjective", "1": "objective"}),
     "mr": ("sentence", "mr/train.tsv", "mr/test.tsv", {"0": "negative", "1": "positive"}),
@@ -45,7 +53,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--few-shot", type=int, default=100)
     arguments = parser.parse_args()
-    runs = runs_of(arguments, f"k{arguments.few_shot}")
+    runs = list_runs(arguments, f"k{arguments.few_shot}")
     backbone = load_backbone(arguments.backbone)
     run_missing(runs, lambda run: train(arguments, backbone, run))
     if arguments.search:
@@ -53,19 +61,19 @@ def main() -> None:
         return
     tasks = arguments.tasks.split(",")
 
-    def of_first_task(key: str, done: Sequence[Run]) -> str:  # the head of a task with two texts is wider
-        return f"{next(run for run in done if run.task == tasks[0]).record['counts'][key]:,}"
+    def count_in_first_task(key: str, finished: Sequence[TableRun]) -> str:  # heads of tasks with two texts are wider
+        return f"{next(run for run in finished if run.task == tasks[0]).cue_file['counts'][key]:,}"
 
-    extra = {
-        "trained numbers": lambda done: of_first_task("gradient", done),
-        "head": lambda done: of_first_task("head", done),
-        "minutes": lambda done: f"{sum(run.metrics['seconds'] for run in done) / 60:.1f}",
+    extra_columns: dict[str, Column] = {
+        "trainable parameters": lambda finished: count_in_first_task("gradient", finished),
+        "head": lambda finished: count_in_first_task("head", finished),
+        "minutes": lambda finished: f"{sum(run.metrics['seconds'] for run in finished) / 60:.1f}",
     }
-    print_table(runs, extra, tasks, arguments.seeds)
+    print_table(runs, extra_columns, tasks, arguments.seeds)
 
 
-def train(arguments: argparse.Namespace, backbone: Backbone, run: Run) -> None:
-    columns, train, test, label_words = TASKS[run.task]
+def train(arguments: argparse.Namespace, backbone: Backbone, run: TableRun) -> None:
+    columns, train_file, test_file, label_words = TASKS[run.task]
     settings = {
         **SCHEDULE,
         "task.validation_rows": VALIDATION_ROWS,
@@ -74,18 +82,17 @@ def train(arguments: argparse.Namespace, backbone: Backbone, run: Run) -> None:
     }
     if not arguments.search:
         settings |= {"task.test_rows": TEST_ROWS}
-    words = [f"{key}={value}" for key, value in settings.items()] + arguments.words
     softcue.train(
         run.folder,
         backbone=backbone,
         method=run.method,
-        train=str(arguments.data / train),
+        train=str(arguments.data / train_file),
         text=columns,
         label="label",
-        test=None if arguments.search else str(arguments.data / test),
+        test=None if arguments.search else str(arguments.data / test_file),
         few_shot=arguments.few_shot,
         seed=run.seed,
-        overrides=words,
+        overrides=[f"{key}={value}" for key, value in settings.items()] + arguments.overrides,
         resume=True,
         progress=False,
     )

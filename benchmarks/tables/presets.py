@@ -1,8 +1,8 @@
-"""How the encoder preset of prompt tuning was chosen: validation scores of some settings on the sample tasks.
+"""Compare candidates for the encoder preset of prompt tuning by validation scores on the sample tasks.
 
-    python benchmarks/presets.py [--seeds 2] [--output runs/presets]
+    python -m benchmarks.tables.presets [--seeds 2] [--output runs/presets]
 
-Only validation rows are looked at. A finished run is not repeated. Prints Markdown.
+Only validation rows are used. A finished run is not repeated. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import statistics
 from pathlib import Path
 
 import softcue
+from benchmarks.tables.grid import print_header, print_row
 
 TASKS = ("tickets", "urgency", "same-request")
-RATES = {"training.learning_rate": 0.01, "training.network_learning_rate": 0.005}
+LEARNING_RATES = {"training.learning_rate": 0.01, "training.network_learning_rate": 0.005}
 CANDIDATES: dict[str, dict[str, object]] = {
-    "constant, 10 epochs, patience 4": {**RATES, "training.epochs": 10, "training.patience": 4},
-    "linear, 12 epochs": {**RATES, "training.epochs": 12, "training.schedule": "linear", "training.patience": 0},
+    "constant, 10 epochs, patience 4": {**LEARNING_RATES, "training.epochs": 10, "training.patience": 4},
+    "linear, 12 epochs": {
+        **LEARNING_RATES,
+        "training.epochs": 12,
+        "training.schedule": "linear",
+        "training.patience": 0,
+    },
 }
 
 
@@ -27,7 +33,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/presets"))
     arguments = parser.parse_args()
     backbone = softcue.load_backbone("minilm")
-    print(f"| settings | {' | '.join(TASKS)} | mean |\n" + "|---" * (len(TASKS) + 2) + "|")
+    print_header("settings", *TASKS, "mean")
     for number, (name, overrides) in enumerate(CANDIDATES.items()):
         means = []
         for task in TASKS:
@@ -39,7 +45,7 @@ def main() -> None:
                 )
                 scores.append(cue.scores["validation"]["accuracy"])
             means.append(statistics.mean(scores))
-        print(f"| {name} | {' | '.join(f'{m:.1f}' for m in means)} | {statistics.mean(means):.1f} |", flush=True)
+        print_row(name, *(f"{mean:.1f}" for mean in means), f"{statistics.mean(means):.1f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Does a frozen backbone in bfloat16 learn as well as in float32? A sample task, both formats, some seeds.
+"""Compare training on a frozen backbone in bfloat16 and in float32: one sample task, both formats, several seeds.
 
-    python benchmarks/bfloat16.py [--task tickets] [--steps 40] [--seeds 3] [--output runs/bfloat16]
+    python -m benchmarks.tables.bfloat16 [--task tickets] [--steps 40] [--seeds 3] [--output runs/bfloat16]
 
 Without native bfloat16 a step takes tens of times longer, hence the few steps. A finished run is not repeated.
 Prints Markdown: the main score on test rows by seed, and the last training loss.
@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 
 import softcue
+from benchmarks.tables.grid import print_header, print_row
 from softcue.backbones import BackboneConfig, load_backbone
 
 SMALL = {"training.batch_size": 8, "method.prompt_length": 10}
@@ -27,24 +28,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/bfloat16"))
     arguments = parser.parse_args()
-    columns = " | ".join(f"seed {seed}" for seed in range(arguments.seeds))
-    print(f"| format | {columns} | mean | spread | last losses |\n" + "|---" * (arguments.seeds + 4) + "|")
+    print_header("format", *(f"seed {seed}" for seed in range(arguments.seeds)), "mean", "spread", "last losses")
     for dtype in ("float32", "bfloat16"):
         backbone = load_backbone(BackboneConfig.model_validate({"name": arguments.backbone, "dtype": dtype}))
         scores, losses = [], []
         for seed in range(arguments.seeds):
             folder = arguments.output / f"{arguments.task}-{arguments.steps}-{dtype}-{seed}"
-            overrides = {"training.steps": arguments.steps, "training.evaluate_every": arguments.steps, **SMALL}
-            settings = {"task": arguments.task, "seed": seed, "overrides": overrides, "resume": True, "progress": False}
-            cue = softcue.train(folder, backbone=backbone, **settings)
+            cue = softcue.train(
+                folder,
+                backbone=backbone,
+                task=arguments.task,
+                seed=seed,
+                overrides={"training.steps": arguments.steps, "training.evaluate_every": arguments.steps, **SMALL},
+                resume=True,
+                progress=False,
+            )
             assert cue.record.backbone.dtype == dtype
             scores.append(statistics.mean(cue.scores["test"][name] for name in cue.task.main_metrics))
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
             losses.append([line["loss"] for line in lines if line["kind"] == "step"][-1])
-        spread = max(scores) - min(scores)
-        shown = " | ".join(f"{score:.1f}" for score in scores)
-        told = " ".join(f"{loss:.3f}" for loss in losses)
-        print(f"| {dtype} | {shown} | {statistics.mean(scores):.1f} | {spread:.1f} | {told} |", flush=True)
+        print_row(
+            dtype,
+            *(f"{score:.1f}" for score in scores),
+            f"{statistics.mean(scores):.1f}",
+            f"{max(scores) - min(scores):.1f}",
+            " ".join(f"{loss:.3f}" for loss in losses),
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Random weights of real shapes (MiniLM, T5 v1.1 small, a GPT-2 of width 512), random texts, cues on them.
+"""Backbones with random weights in the shapes of real models (MiniLM, T5 v1.1 small, a GPT-2 of width 512).
 
-The weights do not matter for speed.
+Weights do not matter for speed. Texts are random token ids, and cues have random prompts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 from softcue.types import Example
 
-CLASSES = ("one", "two")
-WORDS = ("11", "12")  # token numbers, as all text here
+LABELS = ("one", "two")
+LABEL_WORDS = ("11", "12")  # token ids, like all text here
 SHAPES: dict[str, dict[str, Any]] = {
     "encoder": {
         "vocab_size": 30522,
@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def random_backbone(kind: str) -> Backbone:
-    """A backbone of that kind."""
+    """A backbone of that kind with random weights."""
     torch.manual_seed(0)
     return Backbone(random_model(kind), NumberTokenizer(), f"random {kind}")
 
@@ -51,38 +51,39 @@ def random_backbone(kind: str) -> Backbone:
 def random_cue(
     backbone: Backbone, method: str, settings: dict[str, Any], readout: ReadoutConfig | None = None, seed: int = 0
 ) -> TaskModel:
-    """A new cue for two classes."""
-    task = Task(name="bench", labels={name: Label(words=words) for name, words in zip(CLASSES, WORDS, strict=True)})
+    """A new cue for a task with two labels."""
+    labels = {name: Label(words=words) for name, words in zip(LABELS, LABEL_WORDS, strict=True)}
+    task = Task(name="bench", labels=labels)
     config = METHODS[method].Config.model_validate({"name": method, **settings})
     generator = torch.Generator().manual_seed(seed)
     return make_task_model(task, (METHODS[method], config), readout or ReadoutConfig(), backbone, generator)
 
 
-def cues_alike(first: TaskModel, num_cues: int) -> list[TaskModel]:
-    """The cue and copies of it with other numbers: much quicker than building each."""
-    found = [first]
+def vary_cue(cue: TaskModel, num_cues: int) -> list[TaskModel]:
+    """The cue and copies of it with other parameter values. Copying is much faster than building each."""
+    cues = [cue]
     generator = torch.Generator().manual_seed(1)
     for _ in range(num_cues - 1):
-        cue = copy.deepcopy(first)
-        for parameter in cue.parameters():
+        variant = copy.deepcopy(cue)
+        for parameter in variant.parameters():
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        found.append(cue)
-    return found
+        cues.append(variant)
+    return cues
 
 
 def random_examples(lengths: Sequence[int]) -> list[Example]:
-    """Texts of written-out token numbers, in two classes."""
-    numbers = torch.randint(10, 1000, (sum(lengths),), generator=torch.Generator().manual_seed(0))
-    rows = [" ".join(map(str, row.tolist())) for row in numbers.split(list(lengths))]
-    return [Example((row,), CLASSES[number % 2]) for number, row in enumerate(rows)]
+    """Texts of written-out token ids, labelled alternately."""
+    ids = torch.randint(10, 1000, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    texts = [" ".join(map(str, row.tolist())) for row in ids.split(list(lengths))]
+    return [Example((text,), LABELS[number % 2]) for number, text in enumerate(texts)]
 
 
 def random_model(kind: str, with_head: bool = False) -> Any:
-    """A transformers model; an encoder can have a head, as PEFT wants it."""
+    """A transformers model. PEFT needs a classification head on an encoder."""
     import transformers as hf
 
     if kind == "encoder":
-        config = hf.BertConfig(**SHAPES[kind], num_labels=len(CLASSES))
+        config = hf.BertConfig(**SHAPES[kind], num_labels=len(LABELS))
         return hf.BertForSequenceClassification(config) if with_head else hf.BertModel(config)
     if kind == "encoder-decoder":
         return hf.T5ForConditionalGeneration(hf.T5Config(**SHAPES[kind]))
@@ -90,16 +91,16 @@ def random_model(kind: str, with_head: bool = False) -> Any:
 
 
 class NumberTokenizer:
-    """Enough of a tokenizer for texts that are written-out token numbers."""
+    """A minimal tokenizer for texts of written-out token ids."""
 
     pad_token_id, eos_token_id, pad_token, eos_token, all_special_ids = 0, 1, "0", "1", (0, 1)
     unk_token, special_tokens_map = None, {"pad_token": "0", "eos_token": "1"}
     model_max_length = 512
 
     def get_vocab(self) -> dict[str, int]:
-        """Nothing that could tell two of them apart."""
+        """An empty vocabulary: all number tokenizers are the same."""
         return {}
 
     def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
-        """The numbers themselves; other words by their length."""
+        """Numbers become themselves; other words become an id made from their length."""
         return {"input_ids": [int(word) if word.isdigit() else 2 + len(word) for word in text.split()]}

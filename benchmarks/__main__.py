@@ -1,0 +1,144 @@
+"""`python -m benchmarks`: print the figures of one benchmark as tables or as one JSON object."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from softcue.cli.output import print_json, print_table
+from softcue.errors import SoftcueError
+
+app = typer.Typer(
+    name="benchmarks",
+    help="Measure speed and memory, as ratios with peers in one process.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Repeats = Annotated[int, typer.Option(min=1, help="Timed runs per contestant, interleaved.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of published files to take texts from; else the samples.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("train")
+def train(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> None:
+    """Training steps and epochs against the bare backbone and against PEFT."""
+    from benchmarks.plan import Plan
+    from benchmarks.training_speed import training_figures
+
+    _print_figures(training_figures(Plan(repeats, data)), as_json)
+
+
+@app.command("predict")
+def predict(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> None:
+    """Predictions against PEFT; rows of many cues against rows of one; five cues at once."""
+    from benchmarks.plan import Plan
+    from benchmarks.prediction_speed import prediction_figures
+
+    _print_figures(prediction_figures(Plan(repeats, data)), as_json)
+
+
+@app.command("models")
+def models(
+    names: Annotated[list[str], typer.Argument(help="Backbones by name or folder, say: minilm smollm2.")],
+    repeats: Repeats = 7,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Models with real weights: a prompt-tuning step and predictions against PEFT, eight cues against one."""
+    from benchmarks.plan import Plan
+    from benchmarks.real_model_speed import model_figures
+
+    figures: dict[str, Any] = {}
+    for name in names:
+        figures |= model_figures(Plan(repeats, data), name)
+    _print_figures(figures, as_json)
+
+
+@app.command("few-shot")
+def few_shot(repeats: Repeats = 3, data: Data = None, as_json: Json = False) -> None:
+    """Seconds to the linear probe's score on MiniLM: prompt tuning, SetFit and probes, one sample per repeat."""
+    from benchmarks.few_shot_speed import few_shot_figures
+    from benchmarks.plan import Plan
+
+    measurements = few_shot_figures(Plan(repeats, data))
+    if not as_json:
+        columns = ("seconds", "seconds_to_score", "wanted", "validation", "test")
+        rows = [[name, *(row[key] for key in columns)] for name, row in measurements["contestants"].items()]
+        print_table("", ["contestant", *columns], rows)
+    _print_figures(measurements.pop("figures"), as_json, **measurements)
+
+
+@app.command("growth")
+def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
+    """Time and memory of a decoder step by prompt, text and rows, softcue and PEFT; time to predict by cues."""
+    from benchmarks.growth import measure_growth
+    from benchmarks.plan import Plan
+
+    curves = measure_growth(Plan(repeats))
+    if as_json:
+        print_json({"growth": curves})
+        return
+    for axis, points in curves.items():
+        columns = [(part, name) for part in ("seconds", "bytes") if part in points[0] for name in points[0][part]]
+        rows = [[point[axis], *(f"{point[part][name]:.4g}" for part, name in columns)] for point in points]
+        print_table("", [axis, *(f"{name}, {part}" for part, name in columns)], rows)
+
+
+@app.command("serve")
+def serve(
+    repeats: Repeats = 3,
+    data: Data = None,
+    as_json: Json = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Torch threads of the servers and of the offline engine; else all cores.")
+    ] = None,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", help="Folder for sample cues, their copies and the servers' logs.")
+    ] = Path("runs/bench/serving"),
+) -> None:
+    """The server under load: against the offline engine and against switching cues; latency, overload, memory."""
+    from benchmarks.plan import Plan
+    from benchmarks.serving_speed import serving_figures
+
+    measurements = serving_figures(Plan(repeats, data), output_dir, threads or os.cpu_count() or 1)
+    if not as_json:
+        for title in ("throughput", "latency"):
+            rows = measurements[title]
+            print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+    _print_figures(measurements.pop("figures"), as_json, **measurements)
+
+
+def _print_figures(figures: dict[str, dict[str, Any]], as_json: bool, **tables: Any) -> None:
+    if as_json:
+        print_json({"figures": figures, **tables})
+        return
+    rows = [
+        [
+            name,
+            f"{figure['ratio']:.3f}",
+            f"{figure['comparison']} {figure['target']}",
+            "yes" if figure["met"] else "NO",
+            figure["meaning"],
+        ]
+        for name, figure in figures.items()
+    ]
+    print_table("", ["figure", "ratio", "target", "met", "meaning"], rows)
+
+
+def main() -> None:
+    """Run the command line; an error meant for users ends it with one line and exit code 2."""
+    try:
+        app(prog_name="python -m benchmarks")
+    except SoftcueError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
