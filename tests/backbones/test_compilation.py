@@ -17,7 +17,7 @@ from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.backbones import compilation as compiling
 from softcue.backbones.compilation import compile_layers
 from softcue.backbones.loading import load as loading
-from softcue.backbones.loading.trials import typical_pass
+from softcue.backbones.loading.autotune import make_trial_pass
 from softcue.configuration import resolve
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
@@ -100,13 +100,13 @@ def test_compiled_layers_give_the_plain_numbers_whatever_prompts_do(family: str)
 
 @pytest.mark.parametrize("fault", ["at once", "other numbers"])
 def test_a_compiler_that_fails_is_left_with_one_warning_line(fault: str) -> None:
-    wanted = typical_pass(tiny_model("bert").requires_grad_(False))()
+    wanted = make_trial_pass(tiny_model("bert").requires_grad_(False))()
     model = tiny_model("bert").requires_grad_(False)
     with pytest.warns(UserWarning, match="backbone.compile: going on without compiled layers: ") as told:
         compile_layers(model, Counting(fault))
     assert len(told) == 1
     assert "\n" not in str(told[0].message)
-    for one, two in zip(typical_pass(model)(), wanted, strict=True):
+    for one, two in zip(make_trial_pass(model)(), wanted, strict=True):
         assert torch.equal(one, two)
     backbone = Backbone(model, tiny_tokenizer("bert"), "bert")
     assert not any("forward" in vars(layer) for layer in backbone.layers)  # as before, and free for checkpointing
@@ -135,7 +135,7 @@ def test_a_fault_of_the_layer_itself_is_not_the_compilers(recwarn: pytest.Warnin
     with pytest.raises(RuntimeError):
         model.base_model.encoder.layer[0](torch.zeros(2, 3, 7))  # too narrow
     before = compiler.num_runs
-    typical_pass(model)()
+    make_trial_pass(model)()
     assert compiler.num_runs > before
     assert len(recwarn) == 0
 

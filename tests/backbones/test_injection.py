@@ -193,7 +193,7 @@ def test_backbones_on_one_model_and_on_its_twins_take_each_part_once(family: str
     batch = batch_of(model, backbone)
     expected = reading_of(model, backbone, batch).text()
     same = Backbone(backbone.model, backbone.tokenizer, "same")
-    for other in (same, backbone.twin(), backbone.twin().twin()):
+    for other in (same, backbone.with_weights(), backbone.with_weights().with_weights()):
         torch.testing.assert_close(reading_of(model, other, batch).text(), expected)
         asked: list[int] = []
         forward_pass = reading_of(model, other, batch)
@@ -212,7 +212,7 @@ def test_a_twin_shares_all_weights_it_is_not_given() -> None:
     backbone = tiny("t5")
     name, value = next(iter(backbone.model.named_parameters()))
     own = nn.Parameter(value.detach() + 1)
-    twin = backbone.twin({name: own})
+    twin = backbone.with_weights({name: own})
     assert own.requires_grad
     for other_name, other in twin.model.named_parameters():
         assert other is (own if other_name == name else backbone.model.get_parameter(other_name))
@@ -316,7 +316,7 @@ def test_sublayers_are_all_that_a_layer_adds_to_its_input_and_each_has_its_own_c
 # Keys and values
 
 
-WITH_KEYS = [name for name, entry in FAMILIES.items() if entry.keys_values is not None]
+WITH_KEYS = [name for name, entry in FAMILIES.items() if entry.key_value_modules is not None]
 
 
 def at_prompt(layout: Layout, values: Tensor) -> Tensor:
@@ -337,16 +337,16 @@ def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_p
     words = model.method.prompt(Instance(embeds, batch.mask))
     assert words is not None
     forward_pass = backbone.read(batch, words, embeds)
-    entry = FAMILIES[family].keys_values
+    entry = FAMILIES[family].key_value_modules
     assert entry is not None
     found: dict[tuple[int, str], Tensor] = {}
 
     def keep(number: int, which: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             own = output  # [B S K], or queries, keys and values together
-            if entry.packing == "in a row":
+            if entry.packing == "concatenated":
                 own = output[..., 32:64] if which == "keys" else output[..., 64:]
-            elif entry.packing == "by head":
+            elif entry.packing == "within heads":
                 first = 8 if which == "keys" else 16  # each of four heads has 8 of each
                 own = torch.cat([output[..., start + first : start + first + 8] for start in range(0, 96, 24)], dim=2)
             found[number, which] = at_prompt(forward_pass.layout, own)

@@ -27,12 +27,12 @@ FAMILIES = ENCODERS + ENCODER_DECODERS + DECODERS
 def fresh(backbone: Backbone) -> Backbone:
     """Without views that other tests have filled."""
     found = copy.copy(backbone)
-    found._late = {}
+    found._views_from_layers = {}
     return found
 
 
 def late(backbone: Backbone, layer: int) -> LateBackbone:
-    view = fresh(backbone).late(layer)
+    view = fresh(backbone).from_layer(layer)
     assert isinstance(view, LateBackbone)
     return view
 
@@ -260,7 +260,7 @@ def test_states_beyond_memory_come_back_from_disk_and_beyond_disk_are_gone() -> 
     for key, own in zip(values, found, strict=True):
         assert own is None or torch.equal(own, values[key])
     kept.put({b"\x00": values[b"\x00"]})  # what is on disk already is not kept twice
-    assert kept._end == 96
+    assert kept._file_end == 96
 
 
 def test_a_full_disk_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +286,6 @@ def test_bfloat16_states_survive_the_disk() -> None:
 def test_states_are_kept_within_the_backbones_bounds() -> None:
     backbone = fresh(tiny("bert"))
     backbone.state_cache_bytes = (64, 0)
-    view = backbone.late(1)
+    view = backbone.from_layer(1)
     assert isinstance(view, LateBackbone)
-    assert (view.kept.memory_bytes, view.kept.disk_bytes) == (64, 0)
+    assert (view.state_cache.memory_bytes, view.state_cache.disk_bytes) == (64, 0)

@@ -13,10 +13,18 @@ import torch
 from tiny import DECODERS, ENCODER_DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny_model, tiny_tokenizer
 
 from softcue.backbones import BackboneConfig, load_backbone
-from softcue.backbones.loading import autotune as choosing
-from softcue.backbones.loading.autotune import bfloat16_speed, choose_attention, choose_dtype
-from softcue.backbones.loading.fingerprint import fingerprint_of
-from softcue.backbones.loading.trials import agree, first_layers, race, speed, typical_pass
+from softcue.backbones.loading import autotune
+from softcue.backbones.loading.autotune import (
+    agree,
+    bfloat16_speed,
+    choose_attention,
+    choose_dtype,
+    keep_first_layers,
+    make_trial_pass,
+    relative_speed,
+    time_in_turns,
+)
+from softcue.backbones.loading.fingerprint import compute_fingerprint
 from softcue.errors import BackboneError
 
 CPU = torch.device("cpu")
@@ -29,7 +37,7 @@ Seconds = dict[str, float]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of its own, and every model is large enough to be measured."""
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(choosing, "MEASURED_WEIGHTS", 0)
+    monkeypatch.setattr(autotune, "MEASURED_WEIGHTS", 0)
     return tmp_path / "home"
 
 
@@ -45,7 +53,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], list[set[str]]
             return {name: [given[name.removeprefix("torch.")]] * 3 for name in runs}
 
         given = seconds
-        monkeypatch.setattr(choosing, "race", told)
+        monkeypatch.setattr(autotune, "time_in_turns", told)
         return held
 
     return tell
@@ -103,7 +111,7 @@ def test_bfloat16_must_win_twice_with_a_whole_batch(
     def told(runs: object, device: torch.device, seconds: float) -> dict[str, list[float]]:
         return {"torch.float32": [1.0], "torch.bfloat16": [given.pop(0)]}
 
-    monkeypatch.setattr(choosing, "race", told)
+    monkeypatch.setattr(autotune, "time_in_turns", told)
     assert choose_dtype(frozen("bert"), CPU) == chosen
     assert given == []
 
@@ -150,7 +158,7 @@ def test_a_choice_holds_only_for_what_it_was_measured_on(
         case "transformers":
             monkeypatch.setattr("transformers.__version__", "9.9.9")
         case "processor":
-            monkeypatch.setattr(choosing, "_processor", lambda: "another one")
+            monkeypatch.setattr(autotune, "_processor_name", lambda: "another one")
         case "model":
             model = frozen("roberta")
         case _:
@@ -212,7 +220,7 @@ def test_of_two_that_start_together_the_second_takes_the_choice_of_the_first() -
             time.sleep(0.2)
             return name, {}
 
-        found.append(choosing._recalled("key", ("one", "two"), measure))
+        found.append(autotune._recall_or_measure("key", ("one", "two"), measure))
 
     threads = [threading.Thread(target=choose, args=(name,)) for name in ("one", "two")]
     for thread in threads:
@@ -296,7 +304,7 @@ def test_eager_and_sdpa_give_the_same_numbers(family: str) -> None:
         model = frozen(family)
         choose_attention(model, name)
         assert attention_of(model) == name
-        outcomes.append(typical_pass(model)())
+        outcomes.append(make_trial_pass(model)())
     for one, two in zip(*outcomes, strict=True):
         assert float(one.abs().max()) > 0
         torch.testing.assert_close(one, two, rtol=1e-4, atol=5e-5 * float(one.abs().max()))
@@ -315,7 +323,7 @@ def test_choosing_in_earnest_leaves_the_model_and_the_draws_as_they_were(family:
     for name, value in untouched.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     tokenizer = tiny_tokenizer(family)
-    assert fingerprint_of(model, tokenizer) == fingerprint_of(untouched, tokenizer)
+    assert compute_fingerprint(model, tokenizer) == compute_fingerprint(untouched, tokenizer)
     kept = json.loads((home / "choices.json").read_text())
     assert [sorted(entry["speeds"]) for entry in kept.values()] == [["bfloat16"], ["eager", "sdpa"]]
 
@@ -323,14 +331,14 @@ def test_choosing_in_earnest_leaves_the_model_and_the_draws_as_they_were(family:
 @pytest.mark.parametrize("family", [*BOTH, "deberta-v2"])
 def test_padding_takes_no_part_in_a_typical_pass(family: str) -> None:
     model = frozen(family)
-    outputs, gradients = typical_pass(model)()
+    outputs, gradients = make_trial_pass(model)()
     assert bool(outputs.isfinite().all()) and bool(gradients.isfinite().all())
     assert len(gradients) < 8 * 64  # of real positions only
-    with first_layers(model, 1):
-        fewer, _ = typical_pass(model)()
+    with keep_first_layers(model, 1):
+        fewer, _ = make_trial_pass(model)()
     assert fewer.shape == outputs.shape
     assert not torch.allclose(fewer, outputs, atol=1e-3)
-    assert agree(typical_pass(model)(), (outputs, gradients), torch.float32)
+    assert agree(make_trial_pass(model)(), (outputs, gradients), torch.float32)
 
 
 def test_the_speed_of_bfloat16_is_measured_and_finite() -> None:
@@ -345,13 +353,13 @@ def test_a_race_counts_turns_and_not_the_first_run_of_each() -> None:
             time.sleep(0.05)
         calls.append("slow")
 
-    found = race({"slow": slow_at_first, "quick": lambda: calls.append("quick")}, CPU, seconds=5, turns=4)
+    found = time_in_turns({"slow": slow_at_first, "quick": lambda: calls.append("quick")}, CPU, seconds=5, max_turns=4)
     assert calls == ["slow", "quick", *["slow", "quick", "quick", "slow"] * 2]
     assert {name: len(own) for name, own in found.items()} == {"slow": 4, "quick": 4}
     assert max(found["slow"]) < 0.05
 
 
 def test_a_race_that_would_take_too_long_ends_with_the_first_runs() -> None:
-    found = race({"a": lambda: time.sleep(0.05), "b": lambda: None}, CPU, seconds=0.01)
+    found = time_in_turns({"a": lambda: time.sleep(0.05), "b": lambda: None}, CPU, seconds=0.01)
     assert [len(own) for own in found.values()] == [1, 1]
-    assert speed(found, "b", than="a") > 1
+    assert relative_speed(found, "b", than="a") > 1

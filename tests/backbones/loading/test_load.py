@@ -189,7 +189,7 @@ def test_unsupported_family_is_told_what_to_add(copied: Callable[[str], Path]) -
     change_config(folder, model_type="whisper")
     message = refusal(folder)
     assert "'whisper'" in message
-    assert "architectures.py" in message
+    assert "families.py" in message
     assert "add an entry" in message
 
 

@@ -102,7 +102,7 @@ def test_a_shape_takes_no_memory_and_answers_what_methods_ask(name: str) -> None
     assert isinstance(backbone.tokenizer.pad_token_id, int)
     if backbone.kind == "encoder-decoder":
         assert backbone.start_id in (0, 2)
-        assert backbone.answer_prefix == ()
+        assert backbone.target_prefix == ()
 
 
 @pytest.mark.parametrize(

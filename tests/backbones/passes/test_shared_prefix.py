@@ -13,7 +13,7 @@ from toy import EXAMPLES, TASK, make_model
 from softcue.backbones import Backbone
 from softcue.backbones import backbone as backbone_module
 from softcue.backbones.families import FAMILIES
-from softcue.backbones.passes import shared_prefix as prefixes
+from softcue.backbones.passes import decoder as decoder_module
 from softcue.backbones.passes.decoder import DecoderPass
 from softcue.backbones.passes.decoding import Decoding
 from softcue.inference import TaskModel, predict
@@ -253,7 +253,7 @@ def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
 
 
 def test_checkpointed_layers_lay_prompts_out_in_every_row() -> None:
-    backbone = tiny("gpt2").twin()
+    backbone = tiny("gpt2").with_weights()
     backbone.checkpoint_layers()
     model = make_model(backbone)
     assert not reading_of(model, backbone).shared
@@ -304,8 +304,8 @@ def test_a_prompt_is_run_once_for_all_batches_until_its_numbers_change(monkeypat
     backbone = tiny("gpt2")
     models = [make_model(backbone, seed=seed) for seed in range(2)]
     runs: list[int] = []
-    prefix = DecoderPass._prefix
-    monkeypatch.setattr(DecoderPass, "_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
+    prefix = DecoderPass._run_prefix
+    monkeypatch.setattr(DecoderPass, "_run_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
     first = predict(backbone, requests_of(models), batch_size=3).answers
     assert runs == [4, 4]
     assert predict(backbone, requests_of(models), batch_size=3).answers == first
@@ -320,25 +320,25 @@ def test_a_prompt_is_run_once_for_all_batches_until_its_numbers_change(monkeypat
 
 
 def test_only_so_many_bytes_are_kept_and_none_for_a_cue_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = tiny("gpt2").twin()
+    backbone = tiny("gpt2").with_weights()
     models = [make_model(backbone, seed=seed) for seed in range(3)]
     predict(backbone, requests_of(models))
-    kept = backbone.prefixes._kept
+    kept = backbone.prefixes._entries
     assert len(kept) == 3
     size = sum(k.nbytes + v.nbytes for k, v in next(iter(kept.values()))[2].cache)
     del models[0]
     gc.collect()
     assert len(kept) == 2
-    monkeypatch.setattr(prefixes, "KEPT_BYTES", 2 * size)  # with their states a little more than one
+    monkeypatch.setattr(decoder_module, "PREFIX_CACHE_BYTES", 2 * size)  # with their states a little more than one
     newest = make_model(backbone, seed=9)
     predict(backbone, requests_of([newest]))
     assert list(kept) == [newest.method.prompt_encoder()]
 
 
 def test_nothing_is_kept_in_training() -> None:
-    backbone = tiny("gpt2").twin()
+    backbone = tiny("gpt2").with_weights()
     training_step(make_model(backbone), backbone)
-    assert not backbone.prefixes._kept
+    assert not backbone.prefixes._entries
 
 
 def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,7 @@ def test_answers_that_leave_the_window_are_ranked_and_written_in_every_row() -> 
         assert isinstance(forward_pass, DecoderPass) and forward_pass.shared
         assert forward_pass._leaves_window(12) and not forward_pass._leaves_window(1)
         long = [torch.arange(5, 5 + size) for size in (12, 3)]
-        check_close(forward_pass.rank(long), forward_pass._unshared().rank(long))
-        assert forward_pass.generate(Decoding(max_new_tokens=12)) == forward_pass._unshared().generate(
+        check_close(forward_pass.rank(long), forward_pass._without_sharing().rank(long))
+        assert forward_pass.generate(Decoding(max_new_tokens=12)) == forward_pass._without_sharing().generate(
             Decoding(max_new_tokens=12)
         )
