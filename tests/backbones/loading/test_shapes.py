@@ -255,4 +255,4 @@ def test_made_up_words_keep_their_number_and_are_no_special_tokens() -> None:
 def test_the_shapes_are_packed_into_the_wheel() -> None:
     root = Path(__file__).parents[3]
     assert re.search(r'^softcue = \[.*"\*\*/\*\.yaml".*\]$', (root / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
-    assert (root / "src/softcue/backbones/shapes.yaml").is_file()
+    assert (root / "src/softcue/backbones/loading/shapes.yaml").is_file()
