@@ -14,7 +14,7 @@ from tiny import ONE_OF_EACH_KIND, tiny_model, tiny_tokenizer
 
 from softcue.backbones import load_backbone
 from softcue.backbones.families import FAMILIES
-from softcue.backbones.loading.shapes import backbone_like, known_shapes
+from softcue.backbones.loading.shapes import backbone_like, list_shapes
 from softcue.errors import BackboneError
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import library_task
@@ -72,7 +72,7 @@ def change_config(folder: Path, **values: Any) -> None:
 
 
 def test_every_known_shape_has_a_total_to_be_checked_against() -> None:
-    assert set(known_shapes()) == set(TOTALS)
+    assert set(list_shapes()) == set(TOTALS)
 
 
 @pytest.mark.parametrize("name", TOTALS)
@@ -166,7 +166,7 @@ def test_backbones_of_one_shape_share_nothing() -> None:
 def test_an_unknown_name_is_an_error_with_the_nearest_and_all_names() -> None:
     message = error_message("roberta-lage")
     assert "did you mean 'roberta-large'?" in message
-    assert all(name in message for name in known_shapes())
+    assert all(name in message for name in list_shapes())
     assert "folder with config.json" in message
 
 

@@ -66,7 +66,8 @@ def bfloat16_speed(shapes: MatrixShapes, device: torch.device) -> float:
     """Measure the speed of multiplying in bfloat16 relative to float32, forward and backward, in about a second.
 
     Example:
-        bfloat16_speed([(384, 384), (384, 1536)], torch.device("cpu"))
+        >>> bfloat16_speed([(16, 16)], torch.device("cpu")) > 0
+        True
     """
     gain = 0.0
     batch_tokens = TRIAL_ROWS * TRIAL_LENGTH

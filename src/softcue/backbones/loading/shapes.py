@@ -24,11 +24,11 @@ from softcue.backbones.loading.load import choose_auto_class, quiet_transformers
 from softcue.errors import BackboneError, near_matches
 
 
-def known_shapes() -> tuple[str, ...]:
+def list_shapes() -> tuple[str, ...]:
     """List the names of the models whose shapes come with softcue.
 
     Example:
-        >>> "roberta-large" in known_shapes()
+        >>> "roberta-large" in list_shapes()
         True
     """
     return tuple(_shapes())
@@ -102,7 +102,7 @@ def _find_config_folder(name: str) -> Path:
         setting="backbone shape",
         got=name,
         expected="the name of a known shape, or a folder with config.json",
-        fix=near_matches(name, known_shapes()),
+        fix=near_matches(name, list_shapes()),
     )
 
 
