@@ -23,26 +23,26 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<mask>"]
-ENCODERS = [name for name, entry in FAMILIES.items() if entry.kind == "encoder"]
-ENCODER_DECODERS = [name for name, entry in FAMILIES.items() if entry.kind == "encoder-decoder"]
-DECODERS = [name for name, entry in FAMILIES.items() if entry.kind == "decoder"]
+ENCODERS = [name for name, family in FAMILIES.items() if family.kind == "encoder"]
+ENCODER_DECODERS = [name for name, family in FAMILIES.items() if family.kind == "encoder-decoder"]
+DECODERS = [name for name, family in FAMILIES.items() if family.kind == "decoder"]
 ONE_OF_EACH_KIND = ["bert", "t5", "gpt2"]
 
 
-def tiny_model(model_type: str, **more: Any) -> Any:
-    """Random weights; large enough that outputs differ visibly between inputs."""
+def tiny_model(model_type: str, **settings: Any) -> Any:
+    """A model with random weights, large enough that outputs clearly differ between inputs."""
     torch.manual_seed(11)
-    model = _model(model_type, **more)
+    model = _new_model(model_type, **settings)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.25)
-    # Word embeddings and output words are tied in these models; keep it so.
+    # Word embeddings and output words are tied in these models; they must stay tied.
     model.tie_weights()
     return model.eval()
 
 
-def _model(model_type: str, **more: Any) -> Any:
-    sizes = {"vocab_size": VOCABULARY, **SIZES, **more}
+def _new_model(model_type: str, **settings: Any) -> Any:
+    sizes = {"vocab_size": VOCABULARY, **SIZES, **settings}
     ends = {"bos_token_id": 2, "eos_token_id": 1}
     match model_type:
         case "bert":
@@ -85,12 +85,12 @@ def _model(model_type: str, **more: Any) -> Any:
                 )
             )
         case "t5" | "mt5":
-            maker, model = {
+            config_class, model_class = {
                 "t5": (hf.T5Config, hf.T5ForConditionalGeneration),
                 "mt5": (hf.MT5Config, hf.MT5ForConditionalGeneration),
             }[model_type]
-            return model(
-                maker(
+            return model_class(
+                config_class(
                     vocab_size=VOCABULARY,
                     d_model=32,
                     d_kv=8,
@@ -142,15 +142,15 @@ def _model(model_type: str, **more: Any) -> Any:
         case "gpt_neox":
             return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**sizes, **ends))
         case "llama" | "mistral" | "qwen2" | "qwen3":
-            names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[model_type]
-            config = getattr(hf, f"{names}Config")(**sizes, **ends, num_key_value_heads=2, head_dim=8)
-            return getattr(hf, f"{names}ForCausalLM")(config)
+            prefix = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[model_type]
+            config = getattr(hf, f"{prefix}Config")(**sizes, **ends, num_key_value_heads=2, head_dim=8)
+            return getattr(hf, f"{prefix}ForCausalLM")(config)
     raise AssertionError(f"tests/tiny.py needs a configuration for {model_type}")
 
 
 @cache
-def _backend() -> str:
-    """A byte-level BPE of 400 pieces, trained on the sample messages."""
+def _trained_tokenizer() -> str:
+    """A byte-level BPE tokenizer with 400 tokens, trained on the sample messages, as JSON."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -166,8 +166,8 @@ def _backend() -> str:
 
 
 def tiny_tokenizer(model_type: str) -> Any:
-    """The same pieces for all; special tokens placed as each kind expects them."""
-    tokenizer = Tokenizer.from_str(_backend())
+    """A tokenizer with the same vocabulary for all families; special tokens are where each kind expects them."""
+    tokenizer = Tokenizer.from_str(_trained_tokenizer())
     kind = FAMILIES[model_type].kind
     ids = [(token, SPECIAL.index(token)) for token in ("<s>", "</s>")]
     if kind == "encoder" or model_type == "bart":
@@ -195,5 +195,5 @@ def tiny_tokenizer(model_type: str) -> Any:
 
 @cache
 def tiny(model_type: str) -> Backbone:
-    """A tiny backbone, shared by all tests: a frozen one cannot be spoiled, and a test checks that."""
+    """A tiny backbone, shared by all tests. It is frozen, and a test checks that use does not change it."""
     return Backbone(tiny_model(model_type), tiny_tokenizer(model_type), f"tiny-{model_type}")

@@ -13,31 +13,30 @@ from tiny import ONE_OF_EACH_KIND, tiny_model, tiny_tokenizer
 from torch import Tensor
 from toy import EXAMPLES, make_model
 
-from softcue.backbones import Backbone, BackboneConfig, load_backbone
-from softcue.backbones import compilation as compiling
+from softcue.backbones import Backbone, BackboneConfig, compilation, load_backbone
 from softcue.backbones.compilation import compile_layers
 from softcue.backbones.loading import load as loading
-from softcue.backbones.loading.trials import typical_pass
+from softcue.backbones.loading.autotune import make_trial_pass
 from softcue.configuration import resolve
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
 
-# dynamo hides this one by other means, which a filter that makes it an error does not respect
+# dynamo hides this warning in a way that does not work when warnings are errors
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
-# What methods do to layers: nothing or another input; changes inside, or other weights; several passes.
+# Methods that change only the input of layers; that change layers inside or their weights; that run several passes.
 OUTSIDE, INSIDE = ["prompt-tuning", "toy-add"], ["prefix-tuning", "adapter", "fine-tuning"]
 SEVERAL = ["m-idpg-phm kv", "prompt-tuning late"]
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
+def _reset_dynamo() -> Iterator[None]:
     yield
     torch._dynamo.reset()
 
 
 class Counting:
-    """A compiler that leaves graphs as they are, and counts how often they run."""
+    """A compiler that does not change graphs and counts their runs."""
 
     def __init__(self, fault: str = "") -> None:
         self.num_runs, self.fault = 0, fault
@@ -50,22 +49,22 @@ class Counting:
             self.num_runs += 1
             if self.fault == "later":
                 raise RuntimeError("no C++ compiler")
-            found = graph(*args)
-            return tuple(value * 1.01 for value in found) if self.fault == "other numbers" else found
+            outputs = graph(*args)
+            return tuple(value * 1.01 for value in outputs) if self.fault == "other numbers" else outputs
 
         return run
 
 
-def both(family: str, compiler: Any) -> tuple[Backbone, Backbone]:
-    """A plain backbone and a compiled one of the same weights."""
+def make_pair(family: str, compiler: Any) -> tuple[Backbone, Backbone]:
+    """A plain and a compiled backbone with the same weights."""
     models = [tiny_model(family).requires_grad_(False) for _ in range(2)]
     compile_layers(models[1], compiler)
     plain, compiled = (Backbone(model, tiny_tokenizer(family), family) for model in models)
     return plain, compiled
 
 
-def outcome(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
-    """Loss, gradients, and answers without gradients."""
+def run_model(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
+    """Loss, hidden states and gradients."""
     model = make_model(backbone, case)
     rows = [row for example in EXAMPLES[:num_rows] for row in model.rows(backbone, [example], with_answer=True)]
     batch = collate(rows, backbone.tokenizer.pad_token_id)
@@ -77,9 +76,10 @@ def outcome(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
     return [loss.total.detach(), states[batch.mask], *gradients]
 
 
-def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for one, two in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 + 5e-5 * float(two.abs().max()))
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for value, expected_value in zip(actual, expected, strict=True):
+        tolerance = 1e-5 + 5e-5 * float(expected_value.abs().max())
+        torch.testing.assert_close(value, expected_value, rtol=1e-4, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -87,68 +87,70 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
 )
 def test_compiled_layers_give_the_plain_numbers_whatever_prompts_do(family: str) -> None:
     compiler = Counting()
-    plain, compiled = both(family, compiler)
+    plain, compiled = make_pair(family, compiler)
     for case in (*OUTSIDE, *INSIDE, *SEVERAL):
         before = compiler.num_runs
         for num_rows in (5, 3):  # batches and lengths change
-            assert_same(outcome(compiled, case, num_rows), outcome(plain, case, num_rows))
+            assert_same(run_model(compiled, case, num_rows), run_model(plain, case, num_rows))
         if case in INSIDE:
             assert compiler.num_runs == before, case
-        elif case == "toy-add" or family != "gpt2":  # a decoder keeps what prompts begin with in a cache
+        elif case == "toy-add" or family != "gpt2":  # a decoder keeps the shared prefix in a cache
             assert compiler.num_runs > before, case
 
 
 @pytest.mark.parametrize("fault", ["at once", "other numbers"])
-def test_a_compiler_that_fails_is_left_with_one_warning_line(fault: str) -> None:
-    wanted = typical_pass(tiny_model("bert").requires_grad_(False))()
+def test_a_compiler_that_fails_is_not_used_and_warns_in_one_line(fault: str) -> None:
+    wanted = make_trial_pass(tiny_model("bert").requires_grad_(False))()
     model = tiny_model("bert").requires_grad_(False)
-    with pytest.warns(UserWarning, match="backbone.compile: going on without compiled layers: ") as told:
+    with pytest.warns(UserWarning, match="backbone.compile: going on without compiled layers: ") as caught:
         compile_layers(model, Counting(fault))
-    assert len(told) == 1
-    assert "\n" not in str(told[0].message)
-    for one, two in zip(typical_pass(model)(), wanted, strict=True):
-        assert torch.equal(one, two)
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+    for actual, expected in zip(make_trial_pass(model)(), wanted, strict=True):
+        assert torch.equal(actual, expected)
     backbone = Backbone(model, tiny_tokenizer("bert"), "bert")
-    assert not any("forward" in vars(layer) for layer in backbone.layers)  # as before, and free for checkpointing
+    assert not any(
+        "forward" in vars(layer) for layer in backbone.layers
+    )  # as before, so that layers can be checkpointed
 
 
-def test_a_compiler_that_fails_later_is_left_then_with_one_warning_line() -> None:
+def test_a_compiler_that_fails_later_is_not_used_from_then_on_and_warns_in_one_line() -> None:
     compiler = Counting()
-    plain, compiled = both("bert", compiler)
+    plain, compiled = make_pair("bert", compiler)
     compiler.fault = "later"
-    wanted = outcome(plain, "prompt-tuning", 5)
-    with pytest.warns(UserWarning, match="going on without compiled layers: .*no C\\+\\+ compiler") as told:
-        found = outcome(compiled, "prompt-tuning", 5)
-    assert len(told) == 1
-    assert all(map(torch.equal, found, wanted))
+    wanted = run_model(plain, "prompt-tuning", 5)
+    with pytest.warns(UserWarning, match="going on without compiled layers: .*no C\\+\\+ compiler") as caught:
+        results = run_model(compiled, "prompt-tuning", 5)
+    assert len(caught) == 1
+    assert all(map(torch.equal, results, wanted))
     num_runs = compiler.num_runs
-    with warnings.catch_warnings(record=True) as more:
-        assert all(map(torch.equal, outcome(compiled, "prompt-tuning", 3), outcome(plain, "prompt-tuning", 3)))
-    assert more == []
+    with warnings.catch_warnings(record=True) as later_warnings:
+        assert all(map(torch.equal, run_model(compiled, "prompt-tuning", 3), run_model(plain, "prompt-tuning", 3)))
+    assert later_warnings == []
     assert compiler.num_runs == num_runs
 
 
-def test_a_fault_of_the_layer_itself_is_not_the_compilers(recwarn: pytest.WarningsRecorder) -> None:
+def test_an_error_of_the_layer_itself_does_not_turn_off_compiled_layers(recwarn: pytest.WarningsRecorder) -> None:
     compiler = Counting()
     model = tiny_model("bert").requires_grad_(False)
     compile_layers(model, compiler)
     with pytest.raises(RuntimeError):
         model.base_model.encoder.layer[0](torch.zeros(2, 3, 7))  # too narrow
     before = compiler.num_runs
-    typical_pass(model)()
+    make_trial_pass(model)()
     assert compiler.num_runs > before
     assert len(recwarn) == 0
 
 
 def test_loading_compiles_where_asked(model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Counting()
-    monkeypatch.setattr(loading, "compile_layers", lambda model: compiling.compile_layers(model, compiler))
+    monkeypatch.setattr(loading, "compile_layers", lambda model: compilation.compile_layers(model, compiler))
     name = str(model_folders["bert"])
-    plain, compiled = (load_backbone(BackboneConfig(name=name, compile=own)) for own in (False, True))
+    plain, compiled = (load_backbone(BackboneConfig(name=name, compile=use_compile)) for use_compile in (False, True))
     num_runs = compiler.num_runs
     assert num_runs > 0
-    assert outcome(plain, "prompt-tuning", 5) and compiler.num_runs == num_runs
-    assert outcome(compiled, "prompt-tuning", 5) and compiler.num_runs > num_runs
+    assert run_model(plain, "prompt-tuning", 5) and compiler.num_runs == num_runs
+    assert run_model(compiled, "prompt-tuning", 5) and compiler.num_runs > num_runs
     assert compiled.fingerprint == plain.fingerprint
 
 
@@ -160,15 +162,15 @@ def test_compiling_and_checkpointing_exclude_each_other() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_torchs_own_compiler_gives_the_plain_numbers(family: str) -> None:
-    plain, compiled = both(family, "inductor")
+    plain, compiled = make_pair(family, "inductor")
     assert all("forward" in vars(layer) for layer in compiled.layers)
     for num_rows in (5, 3):
         for case in ("prompt-tuning", "toy-add", "adapter"):
-            assert_same(outcome(compiled, case, num_rows), outcome(plain, case, num_rows))
+            assert_same(run_model(compiled, case, num_rows), run_model(plain, case, num_rows))
 
 
 @pytest.mark.slow
-def test_without_a_cpp_compiler_the_plain_way_is_taken(model_folders: dict[str, Path], tmp_path: Path) -> None:
+def test_without_a_cpp_compiler_layers_run_uncompiled(model_folders: dict[str, Path], tmp_path: Path) -> None:
     code = (
         "import torch._inductor.config as c; c.cpp.cxx = ('/no/such/compiler',)\n"
         "from softcue.backbones import BackboneConfig, load_backbone\n"

@@ -24,7 +24,7 @@ from softcue.types import Batch, Instance, LayerPrompt, Prompt, TokenizedRow
 PAD = 99.0
 
 
-pytestmark = pytest.mark.usefixtures("prompts_in_every_row")  # what is looked at here is the layout
+pytestmark = pytest.mark.usefixtures("prompts_in_every_row")  # these tests look at the layout
 
 
 def random_batch(side: PaddingSide) -> tuple[Batch, Tensor]:
@@ -54,11 +54,11 @@ def test_layout_equals_row_by_row_construction(
     assert batch.segments is not None
     segments = layout.place_segments(batch.segments)
     for row in range(6):
-        own_text = batch.ids[row][batch.mask[row]].tolist()
-        own_prompt = prompt[row, prompt_mask[row], 0].tolist()
+        text_ids = batch.ids[row][batch.mask[row]].tolist()
+        prompt_values = prompt[row, prompt_mask[row], 0].tolist()
         at = int(batch.insert_at[row])
-        expected = own_text[:at] + own_prompt + own_text[at:]
-        kinds = [1] * at + [0] * len(own_prompt) + [1] * (len(own_text) - at)
+        expected = text_ids[:at] + prompt_values + text_ids[at:]
+        kinds = [1] * at + [0] * len(prompt_values) + [1] * (len(text_ids) - at)
         if with_target:
             answer = batch.target_ids[row][batch.target_mask[row]].tolist()
             expected += answer
@@ -74,11 +74,11 @@ def test_layout_equals_row_by_row_construction(
         assert placed[row][~layout.mask[row]].tolist() == [0.0] * missing
         assert layout.positions[row][layout.mask[row]].tolist() == list(range(len(expected)))
         assert segments[row][layout.mask[row]].tolist() == kinds
-        found = placed[row][layout.text_slots[row][batch.mask[row]]].tolist()
-        assert found == [float(value) for value in own_text]
+        at_slots = placed[row][layout.text_slots[row][batch.mask[row]]].tolist()
+        assert at_slots == [float(value) for value in text_ids]
         if with_target:
-            found = placed[row][layout.target_slots[row][batch.target_mask[row]]].tolist()
-            assert found == [float(value) for value in answer]
+            at_slots = placed[row][layout.target_slots[row][batch.target_mask[row]]].tolist()
+            assert at_slots == [float(value) for value in answer]
 
 
 def test_gradient_reaches_each_prompt_vector_once_per_row() -> None:
@@ -94,7 +94,7 @@ def batch_of(model: TaskModel, backbone: Backbone) -> Batch:
     return collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id)
 
 
-def reading_of(model: TaskModel, backbone: Backbone, batch: Batch) -> ForwardPass:
+def forward_pass_of(model: TaskModel, backbone: Backbone, batch: Batch) -> ForwardPass:
     return model.read(model.method.view_of(backbone), batch)[0]
 
 
@@ -107,20 +107,20 @@ def test_no_deep_prompt_reaches_another_backbone_or_a_later_pass() -> None:
     prompt = model.method.prompt(Instance(embeds, batch.mask))
     assert prompt is not None
     plain = other.read(batch, None, other.embed(batch.ids)).text()
-    asked: list[int] = []
+    asked_layers: list[int] = []
     whole = prompt.layer_prompts
     assert whole is not None
 
     def nested(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-        asked.append(layer)
-        inner = other.read(batch, None, other.embed(batch.ids)).text()  # another backbone while ours is active
+        asked_layers.append(layer)
+        inner = other.read(batch, None, other.embed(batch.ids)).text()  # another backbone while the first is active
         torch.testing.assert_close(inner, plain)
         return whole(layer, hidden, mask)
 
     backbone.read(batch, replace(prompt, layer_prompts=nested), embeds).text()
-    assert asked == list(range(backbone.num_layers))
+    assert asked_layers == list(range(backbone.num_layers))
     backbone.read(batch, None, embeds).text()
-    assert asked == list(range(backbone.num_layers))
+    assert asked_layers == list(range(backbone.num_layers))
 
 
 @torch.no_grad()
@@ -130,7 +130,7 @@ def test_a_plain_pass_within_a_prompted_one_of_the_same_backbone_is_plain() -> N
     batch = batch_of(model, backbone)
     embeds = backbone.embed(batch.ids)
     plain = backbone.read(batch, None, embeds).text()
-    expected = reading_of(model, backbone, batch).text()
+    expected = forward_pass_of(model, backbone, batch).text()
     prompt = model.method.prompt(Instance(embeds, batch.mask))
     assert prompt is not None
     whole = prompt.layer_prompts
@@ -152,7 +152,7 @@ def test_a_pass_leaves_the_shared_backbone_as_it_was(case: str) -> None:
         batch = batch_of(model, backbone)
         embeds = backbone.embed(batch.ids)
         before = backbone.read(batch, None, embeds).text()
-        changed = reading_of(model, backbone, batch).text()
+        changed = forward_pass_of(model, backbone, batch).text()
         assert torch.equal(backbone.read(batch, None, embeds).text(), before)
         assert not torch.allclose(changed, before, atol=1e-3)
 
@@ -165,7 +165,7 @@ def test_two_threads_share_a_backbone(case: str) -> None:
 
     def states(number: int) -> Tensor:
         with torch.no_grad():
-            return reading_of(models[number], backbone, batch).text()
+            return forward_pass_of(models[number], backbone, batch).text()
 
     expected = [states(0), states(1)]
     assert not torch.allclose(*expected, atol=1e-3)
@@ -187,37 +187,39 @@ def test_two_threads_share_a_backbone(case: str) -> None:
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("case", ["toy-add", "prefix-tuning", "adapter"])
 @torch.no_grad()
-def test_backbones_on_one_model_and_on_its_twins_take_each_part_once(family: str, case: str) -> None:
+def test_backbones_that_share_a_model_or_copy_it_apply_each_layer_prompt_once(family: str, case: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = batch_of(model, backbone)
-    expected = reading_of(model, backbone, batch).text()
+    expected = forward_pass_of(model, backbone, batch).text()
     same = Backbone(backbone.model, backbone.tokenizer, "same")
-    for other in (same, backbone.twin(), backbone.twin().twin()):
-        torch.testing.assert_close(reading_of(model, other, batch).text(), expected)
-        asked: list[int] = []
-        forward_pass = reading_of(model, other, batch)
+    for other in (same, backbone.with_weights(), backbone.with_weights().with_weights()):
+        torch.testing.assert_close(forward_pass_of(model, other, batch).text(), expected)
+        asked_layers: list[int] = []
+        forward_pass = forward_pass_of(model, other, batch)
         if forward_pass.prompt is None or (whole := forward_pass.prompt.layer_prompts) is None:
             continue
 
-        def counted(layer: int, hidden: Tensor, mask: Tensor, whole: Any = whole, asked: Any = asked) -> Any:
-            asked.append(layer)
+        def counted(
+            layer: int, hidden: Tensor, mask: Tensor, whole: Any = whole, asked_layers: Any = asked_layers
+        ) -> Any:
+            asked_layers.append(layer)
             return whole(layer, hidden, mask)
 
         replace(forward_pass, prompt=replace(forward_pass.prompt, layer_prompts=counted)).text()
-        assert asked == list(range(backbone.num_layers))
+        assert asked_layers == list(range(backbone.num_layers))
 
 
-def test_a_twin_shares_all_weights_it_is_not_given() -> None:
+def test_a_model_with_other_weights_shares_the_rest() -> None:
     backbone = tiny("t5")
     name, value = next(iter(backbone.model.named_parameters()))
-    own = nn.Parameter(value.detach() + 1)
-    twin = backbone.twin({name: own})
-    assert own.requires_grad
-    for other_name, other in twin.model.named_parameters():
-        assert other is (own if other_name == name else backbone.model.get_parameter(other_name))
-    # T5's word embeddings serve encoder, decoder and output: the twin's are tied likewise
-    assert twin.model.get_output_embeddings().weight is twin.model.get_input_embeddings().weight is own
+    changed = nn.Parameter(value.detach() + 1)
+    view = backbone.with_weights({name: changed})
+    assert changed.requires_grad
+    for other_name, other in view.model.named_parameters():
+        assert other is (changed if other_name == name else backbone.model.get_parameter(other_name))
+    # T5's word embeddings serve encoder, decoder and output: the view's are tied likewise
+    assert view.model.get_output_embeddings().weight is view.model.get_input_embeddings().weight is changed
 
 
 def test_dropout_of_the_backbone_is_on_in_one_view_only() -> None:
@@ -238,16 +240,16 @@ FAMILY_NAMES = list(FAMILIES)
 
 @contextmanager
 def calls_of(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """The first input and the output of each module, as they really were."""
-    found: list[tuple[Tensor, Tensor]] = []
+    """Record the first input and the output of each call of the modules."""
+    calls: list[tuple[Tensor, Tensor]] = []
 
     def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         entered = args[0] if args else kwargs["hidden_states"]
-        found.append((entered, output if isinstance(output, Tensor) else output[0]))
+        calls.append((entered, output if isinstance(output, Tensor) else output[0]))
 
     handles = [module.register_forward_hook(keep, with_kwargs=True) for module in modules]
     try:
-        yield found
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -255,7 +257,7 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[list[tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @torch.no_grad()
-def test_a_layers_prompt_is_added_or_takes_the_place_of_states_and_text_states_stay(family: str) -> None:
+def test_a_layers_prompt_is_added_to_or_replaces_states_and_text_states_are_unchanged(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "prompt-tuning")
     batch = batch_of(model, backbone)
@@ -281,46 +283,46 @@ def test_a_layers_prompt_is_added_or_takes_the_place_of_states_and_text_states_s
 
 
 class Recorded(nn.Module):
-    """Notes its number and returns zeros."""
+    """Records its number and returns zeros."""
 
-    def __init__(self, number: int, asked: list[int]) -> None:
+    def __init__(self, number: int, calls: list[int]) -> None:
         super().__init__()
-        self.number, self.asked = number, asked
+        self.number, self.calls = number, calls
 
     def forward(self, output: Tensor) -> Tensor:
-        self.asked.append(self.number)
+        self.calls.append(self.number)
         return torch.zeros_like(output)
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @torch.no_grad()
-def test_sublayers_are_all_that_a_layer_adds_to_its_input_and_each_has_its_own_change(family: str) -> None:
+def test_sublayers_are_all_that_a_layer_adds_to_its_input_and_each_has_its_own_module(family: str) -> None:
     backbone = tiny(family)
     batch = batch_of(make_model(backbone, "no-prompt"), backbone)
-    asked: list[int] = []
-    seen = backbone.with_sublayers([Recorded(number, asked) for number in range(len(backbone.sublayers))])
+    applied: list[int] = []
+    seen = backbone.with_sublayers([Recorded(number, applied) for number in range(len(backbone.sublayers))])
     forward_pass = seen.read(batch, None, seen.embed(batch.ids))
     with calls_of(list(backbone.layers)) as calls:
         forward_pass.hidden()
-    num_reading = 2 * backbone.num_layers
-    assert asked == list(range(num_reading))  # attention, feed-forward, layer by layer
-    for entered, left in calls:  # nothing is added, so a layer gives what it got, normalised if it closes with that
+    num_source = 2 * backbone.num_layers
+    assert applied == list(range(num_source))  # attention, feed-forward, layer by layer
+    for entered, left in calls:  # nothing is added: a layer returns its input, normalised if it ends with a norm
         norm = functional.layer_norm(entered, entered.shape[-1:])
         assert min(float((left - entered).abs().max()), float((left - norm).abs().max())) < 1e-3
-    asked.clear()
+    applied.clear()
     if backbone.kind == "encoder-decoder":
         forward_pass.target_logits(batch.target_ids)
-        assert asked == list(range(num_reading, len(backbone.sublayers)))
+        assert applied == list(range(num_source, len(backbone.sublayers)))
 
 
 # Keys and values
 
 
-WITH_KEYS = [name for name, entry in FAMILIES.items() if entry.keys_values is not None]
+WITH_KEYS = [name for name, entry in FAMILIES.items() if entry.key_value_modules is not None]
 
 
 def at_prompt(layout: Layout, values: Tensor) -> Tensor:
-    """What stands at each prompt token's position. [B S X] -> [B P X]"""
+    """The vectors at the positions of the prompt tokens. [B S X] -> [B P X]"""
     rows = []
     for index, row in zip(layout.index.tolist(), values, strict=True):
         rows.append(torch.stack([row[index.index(number)] for number in range(layout.prompt_length)]))
@@ -329,7 +331,7 @@ def at_prompt(layout: Layout, values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", WITH_KEYS)
 @torch.no_grad()
-def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_prompt(family: str) -> None:
+def test_the_frozen_keys_and_values_of_a_word_prompt_have_the_effect_of_that_prompt(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "prompt-tuning")
     batch = batch_of(model, backbone)
@@ -337,19 +339,21 @@ def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_p
     words = model.method.prompt(Instance(embeds, batch.mask))
     assert words is not None
     forward_pass = backbone.read(batch, words, embeds)
-    entry = FAMILIES[family].keys_values
+    entry = FAMILIES[family].key_value_modules
     assert entry is not None
-    found: dict[tuple[int, str], Tensor] = {}
+    computed: dict[tuple[int, str], Tensor] = {}
 
     def keep(number: int, which: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            own = output  # [B S K], or queries, keys and values together
-            if entry.packing == "in a row":
-                own = output[..., 32:64] if which == "keys" else output[..., 64:]
-            elif entry.packing == "by head":
+            vectors = output  # [B S K], or queries, keys and values together
+            if entry.packing == "concatenated":
+                vectors = output[..., 32:64] if which == "keys" else output[..., 64:]
+            elif entry.packing == "within heads":
                 first = 8 if which == "keys" else 16  # each of four heads has 8 of each
-                own = torch.cat([output[..., start + first : start + first + 8] for start in range(0, 96, 24)], dim=2)
-            found[number, which] = at_prompt(forward_pass.layout, own)
+                vectors = torch.cat(
+                    [output[..., start + first : start + first + 8] for start in range(0, 96, 24)], dim=2
+                )
+            computed[number, which] = at_prompt(forward_pass.layout, vectors)
 
         return hook
 
@@ -361,10 +365,10 @@ def test_given_the_frozen_keys_and_values_of_a_word_prompt_the_text_reads_that_p
     expected = forward_pass.text()
     for handle in handles:
         handle.remove()
-    assert found[0, "keys"].shape == (len(EXAMPLES), 4, backbone.key_width)
+    assert computed[0, "keys"].shape == (len(EXAMPLES), 4, backbone.key_width)
 
     def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt:
-        return LayerPrompt(keys=found[layer, "keys"], values=found[layer, "values"])
+        return LayerPrompt(keys=computed[layer, "keys"], values=computed[layer, "values"])
 
     given = replace(words, tokens=torch.zeros_like(words.tokens), layer_prompts=layer_prompts)
     mask = batch.mask
@@ -383,47 +387,47 @@ def test_with_keys_and_values_the_states_at_the_prompt_reach_no_text(family: str
     prompt = model.method.prompt(Instance(embeds, batch.mask))
     assert prompt is not None
     other = replace(prompt, tokens=torch.randn(prompt.tokens.shape) * 3)
-    one, two = backbone.read(batch, prompt, embeds), backbone.read(batch, other, embeds)
-    torch.testing.assert_close(one.text()[batch.mask], two.text()[batch.mask], rtol=1e-4, atol=1e-4)
-    differences = (one.hidden() - two.hidden()).abs()[one.layout.is_prompt]
+    first, second = backbone.read(batch, prompt, embeds), backbone.read(batch, other, embeds)
+    torch.testing.assert_close(first.text()[batch.mask], second.text()[batch.mask], rtol=1e-4, atol=1e-4)
+    differences = (first.hidden() - second.hidden()).abs()[first.layout.is_prompt]
     assert float(differences.max()) > 1e-2  # they do change there
 
 
-def own_projections(family: str, layer: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compute_projections(family: str, layer: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values by the frozen weights alone. [S D] -> each [S heads 8]"""
     if family == "bert":
-        own = layer.attention.self
-        weights = [(part.weight, part.bias) for part in (own.query, own.key, own.value)]
+        attention = layer.attention.self
+        weights = [(part.weight, part.bias) for part in (attention.query, attention.key, attention.value)]
     elif family == "t5":
-        own = layer.layer[0].SelfAttention
-        weights = [(part.weight, None) for part in (own.q, own.k, own.v)]
+        attention = layer.layer[0].SelfAttention
+        weights = [(part.weight, None) for part in (attention.q, attention.k, attention.v)]
     elif family == "llama":
-        own = layer.self_attn
-        weights = [(part.weight, None) for part in (own.q_proj, own.k_proj, own.v_proj)]
-    elif family == "gpt2":  # its matrix is turned round: [D 3D]
-        own = layer.attn.c_attn
-        weights = [(own.weight[:, at : at + 32].T, own.bias[at : at + 32]) for at in (0, 32, 64)]
+        attention = layer.self_attn
+        weights = [(part.weight, None) for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    elif family == "gpt2":  # its matrix is transposed: [D 3D]
+        attention = layer.attn.c_attn
+        weights = [(attention.weight[:, at : at + 32].T, attention.bias[at : at + 32]) for at in (0, 32, 64)]
     else:
-        own = layer.attention.query_key_value
+        attention = layer.attention.query_key_value
         rows = [[head * 24 + part * 8 + n for head in range(4) for n in range(8)] for part in range(3)]
-        weights = [(own.weight[part], own.bias[part]) for part in rows]
+        weights = [(attention.weight[part], attention.bias[part]) for part in rows]
     query, key, value = (functional.linear(states, w, b).view(len(states), -1, 8) for w, b in weights)
     return query, key, value
 
 
-def rotated(vectors: Tensor, size: int) -> Tensor:
+def rotate(vectors: Tensor, size: int) -> Tensor:
     """Rotary positions from 0, on the first `size` numbers of each head. [S heads 8]"""
-    found = vectors.clone()
+    turned = vectors.clone()
     for position in range(len(vectors)):
         for number in range(size // 2):
             angle = torch.tensor(position * 10000.0 ** (-2 * number / size))
             x, y = vectors[position, :, number], vectors[position, :, number + size // 2]
-            found[position, :, number] = x * angle.cos() - y * angle.sin()
-            found[position, :, number + size // 2] = y * angle.cos() + x * angle.sin()
-    return found
+            turned[position, :, number] = x * angle.cos() - y * angle.sin()
+            turned[position, :, number + size // 2] = y * angle.cos() + x * angle.sin()
+    return turned
 
 
-# family -> where the first layer's attention has its frozen key projection, and what takes the heads' outputs
+# family -> paths in a layer: the frozen key projection, and the projection of the heads' outputs
 ATTENTIONS = {
     "bert": ("attention.self.key", "attention.output.dense"),
     "t5": ("layer.0.SelfAttention.k", "layer.0.SelfAttention.o"),
@@ -435,10 +439,10 @@ ATTENTIONS = {
 
 @contextmanager
 def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    found: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    inputs: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     try:
-        yield found
+        yield inputs
     finally:
         handle.remove()
 
@@ -450,24 +454,24 @@ def test_text_attends_to_exactly_the_trained_keys_and_values(family: str, insert
     backbone = tiny(family)
     model = make_model(backbone, "prefix-tuning", insert_at=insert_at)
     batch = batch_of(model, backbone)
-    forward_pass = reading_of(model, backbone, batch)
+    forward_pass = forward_pass_of(model, backbone, batch)
     layer: Any = backbone.layers[0]
-    input_states, leaving = (layer.get_submodule(path) for path in ATTENTIONS[family])
-    with inputs_of(input_states) as states, inputs_of(leaving) as outputs:
+    projection, output_projection = (layer.get_submodule(path) for path in ATTENTIONS[family])
+    with inputs_of(projection) as states, inputs_of(output_projection) as outputs:
         forward_pass.text()
     trained = model.method.encoder.prompts[0]  # type: ignore[union-attr, index]
     width = backbone.key_width
     trained_keys, trained_values = (part.view(4, -1, 8) for part in (trained[:, :width], trained[:, width:]))
     for row in range(len(EXAMPLES)):
         real = forward_pass.layout.mask[row]
-        index = forward_pass.layout.index[row][real].tolist()  # below 4: which prompt token stands there
-        query, key, value = own_projections(family, layer, states[0][row][real])
+        index = forward_pass.layout.index[row][real].tolist()  # below 4: the number of a prompt token
+        query, key, value = compute_projections(family, layer, states[0][row][real])
         for slot, number in enumerate(index):
             if number < 4:
                 key[slot], value[slot] = trained_keys[number], trained_values[number]
         if family in ("llama", "gpt_neox"):
-            size = 8 if family == "llama" else 2  # GPT-NeoX turns a quarter
-            query, key = rotated(query, size), rotated(key, size)
+            size = 8 if family == "llama" else 2  # GPT-NeoX rotates a quarter
+            query, key = rotate(query, size), rotate(key, size)
         bias = layer.layer[0].SelfAttention.compute_bias(len(index), len(index))[0] if family == "t5" else None
         for slot, number in enumerate(index):
             if number < 4:
@@ -479,8 +483,8 @@ def test_text_attends_to_exactly_the_trained_keys_and_values(family: str, insert
                 scores = key[:last, kept] @ query[slot, head]
                 scores = scores + bias[head, slot, :last] if bias is not None else scores / 8**0.5
                 heads.append(scores.softmax(0) @ value[:last, kept])
-            found = outputs[0][row][real][slot]
-            torch.testing.assert_close(found, torch.cat(heads), rtol=1e-4, atol=1e-5)
+            output = outputs[0][row][real][slot]
+            torch.testing.assert_close(output, torch.cat(heads), rtol=1e-4, atol=1e-5)
 
 
 # Gradient checkpointing
@@ -508,18 +512,18 @@ def test_layers_run_again_give_the_same_loss_and_gradients(family: str, case: st
     assert any(float(gradient.abs().max()) > 1e-3 for gradient in plain["gradients"].values())
     assert plain["runs"] == [1, 1, 1]
     assert again["runs"] == [2, 2, 2]
-    assert again["asked"] == plain["asked"]  # a prompt is made once
+    assert again["asked layers"] == plain["asked layers"]  # a prompt is made once
     assert again["kept"] < plain["kept"] / 1.5
 
 
 def trained_once(family: str, case: str, settings: dict[str, object], checkpoints: bool) -> dict[str, Any]:
-    """One backward pass on a backbone of its own, and what it took."""
+    """Run one backward pass on a new backbone, and count what it took."""
     backbone = Backbone(tiny_model(family), tiny_tokenizer(family), f"tiny-{family}")
     if checkpoints:
         backbone.checkpoint_layers()
     model = make_model(backbone, case, readout={"dropout": 0.0}, **settings)
     batch = batch_of(model, backbone)
-    _ = backbone.with_dropout  # made now, so that it does not inherit what counts below
+    _ = backbone.with_dropout  # made now, so that it does not copy the counting hooks below
     with torch.no_grad():
         without_noise = float(model(backbone, batch)[0].total)
     model.train()
@@ -532,7 +536,7 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
 
         inside = next(part for part in layer.modules() if isinstance(part, nn.Linear | nn.LayerNorm))
         inside.register_forward_pre_hook(count)
-    asked: list[int] = []
+    asked_layers: list[int] = []
     original = model.method.prompt
 
     def spy(instance: Instance) -> Prompt | None:
@@ -542,7 +546,7 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
         whole = prompt.layer_prompts
 
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-            asked.append(layer)
+            asked_layers.append(layer)
             return whole(layer, hidden, mask)
 
         return replace(prompt, layer_prompts=layer_prompts)
@@ -557,7 +561,10 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
 
     torch.manual_seed(7)
     counting = torch.autograd.graph.saved_tensors_hooks(pack, lambda values: values)
-    with counting, rows_of_global_batch([4, 0, 2, 5, 1], 6):  # noise by place: over when the layers run again
+    with (
+        counting,
+        rows_of_global_batch([4, 0, 2, 5, 1], 6),
+    ):  # noise by position; no longer active when the layers run again
         loss, aux_loss, _ = model(backbone, batch)
     total = loss.total + aux_loss
     torch.manual_seed(8)
@@ -568,6 +575,6 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
         "loss without noise": without_noise,
         "gradients": gradients,
         "runs": runs,
-        "asked": asked,
+        "asked layers": asked_layers,
         "kept": kept,
     }

@@ -1,4 +1,4 @@
-"""Prompts that enter at a deeper layer: the layers below read the text alone, once."""
+"""Prompts that enter at a deeper layer: the layers below run on the text alone, once."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FAMILIES = ENCODERS + ENCODER_DECODERS + DECODERS
 
 
 def fresh(backbone: Backbone) -> Backbone:
-    """Without views that other tests have filled."""
-    found = copy.copy(backbone)
-    found._late = {}
-    return found
+    """A copy of the backbone without the views that other tests have made."""
+    view = copy.copy(backbone)
+    view._views_from_layers = {}
+    return view
 
 
 def late(backbone: Backbone, layer: int) -> LateBackbone:
-    view = fresh(backbone).late(layer)
+    view = fresh(backbone).from_layer(layer)
     assert isinstance(view, LateBackbone)
     return view
 
@@ -44,33 +44,33 @@ def batch_of(model: TaskModel, backbone: Backbone, answers: bool = False) -> Bat
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_without_a_prompt_both_halves_read_what_the_whole_reads(family: str, layer: int) -> None:
+def test_without_a_prompt_both_halves_compute_the_states_of_the_whole(family: str, layer: int) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "no-prompt")
     batch = batch_of(model, backbone)
     whole = backbone.read(batch, None, backbone.input_states(batch)).text()
     view = late(backbone, layer)
-    found = view.read(batch, None, view.input_states(batch)).text()
-    torch.testing.assert_close(found[batch.mask], whole[batch.mask], rtol=1e-4, atol=1e-5)
+    upper = view.read(batch, None, view.input_states(batch)).text()
+    torch.testing.assert_close(upper[batch.mask], whole[batch.mask], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODERS + DECODERS)
 @torch.no_grad()
-def test_without_a_prompt_both_halves_write_what_the_whole_writes(family: str) -> None:
+def test_without_a_prompt_both_halves_generate_the_text_of_the_whole(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "no-prompt", readout={"name": "generation"})
     batch = batch_of(model, backbone)
     view = late(backbone, 1)
     for beams in (1, 3):
-        whole, found = (seen.read(batch, None, seen.input_states(batch)) for seen in (backbone, view))
-        torch.testing.assert_close(found.first_logits(), whole.first_logits(), rtol=1e-4, atol=1e-4)
-        assert found.generate(Decoding(beams, 6)) == whole.generate(Decoding(beams, 6))
+        whole, upper = (seen.read(batch, None, seen.input_states(batch)) for seen in (backbone, view))
+        torch.testing.assert_close(upper.first_logits(), whole.first_logits(), rtol=1e-4, atol=1e-4)
+        assert upper.generate(Decoding(beams, 6)) == whole.generate(Decoding(beams, 6))
         candidates = [torch.tensor([7, 8, 1]), torch.tensor([9, 1])]
-        torch.testing.assert_close(found.rank(candidates), whole.rank(candidates), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(upper.rank(candidates), whole.rank(candidates), rtol=1e-4, atol=1e-4)
 
 
 def literal_states(backbone: Backbone, text: Tensor, prompt: Tensor, at: int, layer: int) -> Tensor:
-    """BERT by hand: layers below on the text alone, then the prompt put in, then the others. One row. [S D]"""
+    """BERT by hand: layers below on the text alone, then insert the prompt, then the others. One row. [S D]"""
     base = backbone.base
     hidden = base.embeddings(input_ids=text.unsqueeze(0))
     for number, block in enumerate(base.encoder.layer):
@@ -83,7 +83,7 @@ def literal_states(backbone: Backbone, text: Tensor, prompt: Tensor, at: int, la
 
 @pytest.mark.parametrize("layer", [1, 2])
 @torch.no_grad()
-def test_a_late_prompt_is_what_the_layers_give_by_hand(layer: int) -> None:
+def test_a_late_prompt_equals_running_the_layers_by_hand(layer: int) -> None:
     backbone = tiny("bert")
     model = make_model(backbone, "prompt-tuning", insert_layer=layer)
     encoder = model.method.prompt_encoder()
@@ -128,9 +128,9 @@ def test_layers_below_run_once_for_a_text_and_have_no_gradient(family: str) -> N
 
 def test_a_view_shares_every_weight() -> None:
     backbone = tiny("t5")
-    own = {id(value) for value in backbone.model.parameters()}
+    weights = {id(value) for value in backbone.model.parameters()}
     view = late(backbone, 2)
-    assert {id(value) for value in view.model.parameters()} <= own
+    assert {id(value) for value in view.model.parameters()} <= weights
     assert view.num_layers == 1
     assert backbone.num_layers == 3
 
@@ -142,14 +142,14 @@ def test_decoders_rank_as_they_would_token_by_token(family: str) -> None:
     model = make_model(backbone, "prompt-tuning", readout={"name": "generation"}, insert_layer=1).eval()
     candidates = [torch.tensor([7, 8, 1]), torch.tensor([9, 1]), torch.tensor([3, 4, 5, 1])]
     batch = batch_of(model, backbone)
-    found = model.read(model.method.view_of(backbone), batch)[0].rank(candidates)  # [B C]
+    scores = model.read(model.method.view_of(backbone), batch)[0].rank(candidates)  # [B C]
     for column, candidate in enumerate(candidates):
         target = candidate.expand(batch.size, -1)
         taught = Batch(batch.ids, batch.mask, batch.segments, batch.insert_at, target, torch.ones_like(target).bool())
         forward_pass, _ = model.read(model.method.view_of(backbone), taught, with_target=True)
         logits = forward_pass.target_logits(target).log_softmax(dim=-1)
         wanted = logits.gather(2, target.unsqueeze(2)).sum(dim=(1, 2))
-        torch.testing.assert_close(found[:, column], wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scores[:, column], wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -163,25 +163,25 @@ def test_decoders_write_the_likeliest_word_at_every_step(family: str) -> None:
     taught = Batch(batch.ids, batch.mask, batch.segments, batch.insert_at, written, torch.ones_like(written).bool())
     forward_pass, _ = model.read(model.method.view_of(backbone), taught, with_target=True)
     wanted = forward_pass.target_logits(written).argmax(dim=-1)
-    for own, likeliest in zip(written.tolist(), wanted.tolist(), strict=True):
-        length = own.index(1) + 1 if 1 in own else len(own)
-        assert own[:length] == likeliest[:length]
-        assert set(own[length:]) <= {backbone.tokenizer.pad_token_id}
+    for row, likeliest in zip(written.tolist(), wanted.tolist(), strict=True):
+        length = row.index(1) + 1 if 1 in row else len(row)
+        assert row[:length] == likeliest[:length]
+        assert set(row[length:]) <= {backbone.tokenizer.pad_token_id}
 
 
 @pytest.mark.parametrize("layer", [3, 30])
-def test_a_layer_that_is_not_there_is_refused(layer: int) -> None:
+def test_a_layer_that_does_not_exist_is_an_error(layer: int) -> None:
     with pytest.raises(BackboneError, match=r"method\.insert_layer.*0 to 2"):
         make_model(tiny("bert"), "prompt-tuning", insert_layer=layer)
 
 
-def test_states_that_enter_need_a_layer_to_enter() -> None:
+def test_the_entering_representation_needs_an_insert_layer() -> None:
     with pytest.raises(ConfigurationError, match=r"method\.representation"):
         make_model(tiny("bert"), "s-idpg-phm", representation="entering")
 
 
 @torch.no_grad()
-def test_the_generator_reads_the_layer_it_enters_without_another_pass() -> None:
+def test_the_generator_uses_the_states_of_its_entry_layer_without_another_pass() -> None:
     backbone = fresh(tiny("bert"))
     model = make_model(backbone, "s-idpg-phm late").eval()
     assert model.representation is None
@@ -202,17 +202,17 @@ def test_the_generator_reads_the_layer_it_enters_without_another_pass() -> None:
 
 
 @torch.no_grad()
-def test_words_are_states_of_one_word_texts() -> None:
+def test_word_states_are_those_of_texts_of_one_word() -> None:
     backbone = tiny("bert")
     view = late(backbone, 1)
     ids = torch.tensor([7, 11, 7])
-    found = view.word_input_states[ids]
+    states = view.word_input_states[ids]
     first, last = backbone.tokenizer("a")["input_ids"][0], backbone.tokenizer("a")["input_ids"][-1]
     assert {first, last} <= set(backbone.tokenizer.all_special_ids)
     texts = torch.tensor([[first, word, last] for word in ids.tolist()])
     wanted = backbone.base.encoder.layer[0](backbone.base.embeddings(input_ids=texts))
     wanted = (wanted if isinstance(wanted, Tensor) else wanted[0])[:, 1]
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-5)
     assert len(view.word_input_states) == len(backbone.word_table)
 
 
@@ -224,7 +224,7 @@ def test_prompts_that_start_as_words_differ(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
-def test_cues_that_enter_at_different_layers_answer_one_batch(family: str) -> None:
+def test_cues_with_different_entry_layers_share_one_batch(family: str) -> None:
     backbone = tiny(family)
     models = [make_model(backbone, "prompt-tuning", seed=layer, insert_layer=layer) for layer in (0, 1, 2)]
     requests = [(models[number % 3], example) for number, example in enumerate([*EXAMPLES, *EXAMPLES])]
@@ -235,7 +235,7 @@ def test_cues_that_enter_at_different_layers_answer_one_batch(family: str) -> No
         assert answer.scores == pytest.approx(alone.scores, abs=1e-4)
 
 
-def test_pairs_are_told_from_one_text_of_the_same_words() -> None:
+def test_states_of_pairs_differ_from_those_of_one_text_with_the_same_words() -> None:
     backbone = fresh(tiny("bert"))
     model = make_model(backbone, "prompt-tuning", task=PAIRS, insert_layer=1)
     rows = model.rows(backbone, [Example(("one text", "another"), "same"), Example(("it", "is so"), "other")])
@@ -249,21 +249,21 @@ def test_pairs_are_told_from_one_text_of_the_same_words() -> None:
     assert not torch.allclose(view.input_states(flat), with_pairs, atol=1e-3)
 
 
-def test_states_beyond_memory_come_back_from_disk_and_beyond_disk_are_gone() -> None:
+def test_states_beyond_memory_are_loaded_from_disk_and_states_beyond_disk_are_dropped() -> None:
     values = {bytes([number]): torch.full((2, 4), float(number)) for number in range(6)}  # 32 bytes each
     kept = StateCache(memory_bytes=64, disk_bytes=96)
     for key, value in values.items():
         kept.put({key: value})
-    found = kept.get(list(values))
-    known = [own for own in found if own is not None]
-    assert len(known) == 5
-    for key, own in zip(values, found, strict=True):
-        assert own is None or torch.equal(own, values[key])
-    kept.put({b"\x00": values[b"\x00"]})  # what is on disk already is not kept twice
-    assert kept._end == 96
+    loaded = kept.get(list(values))
+    present = [value for value in loaded if value is not None]
+    assert len(present) == 5
+    for key, value in zip(values, loaded, strict=True):
+        assert value is None or torch.equal(value, values[key])
+    kept.put({b"\x00": values[b"\x00"]})  # a tensor on disk is not kept twice
+    assert kept._file_end == 96
 
 
-def test_a_full_disk_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_only_makes_the_run_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError("no space left on device")
 
@@ -275,17 +275,17 @@ def test_a_full_disk_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch
     assert second is not None and torch.equal(second, torch.ones(8))
 
 
-def test_bfloat16_states_survive_the_disk() -> None:
+def test_bfloat16_states_are_restored_from_disk() -> None:
     kept = StateCache(memory_bytes=0)
     value = torch.randn(3, 5).to(torch.bfloat16)
     kept.put({b"a": value})
-    [found] = kept.get([b"a"])
-    assert found is not None and torch.equal(found, value)
+    [loaded] = kept.get([b"a"])
+    assert loaded is not None and torch.equal(loaded, value)
 
 
 def test_states_are_kept_within_the_backbones_bounds() -> None:
     backbone = fresh(tiny("bert"))
     backbone.state_cache_bytes = (64, 0)
-    view = backbone.late(1)
+    view = backbone.from_layer(1)
     assert isinstance(view, LateBackbone)
-    assert (view.kept.memory_bytes, view.kept.disk_bytes) == (64, 0)
+    assert (view.state_cache.memory_bytes, view.state_cache.disk_bytes) == (64, 0)

@@ -12,7 +12,7 @@ from serving_cues import TITLES
 from tiny import tiny
 from toy import EXAMPLES, make_model
 
-from softcue.backbones.loading.trials import PASS_TOKENS
+from softcue.backbones.loading.autotune import PASS_TOKENS
 from softcue.serving.engine.batcher import Batcher, Limits, chosen
 from softcue.serving.engine.requests import Options, RequestRow, Row
 from softcue.serving.errors import RequestError

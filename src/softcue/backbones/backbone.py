@@ -1,4 +1,4 @@
-"""A frozen language model with its tokenizer: the only thing the rest of softcue knows of transformers."""
+"""A frozen language model with its tokenizer: the only part of transformers that the rest of softcue uses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones.families import WordHead, family_of
+from softcue.backbones.families import WordHead, family_of, source_layers
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
-from softcue.backbones.loading.fingerprint import Fingerprint, fingerprint_of
-from softcue.backbones.loading.trials import LENGTH, pass_tokens
-from softcue.backbones.passes.decoder import DecoderPass
-from softcue.backbones.passes.decoding import Decoding, Listener, drawn_scores, telling
+from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
+from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
+from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, shared_parts
+from softcue.backbones.passes.decoding import Decoding, Listener, add_gumbel_noise, make_stopping_criterion
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass
-from softcue.backbones.passes.shared_prefix import PrefixStore, shared_parts
 from softcue.backbones.pooling import Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.errors import BackboneError
@@ -34,8 +33,9 @@ from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
 from softcue.types import BackboneKind, Batch, Prompt, Words
 
-CACHED_TOKENS = 1024  # with 8,192 in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md)
-_READINGS: dict[BackboneKind, type[ForwardPass]] = {
+# With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
+CACHED_TOKENS = 1024
+_PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
     "encoder": EncoderPass,
     "encoder-decoder": EncoderDecoderPass,
     "decoder": DecoderPass,
@@ -45,50 +45,47 @@ _READINGS: dict[BackboneKind, type[ForwardPass]] = {
 class Backbone:
     """A frozen model in eval mode. It holds no task state, so threads and cues may share it.
 
-    `layout_side` says where the padding of a laid-out batch goes. Decoders take the left, so that the last
-    column ends every text; the other kinds take the right, so that absolute positions start at 0.
+    `layout_side` is the padding side of a laid-out batch. For decoders it is the left, so that the last column ends
+    every text. For the other kinds it is the right, so that absolute positions start at 0.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, folder: Path | None = None) -> None:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.state_cache_bytes = (
-            MEMORY_BYTES,
-            DISK_BYTES,
-        )  # of states that enter a layer where late prompts do, for each
+        # Bytes in memory and on disk, per entry layer, for the states that enter a layer with late prompts.
+        self.state_cache_bytes = (MEMORY_BYTES, DISK_BYTES)
         self.folder = folder
-        architecture = family_of(model.config.model_type)
-        self.kind: BackboneKind = architecture.kind
+        self.family = family_of(model.config.model_type)
+        self.kind: BackboneKind = self.family.kind
         self.base: Any = model.base_model
-        self.layers: nn.ModuleList = self.base.get_submodule(architecture.reader.layers)
-        stacks = [stack for stack in (architecture.reader, architecture.writer) if stack is not None]
-        # Modules whose output enters a residual sum, layer by layer; what reads the text comes first.
+        self.layers: nn.ModuleList = source_layers(model)
+        stacks = [stack for stack in (self.family.source_stack, self.family.decoder_stack) if stack is not None]
+        # Modules whose output enters a residual sum, layer by layer; those of the source layers come first.
         self.sublayers: list[nn.Module] = [
             layer.get_submodule(path)
             for stack in stacks
             for layer in self.base.get_submodule(stack.layers).children()
             for path in stack.sublayers
         ]
-        self.injected_sublayers: Sequence[nn.Module] = ()  # set on a view of this backbone, by `with_sublayers`
-        self._keys_values = architecture.keys_values
-        self.prefixes = PrefixStore()
-        self._late: dict[int, Backbone] = {}
-        self._reading: type[ForwardPass] = _READINGS[self.kind]
+        self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
+        self.prefixes = PrefixCache()
+        self._views_from_layers: dict[int, Backbone] = {}
+        self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
         self.first_position: int | None
-        if architecture.first_position == "after padding":
+        if self.family.first_position == "after padding":
             self.first_position = model.config.pad_token_id + 1
         else:
-            self.first_position = architecture.first_position
+            self.first_position = self.family.first_position
         has_word_head = model is not self.base and self.kind == "encoder"
-        self.word_head: WordHead | None = architecture.word_head if has_word_head else None
+        self.word_head: WordHead | None = self.family.word_head if has_word_head else None
         self.checkpoints_layers = False
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if self.kind != "encoder":
-            model.generation_config = _plain_generation(model.generation_config, tokenizer)
-        install_hooks(self.layers, self._keys_values, self.sublayers, model.config.num_attention_heads)
+            model.generation_config = _make_generation_config(model.generation_config, tokenizer)
+        install_hooks(self.layers, self.sublayers, self.family, model.config.num_attention_heads)
 
     @property
     def word_table(self) -> Tensor:
@@ -97,7 +94,7 @@ class Backbone:
 
     @property
     def width(self) -> int:
-        """D of prompt vectors; ELECTRA-like models have word embeddings narrower than their layers."""
+        """D of prompt vectors: the width of word embeddings, which may be narrower than the layers."""
         return int(self.word_table.shape[1])
 
     @property
@@ -107,21 +104,22 @@ class Backbone:
 
     @property
     def key_width(self) -> int:
-        """K, of one token's keys over all heads, for prompts that are keys and values."""
-        if self._keys_values is None:
+        """K: the width of one token's keys over all heads, for prompts that are keys and values."""
+        modules = self.family.key_value_modules
+        if modules is None:
             raise BackboneError(
                 setting="method.rule",
                 got="kv",
                 expected=f"add or replace with {self.model.config.model_type}",
-                fix="set method.rule=add: its key projection also serves relative positions, so keys cannot be set",
+                fix=f"set method.rule=add: {self.family.why_no_keys}, so keys cannot be set",
             )
-        projection: Any = self.layers[0].get_submodule(self._keys_values.key)
-        size = int(getattr(projection, "out_features", 0) or projection.nf)  # GPT-2's is a Conv1D
-        return size if self._keys_values.packing == "apart" else size // 3
+        projection = self.layers[0].get_submodule(modules.key)
+        width = int(getattr(projection, modules.width_attribute))
+        return width if modules.packing == "separate" else width // 3
 
     @property
     def num_layers(self) -> int:
-        """Layers that read the source text."""
+        """The number of layers that run on the source text."""
         return len(self.layers)
 
     @property
@@ -131,25 +129,25 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the frozen weights are."""
+        """The device of the frozen weights."""
         return self.word_table.device
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of a pass that keeps no gradients, where speed counts: what a processor's caches hold, or memory."""
+        """The fastest number of tokens in a pass without gradients: as many as a processor's caches or memory hold."""
         return CACHED_TOKENS if self.device.type == "cpu" else TOKENS_AT_ONCE
 
     @cached_property
     def pass_tokens(self) -> float:
-        """How many tokens take as long as a pass takes by itself; measured in a moment."""
-        return pass_tokens(self.model, min(LENGTH, self.max_length))
+        """The fixed cost of a pass, as the number of tokens that take the same time. It is measured once."""
+        return measure_pass_tokens(self.model, min(TRIAL_LENGTH, self.max_length))
 
     @property
     def start_id(self) -> int:
         """The token an encoder-decoder's decoder starts from."""
         for config in (self.model.generation_config, self.model.config):
-            if (found := getattr(config, "decoder_start_token_id", None)) is not None:
-                return int(found)
+            if (start_id := getattr(config, "decoder_start_token_id", None)) is not None:
+                return int(start_id)
         raise BackboneError(
             setting="backbone decoder_start_token_id",
             got=None,
@@ -158,28 +156,32 @@ class Backbone:
         )
 
     @cached_property
-    def answer_prefix(self) -> tuple[int, ...]:
-        """Special tokens an encoder-decoder's tokenizer puts in front of every answer."""
+    def target_prefix(self) -> tuple[int, ...]:
+        """Special tokens that an encoder-decoder's tokenizer puts in front of every target."""
         special = set(self.tokenizer.all_special_ids)
         return tuple(itertools.takewhile(lambda token: token in special, self.tokenizer("a")["input_ids"]))
 
     @cached_property
     def max_length(self) -> int:
-        """The most tokens one pass takes, prompt included."""
+        """The largest number of tokens in one pass, prompt included."""
         config = self.model.config
         for name in ("max_position_embeddings", "n_positions"):
             if (limit := getattr(config, name, None)) and limit > 0:
                 return int(limit) - (self.first_position or 0)
-        return min(int(self.tokenizer.model_max_length), 512)  # relative positions: the usual training length
+        return min(int(self.tokenizer.model_max_length), 512)  # relative positions: the length common in training
 
     @property
     def max_answer_length(self) -> float:
-        """The most tokens an encoder-decoder's decoder takes; no limit with relative positions."""
+        """The largest number of tokens an encoder-decoder's decoder takes; infinite with relative positions."""
         return float(getattr(self.model.config, "max_position_embeddings", None) or math.inf)
 
     @cached_property
     def natural_pooling(self) -> Pooling:
-        """How this backbone was trained to pool: its own pooling config, else last for decoders, else cls/mean."""
+        """The pooling this backbone was trained with.
+
+        It is `last` for decoders and `mean` for encoder-decoders. For encoders it is read from the pooling config of
+        sentence-transformers or from config.json; without either it is `cls`.
+        """
         if self.kind == "decoder":
             return "last"
         if self.kind == "encoder-decoder":
@@ -199,104 +201,112 @@ class Backbone:
             if "pooling_mode_lasttoken" in modes:
                 return "last"
             return "cls" if "pooling_mode_cls_token" in modes else "mean"
+        # A key of ModernBERT's config.json, and of the entries in shapes.yaml.
         return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether two texts are better compared than pooled as one: on encoders trained with mean pooling."""
+        """Whether features of two texts are their comparison: better on encoders trained with mean pooling."""
         return self.kind == "encoder" and self.natural_pooling == "mean"
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What a cue was trained on, to refuse it elsewhere."""
-        return fingerprint_of(self.model, self.tokenizer)
+        """Digests of this backbone; a cue that was trained on another one is an error."""
+        return compute_fingerprint(self.model, self.tokenizer)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Frozen word embeddings in float32. [B T] -> [B T D]"""
+        """Look up frozen word embeddings, in float32. [B T] -> [B T D]"""
         return self.model.get_input_embeddings()(ids).float()  # type: ignore[no-any-return]
 
     def input_states(self, batch: Batch) -> Tensor:
-        """The text as the first layer that sees prompts gets it, in float32: word embeddings. [B T D]"""
+        """Return the states of the text at the layer where prompts enter, in float32: here word embeddings. [B T D]"""
         return self.embed(batch.ids)
 
-    def following(self, batch: Batch) -> Tensor:
-        """The target likewise, where it stands behind the text. [B U D]"""
+    def target_input_states(self, batch: Batch) -> Tensor:
+        """Return the same for the target, on backbones that read it after the text. [B U D]"""
         return self.embed(batch.target_ids)
 
     @property
     def word_input_states(self) -> Words:
-        """What words are where prompts stand, by their numbers."""
+        """Vectors of single words at the layer where prompts enter, by token id."""
         return self.word_table.detach()
 
-    def late(self, first_layer: int) -> Backbone:
-        """This backbone with prompts that enter at a deeper layer; the layers below read the text alone, once."""
+    def from_layer(self, first_layer: int) -> Backbone:
+        """Return a view of this backbone whose prompts enter at a deeper layer.
+
+        The layers below run on the text alone, once per text.
+        """
         from softcue.backbones.late_prompts import LateBackbone
 
-        if first_layer not in self._late:
-            self._late[first_layer] = LateBackbone(self, first_layer)
-        return self._late[first_layer]
+        if first_layer not in self._views_from_layers:
+            self._views_from_layers[first_layer] = LateBackbone(self, first_layer)
+        return self._views_from_layers[first_layer]
 
     def read(self, batch: Batch, prompt: Prompt | None, embeds: Tensor, with_target: bool = False) -> ForwardPass:
-        """Lay out a batch with its prompts; `embeds` are the text's, by `input_states`. [B T D]"""
+        """Lay out a batch with its prompts and return the forward pass over it, which runs on demand.
+
+        `embeds` are the states of the text from `input_states`. [B T D]
+        """
         if prompt is None:
             tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
             mask = torch.zeros(batch.size, 0, dtype=torch.bool, device=embeds.device)
         else:
             tokens, mask = prompt.tokens, prompt.mask
-        with_target = with_target and self.kind == "decoder"  # other kinds hand the target to their decoder
+        with_target = with_target and self.kind == "decoder"  # an encoder-decoder's target goes to its decoder
         layout = lay_out(batch, mask, self.layout_side, with_target)
-        target = self.following(batch) if with_target else embeds[:, :0]  # [B U D]
+        target = self.target_input_states(batch) if with_target else embeds[:, :0]  # [B U D]
         placed = layout.place(tokens, embeds, target).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
-        forward_pass = self._reading(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
-        # A layer that is run again in the backward pass would add its keys to the cache a second time.
+        forward_pass = self._pass_class(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
+        # A layer that runs again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         if isinstance(forward_pass, DecoderPass) and not reruns_layers:
             shared = shared_parts(batch, prompt, self.layout_side)
-            # A layer with a sliding window counts columns, padding between the shared ones and the others among them.
-            columns = layout.mask.shape[1] + max((part.length for part in shared), default=0)
-            forward_pass.shared = [] if self.window is not None and columns > self.window else shared
+            # A sliding window counts columns, also the padding between the shared columns and the others.
+            num_columns = layout.mask.shape[1] + max((prefix.length for prefix in shared), default=0)
+            forward_pass.shared = [] if self.window is not None and num_columns > self.window else shared
         return forward_pass
 
     @cached_property
     def window(self) -> int | None:
-        """How many positions back its layers see, where that is bounded in some of them."""
+        """The size of the sliding window of attention; None if no layer has one."""
         config = self.model.config
-        kinds = getattr(config, "layer_types", None)
-        is_used = getattr(config, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds)
+        layer_types = getattr(config, "layer_types", None)
+        has_sliding_layers = layer_types is None or "sliding_attention" in layer_types
+        is_used = getattr(config, "use_sliding_window", True) and has_sliding_layers
         return getattr(config, "sliding_window", None) if is_used else None
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """The weights that take part, by name; an encoder's are those that make its hidden states."""
+        """Return the weights that are used, by name; for an encoder those that compute its hidden states."""
         unused: set[int] = set()
         if self.kind == "encoder":
             used = {id(value) for name, value in self.base.named_parameters() if not name.startswith("pooler.")}
             unused = {id(value) for value in self.model.parameters()} - used
         return {name: value for name, value in self.model.named_parameters() if id(value) not in unused}
 
-    def with_sublayers(self, changes: Sequence[nn.Module]) -> Backbone:
-        """A view of this backbone whose passes put one module on each sub-layer's output (`sublayers`)."""
-        assert len(changes) == len(self.sublayers)
+    def with_sublayers(self, modules: Sequence[nn.Module]) -> Backbone:
+        """Return a view of this backbone whose passes apply one module to the output of each of `sublayers`."""
+        assert len(modules) == len(self.sublayers)
         view = copy.copy(self)
-        view.injected_sublayers = changes
-        view._late = {}
-        view.prefixes = PrefixStore()
+        view.injected_sublayers = modules
+        view._views_from_layers = {}
+        view.prefixes = PrefixCache()
         return view
 
-    def twin(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
-        """A second model of the same structure that has these weights, and shares all others with this one."""
-        known = {id(value): (weights or {}).get(name, value) for name, value in self.model.named_parameters()}
+    def with_weights(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
+        """Return a second model of the same structure that has these weights and shares all others with this one."""
+        parameters = {id(value): (weights or {}).get(name, value) for name, value in self.model.named_parameters()}
         dtype = next(iter(weights.values())).dtype if weights else self.dtype
-        for key, value in known.items():
-            if weights and value.dtype != dtype:  # such as a word head that is not trained: it reads what is
-                known[key] = nn.Parameter(value.to(dtype), requires_grad=False)
-        model = copy.deepcopy(self.model, memo=dict(known))
-        for layer in model.base_model.get_submodule(family_of(model.config.model_type).reader.layers).children():
-            vars(layer).pop("forward", None)  # a checkpointed layer's, which would run the first model's
-        trained = [value for value in known.values() if value.requires_grad]
+        for key, value in parameters.items():
+            if weights and value.dtype != dtype:  # such as a word head that is not trained: its inputs have this dtype
+                parameters[key] = nn.Parameter(value.to(dtype), requires_grad=False)
+        model = copy.deepcopy(self.model, memo=dict(parameters))
+        for layer in source_layers(model):
+            vars(layer).pop("forward", None)  # of a checkpointed layer: it would run the layer of the first model
+        trainable = [value for value in parameters.values() if value.requires_grad]
         view = Backbone(model, self.tokenizer, self.name, self.folder)
         view.layout_side = self.layout_side
-        for value in trained:  # a new backbone freezes what it finds
+        for value in trainable:  # a new backbone freezes all its weights
             value.requires_grad_(True)
         if self.checkpoints_layers:
             view.checkpoint_layers()
@@ -305,7 +315,7 @@ class Backbone:
     @cached_property
     def with_dropout(self) -> Backbone:
         """The same frozen weights with dropout on."""
-        view = self.twin()
+        view = self.with_weights()
         view.model.train()
         return view
 
@@ -323,7 +333,7 @@ class Backbone:
         os.replace(temporary, folder)
 
     def checkpoint_layers(self) -> None:
-        """From now on run each reading layer a second time in the backward pass instead of keeping its states."""
+        """Run each source layer again in the backward pass from now on, instead of keeping its states."""
         if not self.checkpoints_layers:
             checkpoint_layers(self.layers)
         self.checkpoints_layers = True
@@ -335,31 +345,31 @@ class Backbone:
         streams: Sequence[torch.Generator] = (),
         **inputs: Any,
     ) -> Tensor:
-        """The model's own generation; listeners hear each row's tokens, unless beams are compared.
+        """Generate token ids with the model. Listeners get each row's tokens, unless beams are compared.
 
-        Tokens are drawn from each row's stream: the likeliest after noise is a draw (Gumbel's), so that nothing but
-        a row's own numbers decides.
+        With a temperature, tokens are drawn from each row's random stream by adding Gumbel noise and taking the
+        largest. So a draw depends on the row alone.
         """
-        heard = decoding.num_beams == 1 and any(listeners)
-        written: Tensor = self.model.generate(
+        use_listeners = decoding.num_beams == 1 and any(listeners)
+        generated: Tensor = self.model.generate(
             **inputs,
             num_beams=decoding.num_beams,
             max_new_tokens=decoding.max_new_tokens,
             do_sample=False,
-            stopping_criteria=[telling(listeners)] if heard else None,
-            logits_processor=[partial(drawn_scores, decoding, streams)] if decoding.temperature else None,
+            stopping_criteria=[make_stopping_criterion(listeners)] if use_listeners else None,
+            logits_processor=[partial(add_gumbel_noise, decoding, streams)] if decoding.temperature else None,
         )
-        return written
+        return generated
 
 
-def _plain_generation(own: Any, tokenizer: Any) -> Any:
-    """Token numbers only: penalties, minimum lengths or sampling that a checkpoint ships were not asked for."""
+def _make_generation_config(checkpoint_config: Any, tokenizer: Any) -> Any:
+    """Keep only token ids: no penalties, minimum lengths or sampling that a checkpoint ships."""
     from transformers import GenerationConfig
 
     return GenerationConfig(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=own.bos_token_id,
-        decoder_start_token_id=own.decoder_start_token_id,
-        forced_bos_token_id=own.forced_bos_token_id,
+        bos_token_id=checkpoint_config.bos_token_id,
+        decoder_start_token_id=checkpoint_config.decoder_start_token_id,
+        forced_bos_token_id=checkpoint_config.forced_bos_token_id,
     )

@@ -1,8 +1,8 @@
-"""Layers through torch.compile, where that works; everything else goes the plain way, with the same numbers.
+"""Layers run through torch.compile where that works; everything else runs uncompiled, with the same numbers.
 
-What is compiled is a copy of each layer that shares its weights and has no hooks, made before any are installed:
-dynamo cannot see through a ContextVar, and breaks the graph at each. A pass that changes something inside a layer
-(keys and values, adapters), or fills a cache (whose place in each layer would be compiled in), runs the layer itself.
+A copy of each layer is compiled. It shares the weights and has no hooks, because it is made before they are installed:
+dynamo breaks the graph at every ContextVar. The layer itself runs in a pass that changes something inside a layer (keys
+and values, adapters) or fills a cache (whose index in each layer would be compiled in).
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from softcue.backbones.families import family_of
-from softcue.backbones.injection import _running
-from softcue.backbones.loading.autotune import LAYERS
-from softcue.backbones.loading.trials import agree, first_layers, typical_pass
+from softcue.backbones.families import source_layers
+from softcue.backbones.injection import running_pass
+from softcue.backbones.loading.autotune import TRIAL_LAYERS, agree, keep_first_layers, make_trial_pass
 
 VARIANTS = 32  # with and without gradient or mask, one row or many, a first layer unlike the others, ...
 
 Forward = Callable[..., Any]
 
 
-class _Attempt:
-    """Whether compiled layers are used; all of a model's layers or none."""
+class _CompileState:
+    """Whether the compiled layers of a model are used: all of them or none."""
 
     def __init__(self) -> None:
         self.is_on = True
 
-    def give_up(self, reason: str) -> None:
-        """Go the plain way from now on, and say so once."""
+    def turn_off(self, reason: str) -> None:
+        """Use the uncompiled layers from now on, and warn once."""
         if self.is_on:
             self.is_on = False
             line = " ".join(reason.split())[:200]
@@ -40,7 +39,7 @@ class _Attempt:
 
 
 def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Run a new model's reading layers compiled, after a trial that must give the plain numbers, forward and backward.
+    """Compile the source layers of a new model, if a trial pass gives the same numbers, forward and backward.
 
     Example:
         compile_layers(model)
@@ -49,51 +48,51 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
     from transformers import Cache
 
     settings.recompile_limit = max(settings.recompile_limit, VARIANTS)
-    layers: nn.ModuleList = model.base_model.get_submodule(family_of(model.config.model_type).reader.layers)
-    attempt = _Attempt()
+    layers = source_layers(model)
+    state = _CompileState()
     try:
-        with first_layers(model, LAYERS):
-            wanted = typical_pass(model)()
+        with keep_first_layers(model, TRIAL_LAYERS):
+            plain_outputs = make_trial_pass(model)()
             for number, layer in enumerate(layers):
-                spare = copy.deepcopy(layer, memo={id(value): value for value in layer.parameters()})
-                compiled = torch.compile(spare.forward, dynamic=True, backend=backend)
-                layer.forward = _either(compiled, layer.forward, attempt, layers, number, Cache)
-            found = typical_pass(model)()
+                layer_copy = copy.deepcopy(layer, memo={id(value): value for value in layer.parameters()})
+                compiled = torch.compile(layer_copy.forward, dynamic=True, backend=backend)
+                layer.forward = _make_forward(compiled, layer.forward, state, layers, number, Cache)
+            compiled_outputs = make_trial_pass(model)()
     except Exception as error:
-        attempt.give_up(_told(error))
+        state.turn_off(_first_line(error))
     else:
-        if not agree(found, wanted, model.get_input_embeddings().weight.dtype):
-            attempt.give_up("its numbers are not those of the plain ones")
-    if not attempt.is_on:
+        if not agree(compiled_outputs, plain_outputs, model.get_input_embeddings().weight.dtype):
+            state.turn_off("its numbers are not those of the plain ones")
+    if not state.is_on:
         for layer in layers:
             vars(layer).pop("forward", None)
 
 
-def _either(
-    compiled: Forward, plain: Forward, attempt: _Attempt, layers: nn.ModuleList, number: int, cache: type
+def _make_forward(
+    compiled: Forward, plain: Forward, state: _CompileState, layers: nn.ModuleList, number: int, cache_class: type
 ) -> Forward:
     def run(*args: Any, **kwargs: Any) -> Any:
-        has_cache = any(isinstance(value, cache) for value in (*args, *kwargs.values()))
-        if not attempt.is_on or has_cache or _reaches_into(layers, number):
+        has_cache = any(isinstance(value, cache_class) for value in (*args, *kwargs.values()))
+        if not state.is_on or has_cache or _is_changed_inside(layers, number):
             return plain(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)
         except Exception as error:
-            found = plain(*args, **kwargs)  # if this fails as well, the compiler is not to blame
-            attempt.give_up(_told(error))
-            return found
+            output = plain(*args, **kwargs)  # if this fails as well, the cause is not the compiler
+            state.turn_off(_first_line(error))
+            return output
 
     return run
 
 
-def _reaches_into(layers: nn.ModuleList, number: int) -> bool:
-    """Whether the running pass changes something inside a layer, rather than only what enters it."""
-    active = _running(id(layers))
+def _is_changed_inside(layers: nn.ModuleList, number: int) -> bool:
+    """Whether the running pass changes something inside a layer, rather than only its input."""
+    active = running_pass(id(layers))
     if active is None:
         return False
-    own = active.taken.get(number)
-    return bool(active.sublayers) or (own is not None and own.keys is not None)
+    layer_prompt = active.layer_prompts.get(number)
+    return bool(active.sublayers) or (layer_prompt is not None and layer_prompt.keys is not None)
 
 
-def _told(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

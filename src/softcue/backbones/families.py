@@ -1,7 +1,7 @@
-"""One table: for each `model_type`, what kind it is, where its layers and sub-layers are, how it counts positions.
+"""The table of model families: for each `model_type`, where its parts are and how it differs from the other families.
 
-Adding a backbone family is one entry here and one tiny configuration in `tests/tiny.py`, whose conformance
-tests then run for it. Nothing else in softcue asks for a model's type.
+Adding a family is one entry here and one tiny configuration in `tests/tiny.py`, whose conformance tests then run for
+it. The other modules ask for the fields of a family. None of them compares a `model_type`.
 """
 
 from __future__ import annotations
@@ -10,41 +10,58 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from softcue.errors import BackboneError, near_matches
 from softcue.types import BackboneKind
 
-WordHead = Callable[[Any, Tensor], Tensor]
+WordHead = Callable[[Any, Tensor], Tensor]  # (model, hidden states) -> logits over the vocabulary
 
 
 @dataclass(frozen=True)
-class KeysValues:
-    """Where a layer's keys and values come out: two modules, or one for queries, keys and values together."""
+class KeyValueModules:
+    """The modules of a layer that compute keys and values: two, or one for queries, keys and values together."""
 
     key: str
     value: str
-    packing: Literal["apart", "in a row", "by head"] = "apart"  # [q k v], or q, k, v within each head
+    # How the output holds keys and values: alone, as [q k v], or as q, k, v within each head.
+    packing: Literal["separate", "concatenated", "within heads"] = "separate"
+    width_attribute: str = "out_features"  # the module's attribute with its output width; GPT-2's Conv1D has `nf`
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A list of layers, and in each the modules whose output enters a residual sum: attention, feed-forward."""
+    """A list of layers and, in each layer, the modules whose output enters a residual sum: attention, feed-forward."""
 
-    layers: str
-    sublayers: tuple[str, ...]
+    layers: str  # path below the base model
+    sublayers: tuple[str, ...]  # paths below a layer
+    # OPT's feed-forward runs on all positions of the batch as one axis: its output is [B*S D] instead of [B S D].
+    flattens_feed_forward: bool = False
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where things are in one family of models."""
+    """Where the parts of one family of models are, and what is particular to the family."""
 
     kind: BackboneKind
-    reader: Stack  # paths, below the base model, of the layers that read the source text
+    source_stack: Stack  # the layers that run on the source text
     first_position: int | Literal["after padding"] | None  # None: the model takes no position numbers
-    keys_values: KeysValues | None = None  # None: keys cannot be set from outside
-    word_head: WordHead | None = None  # encoders only: hidden states -> logits over the vocabulary
-    writer: Stack | None = None  # encoder-decoders only: the layers that write
+    key_value_modules: KeyValueModules | None = None  # None: keys cannot be set from outside
+    word_head: WordHead | None = None  # encoders only
+    decoder_stack: Stack | None = None  # encoder-decoders only
+    why_no_keys: str = ""  # the reason, where `key_value_modules` is None
+    # Classes, beside those that end in ForMaskedLM, whose checkpoints hold weights of the masked-word head. ELECTRA's
+    # ForPreTraining holds none.
+    word_head_classes: tuple[str, ...] = ()
+    # Path below a layer. In T5 the first layer's attention computes the relative position bias for all layers, so a
+    # model without its first layer needs the bias in another one.
+    position_bias: str | None = None
+    # Attribute beside the layer list. In DeBERTa a convolution over the word embeddings follows the first layer, so a
+    # model without its first layer must not run it.
+    after_first_layer: str | None = None
+    # A key of config.json that is false where input and output words are not tied. transformers 5 builds every T5 tied
+    # and unties T5 1.1 only when its checkpoint holds two tables; it saves what a 1.1 config said of tying here.
+    tied_words_key: str | None = None
 
 
 def _bert_words(model: Any, hidden: Tensor) -> Tensor:
@@ -68,66 +85,86 @@ def _modernbert_words(model: Any, hidden: Tensor) -> Tensor:
     return model.decoder(model.head(hidden))  # type: ignore[no-any-return]
 
 
-_BERT = Stack("encoder.layer", ("attention.output.dropout", "output.dropout"))
-_BERT_KEYS = KeysValues("attention.self.key", "attention.self.value")
-_T5 = Stack("encoder.block", ("layer.0.dropout", "layer.1.dropout"))
-_T5_WRITER = Stack("decoder.block", ("layer.0.dropout", "layer.2.dropout"))
-_T5_KEYS = KeysValues("layer.0.SelfAttention.k", "layer.0.SelfAttention.v")
-_LLAMA = Stack("layers", ("self_attn.o_proj", "mlp.down_proj"))
-_PROJECTIONS = KeysValues("self_attn.k_proj", "self_attn.v_proj")
+_BERT_STACK = Stack("encoder.layer", ("attention.output.dropout", "output.dropout"))
+_BERT_KEYS = KeyValueModules("attention.self.key", "attention.self.value")
+_LLAMA_STACK = Stack("layers", ("self_attn.o_proj", "mlp.down_proj"))
+_PROJECTIONS = KeyValueModules("self_attn.k_proj", "self_attn.v_proj")
+_ROBERTA = Family("encoder", _BERT_STACK, "after padding", _BERT_KEYS, _roberta_words)
+_LLAMA = Family("decoder", _LLAMA_STACK, 0, _PROJECTIONS)
+_T5 = Family(
+    "encoder-decoder",
+    Stack("encoder.block", ("layer.0.dropout", "layer.1.dropout")),
+    None,
+    KeyValueModules("layer.0.SelfAttention.k", "layer.0.SelfAttention.v"),
+    decoder_stack=Stack("decoder.block", ("layer.0.dropout", "layer.2.dropout")),
+    position_bias="layer.0.SelfAttention",
+    tied_words_key="scale_decoder_outputs",
+)
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family("encoder", _BERT, 0, _BERT_KEYS, _bert_words),
-    "roberta": Family("encoder", _BERT, "after padding", _BERT_KEYS, _roberta_words),
-    "xlm-roberta": Family("encoder", _BERT, "after padding", _BERT_KEYS, _roberta_words),
+    "bert": Family("encoder", _BERT_STACK, 0, _BERT_KEYS, _bert_words, word_head_classes=("BertForPreTraining",)),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
     "distilbert": Family(
         "encoder",
         Stack("transformer.layer", ("attention.out_lin", "ffn.dropout")),
         0,
-        KeysValues("attention.k_lin", "attention.v_lin"),
+        KeyValueModules("attention.k_lin", "attention.v_lin"),
         _distilbert_words,
     ),
-    "electra": Family("encoder", _BERT, 0, _BERT_KEYS, _electra_words),
-    # its key projection serves relative positions as well, so keys cannot be told apart there
-    "deberta-v2": Family("encoder", _BERT, 0, None, _bert_words),
+    "electra": Family("encoder", _BERT_STACK, 0, _BERT_KEYS, _electra_words),
+    "deberta-v2": Family(
+        "encoder",
+        _BERT_STACK,
+        0,
+        None,
+        _bert_words,
+        why_no_keys="its key projection also serves relative positions",
+        after_first_layer="conv",
+    ),
     "modernbert": Family(
         "encoder",
         Stack("layers", ("attn.out_drop", "mlp.Wo")),
         0,
-        KeysValues("attn.Wqkv", "attn.Wqkv", "in a row"),
+        KeyValueModules("attn.Wqkv", "attn.Wqkv", "concatenated"),
         _modernbert_words,
     ),
-    "t5": Family("encoder-decoder", _T5, None, _T5_KEYS, writer=_T5_WRITER),
-    "mt5": Family("encoder-decoder", _T5, None, _T5_KEYS, writer=_T5_WRITER),
+    "t5": _T5,
+    "mt5": _T5,
     "bart": Family(
         "encoder-decoder",
         Stack("encoder.layers", ("self_attn.out_proj", "fc2")),
         None,
         _PROJECTIONS,
-        writer=Stack("decoder.layers", ("self_attn.out_proj", "fc2")),
+        decoder_stack=Stack("decoder.layers", ("self_attn.out_proj", "fc2")),
     ),
     "gpt2": Family(
         "decoder",
         Stack("h", ("attn.resid_dropout", "mlp.dropout")),
         0,
-        KeysValues("attn.c_attn", "attn.c_attn", "in a row"),
+        KeyValueModules("attn.c_attn", "attn.c_attn", "concatenated", width_attribute="nf"),
     ),
-    "llama": Family("decoder", _LLAMA, 0, _PROJECTIONS),
-    "mistral": Family("decoder", _LLAMA, 0, _PROJECTIONS),
-    "qwen2": Family("decoder", _LLAMA, 0, _PROJECTIONS),
-    "qwen3": Family("decoder", _LLAMA, 0, _PROJECTIONS),
-    "opt": Family("decoder", Stack("decoder.layers", ("self_attn.out_proj", "fc2")), 0, _PROJECTIONS),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "opt": Family(
+        "decoder",
+        Stack("decoder.layers", ("self_attn.out_proj", "fc2"), flattens_feed_forward=True),
+        0,
+        _PROJECTIONS,
+    ),
     "gpt_neox": Family(
         "decoder",
         Stack("layers", ("post_attention_dropout", "post_mlp_dropout")),
         0,
-        KeysValues("attention.query_key_value", "attention.query_key_value", "by head"),
+        KeyValueModules("attention.query_key_value", "attention.query_key_value", "within heads"),
     ),
 }
 
 
 def family_of(model_type: str) -> Family:
-    """The table's entry for a model type.
+    """Return the table's entry for a model type.
 
     Example:
         >>> family_of("t5").kind
@@ -137,8 +174,22 @@ def family_of(model_type: str) -> Family:
         raise BackboneError(
             setting="backbone model_type",
             got=model_type,
-            expected="one of the families in softcue/backbones/architectures.py",
+            expected="one of the families in softcue/backbones/families.py",
             fix=f"add an entry there (kind, layer path, positions; see CONTRIBUTING.md); "
             f"{near_matches(model_type, FAMILIES)}",
         )
     return FAMILIES[model_type]
+
+
+def source_layers(model: Any) -> nn.ModuleList:
+    """Return the layers of a transformers model that run on the source text.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=24, num_hidden_layers=3))
+        >>> len(source_layers(model))
+        3
+    """
+    path = family_of(model.config.model_type).source_stack.layers
+    layers: nn.ModuleList = model.base_model.get_submodule(path)
+    return layers

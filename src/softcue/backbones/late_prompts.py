@@ -1,10 +1,11 @@
-"""Late prompts: a backbone whose prompts enter at layer k, beyond the papers.
+"""Late prompts: a backbone whose prompts enter at layer k. This goes beyond the papers.
 
-Layers below k read the text alone: what they give depends on the frozen model and the text, so it is computed once,
-without gradient, and kept (kept_states.py). A step then runs the layers from k on, and the backward pass ends there.
+The layers below k run on the text alone. Their output depends on the frozen model and the text only, so it is computed
+once, without gradient, and kept (state_cache.py). A training step runs the layers from k on, and its backward pass
+ends there.
 
-`LateBackbone` is the model from layer k on, a copy of its structure that shares every weight. What other backbones
-call word embeddings are here the states that enter layer k.
+`LateBackbone` is the model from layer k on: a copy of the structure that shares all weights. Where other backbones take
+word embeddings, it takes the hidden states that enter layer k.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from torch import Tensor, nn
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.families import family_of
-from softcue.backbones.injection import ReachedLayer, injected
+from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
-from softcue.backbones.passes.decoder import DecoderPass
-from softcue.backbones.passes.shared_prefix import KeysValues
+from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, repeat_rows
 from softcue.backbones.state_cache import StateCache
 from softcue.errors import BackboneError
 from softcue.types import Batch
@@ -35,7 +35,7 @@ WORDS_AT_ONCE = 256
 
 
 class LateBackbone(Backbone):
-    """A frozen model from one of its layers on, reading what the layers below made of the text."""
+    """The layers of a frozen model from layer k on. Their input is the output of the layers below."""
 
     def __init__(self, whole: Backbone, first_layer: int) -> None:
         if not 0 < first_layer < whole.num_layers:
@@ -47,106 +47,110 @@ class LateBackbone(Backbone):
             )
         self.whole = whole
         self.first_layer = first_layer
-        super().__init__(_upper(whole.model, first_layer), whole.tokenizer, whole.name, whole.folder)
+        model = _copy_upper_layers(whole.model, first_layer)
+        super().__init__(model, whole.tokenizer, whole.name, whole.folder)
         self.layout_side = whole.layout_side
         if self.kind == "decoder":
-            self._reading = LateDecoderPass
-        self.kept = StateCache(*whole.state_cache_bytes)
-        self._last: tuple[weakref.ref[Batch], Tensor] | None = None  # of the batch asked for last: text, then target
+            self._pass_class = LateDecoderPass
+        self.state_cache = StateCache(*whole.state_cache_bytes)
+        # The batch whose states were computed last, and these states: of the text, then of the target.
+        self._last_states: tuple[weakref.ref[Batch], Tensor] | None = None
         if whole.checkpoints_layers:
             self.checkpoint_layers()
-        _enter_at_first_layer(_taking_embeddings(self.base), self.layers[0], whole.width, self.written)
+        embedding_module = _find_embedding_module(self.base)
+        _enter_at_first_layer(embedding_module, self.layers[0], whole.width, self.run_below_on_tokens)
 
     @property
     def width(self) -> int:
-        """D of prompt vectors: they stand among hidden states."""
+        """D of prompt vectors: that of hidden states."""
         return self.hidden_width
 
     @cached_property
     def max_length(self) -> int:
-        """As the whole model's: the prompt has no position embeddings, but the rest of softcue counts it."""
+        """The limit of the whole model. Late prompts have no position embeddings, but softcue counts them."""
         return self.whole.max_length
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """A cue belongs to the whole model."""
+        """The digests of the whole model."""
         return self.whole.fingerprint
 
     @property
     def with_dropout(self) -> Backbone:
-        """What is read with dropout on is read by the whole model."""
+        """The whole model with dropout on."""
         return self.whole.with_dropout
 
     @property
     def word_input_states(self) -> WordStates:
-        """What layer k would read of single words."""
+        """The states of single words that enter layer k."""
         return WordStates(self)
 
     def input_states(self, batch: Batch) -> Tensor:
-        """The states of the text that enter layer k, in float32. [B T D]"""
+        """Return the states of the text that enter layer k, in float32. [B T D]"""
         return self._states(batch)[:, : batch.ids.shape[1]]
 
-    def following(self, batch: Batch) -> Tensor:
-        """The states of a decoder's target tokens, which have read the text. [B U D]"""
+    def target_input_states(self, batch: Batch) -> Tensor:
+        """Return the states of a decoder's target tokens that enter layer k; they depend on the text. [B U D]"""
         return self._states(batch)[:, batch.ids.shape[1] :]
 
-    def late(self, first_layer: int) -> Backbone:
-        """Counted from the whole model's first layer."""
-        return self.whole.late(first_layer)
+    def from_layer(self, first_layer: int) -> Backbone:
+        """Return the view of the whole model from a layer on; layers are counted in the whole model."""
+        return self.whole.from_layer(first_layer)
 
-    def twin(self, weights: Any = None) -> Backbone:
-        """Of the whole model."""
-        return self.whole.twin(weights)
+    def with_weights(self, weights: Any = None) -> Backbone:
+        """Return the whole model with other weights."""
+        return self.whole.with_weights(weights)
 
     @torch.no_grad()
     def run_below(self, **inputs: Any) -> Tensor:
-        """What a pass of the whole model gives layer k; its cache then holds the layers below. [B S D]"""
+        """Run the layers below k and return the input of layer k; the given cache then holds their keys. [B S D]"""
         try:
-            with injected(self.whole.layers, (), stops_at=self.first_layer):
+            with inject(self.whole.layers, (), stops_at=self.first_layer):
                 self.whole.base(**inputs, use_cache=True)
         except ReachedLayer as reached:
             return reached.hidden
         raise AssertionError(f"{self.name} never ran layer {self.first_layer}")
 
-    def written(self, ids: Tensor, mask: Tensor, below: WritingCache) -> Tensor:
-        """States of tokens behind a text, which from now on belongs to it. [N U] -> [N U D]"""
-        first = below.mask.sum(dim=1, keepdim=True) + (self.first_position or 0)  # [N 1]
-        below.mask = torch.cat([below.mask, mask.long()], dim=1)
+    def run_below_on_tokens(self, ids: Tensor, mask: Tensor, lower: LowerLayersCache) -> Tensor:
+        """Run the layers below k on tokens that follow a text, and add them to its cache. [N U] -> [N U D]"""
+        first = lower.mask.sum(dim=1, keepdim=True) + (self.first_position or 0)  # [N 1]
+        lower.mask = torch.cat([lower.mask, mask.long()], dim=1)
         positions = first + torch.arange(ids.shape[1], device=ids.device)
         return self.run_below(
-            input_ids=ids, attention_mask=below.mask, position_ids=positions, past_key_values=below.below
+            input_ids=ids, attention_mask=lower.mask, position_ids=positions, past_key_values=lower.cache
         )
 
     @torch.no_grad()
     def _states(self, batch: Batch) -> Tensor:
-        """Text, then (on decoders) target, each padded as in the batch. [B T+U D]"""
-        last = self._last
+        """The states of the text, then (on decoders) of the target, each padded as in the batch. [B T+U D]"""
+        last = self._last_states
         if last is not None and last[0]() is batch:
             return last[1]
         with_target = self.kind == "decoder" and batch.target_ids.shape[1] > 0
         width = batch.ids.shape[1] + (batch.target_ids.shape[1] if with_target else 0)
-        keys = _keys(batch, with_target)
-        known = self.kept.get(keys)
-        missing = [row for row, states in enumerate(known) if states is None]
+        keys = _cache_keys(batch, with_target)
+        row_states = self.state_cache.get(keys)
+        missing = [row for row, states in enumerate(row_states) if states is None]
         if missing:
-            rows = batch.rows(torch.tensor(missing, device=batch.ids.device))
-            forward_pass = self.whole.read(rows, None, self.whole.embed(rows.ids), with_target)
-            states, mask = forward_pass.input_states(self.first_layer, with_target)  # [b T+U D], [b T+U]
+            missing_rows = batch.rows(torch.tensor(missing, device=batch.ids.device))
+            forward_pass = self.whole.read(missing_rows, None, self.whole.embed(missing_rows.ids), with_target)
+            new_states, mask = forward_pass.input_states(self.first_layer, with_target)  # [b T+U D], [b T+U]
             for number, row in enumerate(missing):
-                known[row] = states[number, mask[number]]
-            self.kept.put({keys[row]: own for row in missing if (own := known[row]) is not None})
+                row_states[row] = new_states[number, mask[number]]
+            self.state_cache.put({keys[row]: states for row in missing if (states := row_states[row]) is not None})
         mask = torch.cat([batch.mask, batch.target_mask], dim=1)[:, :width]
-        found = torch.zeros(batch.size, width, self.hidden_width, device=batch.ids.device)
-        found[mask] = torch.cat([own.to(found) for own in known if own is not None])
-        self._last = (weakref.ref(batch), found)
-        return found
+        padded = torch.zeros(batch.size, width, self.hidden_width, device=batch.ids.device)
+        padded[mask] = torch.cat([states.to(padded) for states in row_states if states is not None])
+        self._last_states = (weakref.ref(batch), padded)
+        return padded
 
 
 class WordStates:
-    """States that enter layer k where a text is one word, computed for the words that are asked for.
+    """The states of single words that enter layer k, computed on demand.
 
-    The word stands among the special tokens of a text: the first position of a model has nearly the same states
-    whatever word stands there (MiniLM's layer 3: cosine 1.0000 between words; 0.27 within [CLS] and [SEP]).
+    Each word is the only word of a text, between the special tokens of the tokenizer. Without them it would be the
+    first position, whose states are nearly the same for every word (MiniLM's layer 3: the cosine between words is
+    1.0000 at the first position and 0.27 within [CLS] and [SEP]).
     """
 
     def __init__(self, backbone: LateBackbone) -> None:
@@ -158,29 +162,33 @@ class WordStates:
     def __getitem__(self, ids: Tensor) -> Tensor:
         """[n] -> [n D]"""
         whole = self._backbone.whole
-        before, after = _around_texts(whole)
-        found = []
+        before, after = _special_tokens_around(whole)
+        all_states = []
         with torch.no_grad():
-            for some in ids.to(whole.device).split(WORDS_AT_ONCE) if len(ids) else ():
+            for words in ids.to(whole.device).split(WORDS_AT_ONCE) if len(ids) else ():
                 text = torch.cat(
                     [
-                        some.new_tensor(before).expand(len(some), -1),
-                        some.unsqueeze(1),
-                        some.new_tensor(after).expand(len(some), -1),
+                        words.new_tensor(before).expand(len(words), -1),
+                        words.unsqueeze(1),
+                        words.new_tensor(after).expand(len(words), -1),
                     ],
                     dim=1,
                 )
-                nothing = text[:, :0]
-                batch = Batch(
-                    text, torch.ones_like(text).bool(), None, text.new_zeros(len(text)), nothing, nothing.bool()
-                )
+                batch = _batch_of_texts(text, torch.ones_like(text).bool())
                 forward_pass = whole.read(batch, None, whole.embed(batch.ids))
-                found.append(forward_pass.input_states(self._backbone.first_layer)[0][:, len(before)].float().cpu())
-        return torch.cat(found) if found else torch.zeros(0, self._backbone.width)
+                states, _ = forward_pass.input_states(self._backbone.first_layer)
+                all_states.append(states[:, len(before)].float().cpu())
+        return torch.cat(all_states) if all_states else torch.zeros(0, self._backbone.width)
 
 
-def _around_texts(backbone: Backbone) -> tuple[list[int], list[int]]:
-    """Special tokens before and after every text; a decoder that has none in front begins where a text has ended."""
+def _batch_of_texts(ids: Tensor, mask: Tensor) -> Batch:
+    """Make a batch of texts without targets. [B T], [B T]"""
+    no_target = ids[:, :0]
+    return Batch(ids, mask, None, ids.new_zeros(len(ids)), no_target, no_target.bool())
+
+
+def _special_tokens_around(backbone: Backbone) -> tuple[list[int], list[int]]:
+    """Return the special tokens before and after every text; for a decoder without any, the end token before it."""
     tokenizer = backbone.tokenizer
     ids, special = list(tokenizer("a")["input_ids"]), set(tokenizer.all_special_ids)
     before = list(itertools.takewhile(lambda token: token in special, ids))
@@ -190,101 +198,102 @@ def _around_texts(backbone: Backbone) -> tuple[list[int], list[int]]:
     return before, after[::-1]
 
 
-class WritingCache:
-    """Keys and values of a text in the layers below, which follow those of the layers above through beam search."""
+class LowerLayersCache:
+    """Keys and values of texts in the layers below k, during generation or ranking with the layers above.
 
-    def __init__(self, known: KeysValues, mask: Tensor, repeats: int) -> None:
+    Beam search reorders the cache of the layers above; `attach_to` makes this cache follow.
+    """
+
+    def __init__(self, keys_values: KeyValueCache, mask: Tensor, repeats: int) -> None:
         from transformers import DynamicCache
 
-        self.below = DynamicCache(
-            [(k.repeat_interleave(repeats, 0), v.repeat_interleave(repeats, 0)) for k, v in known]
-        )
+        self.cache = DynamicCache(repeat_rows(keys_values, repeats))
         self.mask = mask.long().repeat_interleave(repeats, dim=0)  # [N S]
 
-    def carried_by(self, above: KeysValues) -> Any:
-        """A cache for the layers above that takes this one along."""
+    def attach_to(self, upper_keys_values: KeyValueCache) -> Any:
+        """Make a cache for the layers above that carries this one."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(above)
-        reorder = cache.reorder_cache
+        cache = DynamicCache(upper_keys_values)
+        reorder_upper = cache.reorder_cache
 
-        def reorder_both(beams: Tensor) -> None:  # beams of a row, whose mask is the same
-            reorder(beams)
-            self.below.reorder_cache(beams)
+        def reorder_all(beams: Tensor) -> None:  # beams of one row have the same mask
+            reorder_upper(beams)
+            self.cache.reorder_cache(beams)
 
-        cache.reorder_cache = reorder_both
-        cache.softcue_below = self
+        cache.reorder_cache = reorder_all
+        cache.softcue_lower = self
         return cache
 
 
 class LateDecoderPass(DecoderPass):
-    """A causal backbone from layer k on: every token it writes has to pass the layers below first."""
+    """A pass of a causal backbone from layer k on. Each new token runs through the layers below first."""
 
     backbone: LateBackbone
 
-    def _below(self, repeats: int) -> WritingCache:
-        """The text's keys and values in the layers below."""
+    def _make_lower_cache(self, repeats: int) -> LowerLayersCache:
+        """Run the layers below on the text and keep their keys and values."""
         from transformers import DynamicCache
 
-        nothing = self.ids[:, :0]
-        text = Batch(self.ids, self.text_mask, None, self.ids.new_zeros(len(self.ids)), nothing, nothing.bool())
+        text = _batch_of_texts(self.ids, self.text_mask)
         forward_pass = self.backbone.whole.read(text, None, self.backbone.whole.input_states(text))
         cache = DynamicCache()
         self.backbone.run_below(**forward_pass._inputs(), past_key_values=cache)
-        return WritingCache([(layer.keys, layer.values) for layer in cache.layers], forward_pass.layout.mask, repeats)
+        return LowerLayersCache(keys_values_of(cache), forward_pass.layout.mask, repeats)
 
-    def _following(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
-        return self.backbone.written(target_ids, target_mask, self._below(len(target_ids) // len(self.ids)))
+    def _embed_continuations(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
+        lower = self._make_lower_cache(len(target_ids) // len(self.ids))
+        return self.backbone.run_below_on_tokens(target_ids, target_mask, lower)
 
-    def _written_to(self, known: KeysValues, num_beams: int) -> Any:
-        return self._below(num_beams).carried_by(known)
+    def _make_generation_cache(self, keys_values: KeyValueCache, num_beams: int) -> Any:
+        return self._make_lower_cache(num_beams).attach_to(keys_values)
 
 
-def _keys(batch: Batch, with_target: bool) -> list[bytes]:
-    """What a row's states depend on: its real tokens, their sentences, and the target's."""
-    found = []
-    segments = batch.segments if batch.segments is not None else [None] * batch.size
-    for ids, mask, own, target_ids, target_mask in zip(
-        batch.ids, batch.mask, segments, batch.target_ids, batch.target_mask, strict=True
+def _cache_keys(batch: Batch, with_target: bool) -> list[bytes]:
+    """Make a key for each row from all that its states depend on: its real tokens, their segments, and the target."""
+    keys = []
+    all_segments = batch.segments if batch.segments is not None else [None] * batch.size
+    for ids, mask, segments, target_ids, target_mask in zip(
+        batch.ids, batch.mask, all_segments, batch.target_ids, batch.target_mask, strict=True
     ):
         key = ids[mask].cpu().numpy().tobytes()
-        if own is not None:
-            key += b"s" + own[mask].cpu().numpy().tobytes()
+        if segments is not None:
+            key += b"s" + segments[mask].cpu().numpy().tobytes()
         if with_target:
             key += b"t" + target_ids[target_mask].cpu().numpy().tobytes()
-        found.append(key)
-    return found
+        keys.append(key)
+    return keys
 
 
-def _upper(model: Any, first_layer: int) -> Any:
-    """The model without its first reading layers, sharing all weights."""
+def _copy_upper_layers(model: Any, first_layer: int) -> Any:
+    """Copy a model without its first source layers; the copy shares all weights."""
     upper = copy.deepcopy(model, memo={id(value): value for value in model.parameters()})
-    architecture = family_of(upper.config.model_type)
-    path, _, name = architecture.reader.layers.rpartition(".")
+    family = family_of(upper.config.model_type)
+    path, _, name = family.source_stack.layers.rpartition(".")
     parent: Any = upper.base_model.get_submodule(path)
     layers: Sequence[nn.Module] = list(getattr(parent, name))
     for layer in layers:
-        vars(layer).pop("forward", None)  # a checkpointed layer's, which would run the first model's
+        vars(layer).pop("forward", None)  # of a checkpointed layer: it would run the layer of the first model
         for module in layer.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):  # its place among cached keys and values
+            if isinstance(getattr(module, "layer_idx", None), int):  # the layer's index in a cache of keys and values
                 module.layer_idx -= first_layer  # type: ignore[operator, assignment]
-    for path, module in layers[0].named_modules():
-        if getattr(module, "has_relative_attention_bias", False):  # T5's first layer has the bias for all of them
-            heir: Any = layers[first_layer].get_submodule(path)
-            heir.relative_attention_bias, heir.has_relative_attention_bias = module.relative_attention_bias, True
-    if getattr(parent, "conv", None) is not None:  # DeBERTa's, which follows its first layer
-        parent.conv = None
+    if family.position_bias is not None:
+        source: Any = layers[0].get_submodule(family.position_bias)
+        heir: Any = layers[first_layer].get_submodule(family.position_bias)
+        heir.relative_attention_bias, heir.has_relative_attention_bias = source.relative_attention_bias, True
+    if family.after_first_layer is not None:
+        setattr(parent, family.after_first_layer, None)
     setattr(parent, name, nn.ModuleList(layers[first_layer:]))
-    if architecture.kind == "decoder":
+    if family.kind == "decoder":
         upper.config.num_hidden_layers = len(layers) - first_layer
-        if kinds := getattr(upper.config, "layer_types", None):
-            upper.config.layer_types = kinds[first_layer:]
+        if layer_types := getattr(upper.config, "layer_types", None):
+            upper.config.layer_types = layer_types[first_layer:]
     return upper
 
 
-def _taking_embeddings(base: Any) -> nn.Module:
-    """The module around the layers that takes `inputs_embeds`."""
-    path = family_of(base.config.model_type).reader.layers
+def _find_embedding_module(base: Any) -> nn.Module:
+    """Find the innermost module around the source layers that takes `inputs_embeds`."""
+    path = family_of(base.config.model_type).source_stack.layers
     while path:
         path = path.rpartition(".")[0]
         module: nn.Module = base.get_submodule(path)
@@ -294,32 +303,37 @@ def _taking_embeddings(base: Any) -> nn.Module:
 
 
 def _enter_at_first_layer(
-    reader: nn.Module, first: nn.Module, width: int, written: Callable[[Tensor, Tensor, WritingCache], Tensor]
+    embedding_module: nn.Module,
+    first_layer: nn.Module,
+    embedding_width: int,
+    run_below_on_tokens: Callable[[Tensor, Tensor, LowerLayersCache], Tensor],
 ) -> None:
-    """Make a model take states for its first layer where it takes word embeddings, and make states of what it writes.
+    """Make a model take states of its first layer as `inputs_embeds`, and compute them for the tokens it generates.
 
-    Its embedding stage still runs, on nothing: position embeddings and norms are in what the states come from.
+    The embedding stage still runs, on zeros, and its output is dropped: the states include position embeddings and
+    norms already.
     """
-    states: ContextVar[Tensor | None] = ContextVar("softcue_states", default=None)
+    pending: ContextVar[Tensor | None] = ContextVar("softcue_states", default=None)
 
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given, ids = kwargs.get("inputs_embeds"), args[0] if args else kwargs.get("input_ids")
-        below = getattr(kwargs.get("past_key_values"), "softcue_below", None)
-        if given is None and ids is not None and below is not None:
-            given = written(ids, torch.ones_like(ids), below)
-        states.set(given)
-        if given is None:
+    def replace_by_zeros(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        states, ids = kwargs.get("inputs_embeds"), args[0] if args else kwargs.get("input_ids")
+        lower = getattr(kwargs.get("past_key_values"), "softcue_lower", None)
+        if states is None and ids is not None and lower is not None:
+            states = run_below_on_tokens(ids, torch.ones_like(ids), lower)
+        pending.set(states)
+        if states is None:
             return None
-        nothing = given.new_zeros(*given.shape[:2], width)
-        args, kwargs = (None, *args[1:]) if args else args, {**kwargs, "inputs_embeds": nothing}
+        zeros = states.new_zeros(*states.shape[:2], embedding_width)
+        args, kwargs = (None, *args[1:]) if args else args, {**kwargs, "inputs_embeds": zeros}
         return args, kwargs if args else {**kwargs, "input_ids": None}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = states.get()
-        if given is None:
+        states = pending.get()
+        if states is None:
             return None
-        states.set(None)
-        return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
+        pending.set(None)
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
 
-    reader.register_forward_pre_hook(keep, with_kwargs=True)
-    first.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)  # before a prompt's own part goes in
+    embedding_module.register_forward_pre_hook(replace_by_zeros, with_kwargs=True)
+    # Prepended, so that it runs before the hook that puts the prompt's part into the layer.
+    first_layer.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)

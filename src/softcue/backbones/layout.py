@@ -1,8 +1,7 @@
-"""Where a prompt goes: written once, for every method and every kind of backbone.
+"""Where prompt, text and target of each row go in one sequence, for every method and every kind of backbone.
 
-`Layout` places prompt, text and target of each row in one sequence. Embeddings, mask, positions, segments
-and slots all come from the same gather indices, so they cannot disagree. Rows are packed without gaps: a
-shorter prompt leaves no hole, its padding joins the padding at the row's edge.
+Embeddings, mask, positions, segments and slots of a `Layout` all come from the same gather indices, so they cannot
+disagree. Rows are packed without gaps: the padding of a shorter prompt goes to the padding at the edge of the row.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from softcue.types import Batch
 
 @dataclass(frozen=True)
 class Layout:
-    """Gather indices into the pool [prompt | text | target | padding], and what follows from them."""
+    """Gather indices into the pool [prompt | text | target | padding], and the masks and slots derived from them."""
 
-    index: Tensor  # [B S] where each position comes from
+    index: Tensor  # [B S] the source of each position in the pool
     mask: Tensor  # [B S] False at padding
-    text_slots: Tensor  # [B T] where each text token went; 0 for padding
-    target_slots: Tensor  # [B U] where each target token went; 0 for padding
+    text_slots: Tensor  # [B T] the position of each text token; 0 for padding
+    target_slots: Tensor  # [B U] the position of each target token; 0 for padding
     text_mask: Tensor  # [B T]
     target_mask: Tensor  # [B U]
     prompt_length: int  # P; positions with index < P hold prompt tokens
@@ -31,8 +30,8 @@ class Layout:
 
     @property
     def positions(self) -> Tensor:
-        """Position numbers from 0, counted over real tokens only; padding repeats a neighbour's."""
-        return (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)  # [B S]
+        """Position numbers from 0, counted over real tokens only. Padding repeats the number of a neighbour. [B S]"""
+        return (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
     @property
     def is_prompt(self) -> Tensor:
@@ -48,19 +47,19 @@ class Layout:
     def place(self, prompt: Tensor, text: Tensor, target: Tensor) -> Tensor:
         """Lay out vectors: prompt [B P D], text [B T D], target [B U D] -> [B S D]."""
         pool = torch.cat([prompt, text, target, text.new_zeros(text.shape[0], 1, text.shape[2])], dim=1)
-        # index_select, because gather would keep the whole pool for its backward pass
+        # index_select, because gather would keep the whole pool for the backward pass
         starts = torch.arange(len(pool), device=pool.device).unsqueeze(1) * pool.shape[1]  # [B 1]
-        rows = (starts + self.index).int().flatten()  # kept for the backward pass: half as large as long
+        rows = (starts + self.index).int().flatten()  # kept for the backward pass: int takes half the memory of long
         return pool.flatten(0, 1).index_select(0, rows).view(*self.index.shape, -1)
 
     def place_segments(self, segments: Tensor) -> Tensor:
-        """Lay out the sentence numbers of the text [B T]; prompt and padding belong to sentence 0."""
+        """Lay out the segment numbers of the text [B T]; prompt and padding belong to segment 0."""
         pool = segments.new_zeros(segments.shape[0], self.pool_size + 1)
         pool[:, self.prompt_length : self.prompt_length + segments.shape[1]] = segments
         return pool.gather(1, self.index)  # [B S]
 
     def rows(self, index: Tensor) -> Layout:
-        """The layout of some rows."""
+        """Return the layout of some of the rows."""
         return replace(
             self,
             index=self.index[index],
@@ -72,20 +71,20 @@ class Layout:
         )
 
     def at_slots(self, prompt: Tensor) -> Tensor:
-        """Prompt vectors [B P X] where their positions are [B S X]; meaningful at prompt positions only."""
-        where = self.index.clamp(max=prompt.shape[1] - 1).unsqueeze(2).expand(-1, -1, prompt.shape[2])
-        return prompt.gather(1, where)
+        """Put prompt vectors [B P X] at their positions [B S X]; the values at other positions have no meaning."""
+        index = self.index.clamp(max=prompt.shape[1] - 1).unsqueeze(2).expand(-1, -1, prompt.shape[2])
+        return prompt.gather(1, index)
 
     def text_of(self, hidden: Tensor) -> Tensor:
-        """Hidden states at the text's own positions [B S D] -> [B T D]: outputs keep the input's length."""
-        return _at(hidden, self.text_slots)
+        """Take hidden states at the positions of the text. [B S D] -> [B T D]"""
+        return _gather_slots(hidden, self.text_slots)
 
     def target_of(self, hidden: Tensor) -> Tensor:
-        """Hidden states at the target's positions [B S D] -> [B U D]."""
-        return _at(hidden, self.target_slots)
+        """Take hidden states at the positions of the target. [B S D] -> [B U D]"""
+        return _gather_slots(hidden, self.target_slots)
 
 
-def _at(hidden: Tensor, slots: Tensor) -> Tensor:
+def _gather_slots(hidden: Tensor, slots: Tensor) -> Tensor:
     return hidden.gather(1, slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
 
 
@@ -108,7 +107,7 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
     shift = total - lengths if side == "left" else torch.zeros_like(lengths)  # [B 1]
 
     insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
-    text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] n-th real token of the row
+    text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] number among the real tokens of the row
     text_slots = text_rank + prompt_lengths * (text_rank >= insert_at) + shift
     prompt_slots = insert_at + prompt_mask.long().cumsum(dim=1) - 1 + shift  # [B P]
     target_slots = prompt_lengths + text_lengths + target_mask.long().cumsum(dim=1) - 1 + shift  # [B U]
@@ -116,7 +115,9 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
     slots = torch.cat([prompt_slots, text_slots, target_slots], dim=1)  # [B P+T+U]
     is_real = torch.cat([prompt_mask, batch.mask, target_mask], dim=1)  # [B P+T+U]
     pool_size = slots.shape[1]
-    index = torch.full((batch.size, total + 1), pool_size, device=device)  # last column: where padding is dropped
+    index = torch.full(
+        (batch.size, total + 1), pool_size, device=device
+    )  # the last column takes padding and is dropped
     source = torch.arange(pool_size, device=device).expand_as(slots)
     index = index.scatter(1, slots.where(is_real, total), source)[:, :total]  # [B S]
     return Layout(

@@ -1,4 +1,4 @@
-"""One vector for a text: pooling of hidden states over the text's own tokens, never prompt or padding."""
+"""One vector for a text: pooling of hidden states over the tokens of the text, without prompt and padding."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from torch import Tensor
 from torch.nn import functional
 
 Pooling = Literal["cls", "mean", "last"]
-Summary = Literal["cls", "mean", "last", "compared"]  # compared: the likeness of two texts
+Summary = Literal["cls", "mean", "last", "compared"]  # compared: features of the similarity of two texts
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """[B T D] and [B T] -> [B D]. `cls` is the first real token, which under left padding is not column 0.
+    """Pool hidden states over real tokens. [B T D], [B T] -> [B D]
+
+    `cls` is the first real token, which under left padding is not column 0.
 
     Example:
         >>> hidden = torch.tensor([[[9.0], [1.0], [3.0]]])
         >>> mask = torch.tensor([[False, True, True]])
-        >>> [pool(hidden, mask, how).item() for how in ("cls", "mean", "last")]
+        >>> [pool(hidden, mask, pooling).item() for pooling in ("cls", "mean", "last")]
         [1.0, 2.0, 3.0]
     """
     rows = torch.arange(len(hidden), device=hidden.device)
@@ -32,15 +34,15 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 
 def compare_texts(hidden: Tensor, parts: Tensor) -> Tensor:
-    """Two texts read together, as features of their likeness: |u - v| and u * v. [B T D], [B T] -> [B 2D]
+    """Compute features of the similarity of two texts of one sequence: |u - v| and u * v. [B T D], [B T] -> [B 2D]
 
-    u and v are the texts' mean vectors at the length sqrt(D), so that features are of the size of 1.
+    u and v are the mean vectors of the texts, scaled to the length sqrt(D), so that features have a size near 1.
 
     Example:
         >>> hidden = torch.tensor([[[3.0, 4.0], [3.0, 4.0]]])
         >>> compare_texts(hidden, torch.tensor([[0, 1]])).tolist()[0][:2]
         [0.0, 0.0]
     """
-    size = hidden.shape[2] ** 0.5
-    first, second = (functional.normalize(pool(hidden, parts == part, "mean"), dim=1) * size for part in (0, 1))
+    length = hidden.shape[2] ** 0.5
+    first, second = (functional.normalize(pool(hidden, parts == part, "mean"), dim=1) * length for part in (0, 1))
     return torch.cat([(first - second).abs(), first * second], dim=1)

@@ -240,7 +240,7 @@ class InputFormatter:
             return len(parts) - parts[::-1].index(0) if 0 in parts else 1
         special = set(self.tokenizer.all_special_ids)
         names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
-        if names == ["unk_token"]:  # an unknown word is text, unless its token has another role, as in OPT
+        if names == ["unk_token"]:  # an unknown word is text, unless its token has other roles too
             special.discard(self.tokenizer.unk_token_id)
         if self.insert_at == "front":
             return 0

@@ -51,7 +51,7 @@ class FineTuning(Method):
         """A twin of the backbone that has these weights."""
         if self._twin is None or self._twin[0] is not backbone:
             weights = {name.replace("/", "."): value for name, value in self.weights.items()}
-            self._twin = (backbone, backbone.twin(weights))
+            self._twin = (backbone, backbone.with_weights(weights))
         twin = self._twin[1]
         twin.model.train(self.training and self.config.dropout)
         return twin

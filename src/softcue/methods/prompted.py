@@ -36,7 +36,7 @@ class PromptedConfig(MethodConfig):
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """The backbone from the layer on that prompts enter."""
-        return backbone.late(self.insert_layer) if self.insert_layer else backbone
+        return backbone.from_layer(self.insert_layer) if self.insert_layer else backbone
 
     @field_validator("insert_at", mode="before")
     @classmethod

@@ -13,10 +13,18 @@ import torch
 from tiny import DECODERS, ENCODER_DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny_model, tiny_tokenizer
 
 from softcue.backbones import BackboneConfig, load_backbone
-from softcue.backbones.loading import autotune as choosing
-from softcue.backbones.loading.autotune import bfloat16_speed, choose_attention, choose_dtype
-from softcue.backbones.loading.fingerprint import fingerprint_of
-from softcue.backbones.loading.trials import agree, first_layers, race, speed, typical_pass
+from softcue.backbones.loading import autotune
+from softcue.backbones.loading.autotune import (
+    agree,
+    bfloat16_speed,
+    choose_attention,
+    choose_dtype,
+    keep_first_layers,
+    make_trial_pass,
+    relative_speed,
+    time_in_turns,
+)
+from softcue.backbones.loading.fingerprint import compute_fingerprint
 from softcue.errors import BackboneError
 
 CPU = torch.device("cpu")
@@ -27,28 +35,28 @@ Seconds = dict[str, float]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of its own, and every model is large enough to be measured."""
+    """A new cache folder; every model is large enough to be measured."""
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(choosing, "MEASURED_WEIGHTS", 0)
+    monkeypatch.setattr(autotune, "MEASURED_WEIGHTS", 0)
     return tmp_path / "home"
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], list[set[str]]]:
-    """Races end as told, without running; the list holds who took part in each."""
+    """Timing returns the given seconds and runs nothing; the list holds the names timed in each call."""
 
-    def tell(seconds: Seconds) -> list[set[str]]:
-        held: list[set[str]] = []
+    def set_times(seconds: Seconds) -> list[set[str]]:
+        timed_names: list[set[str]] = []
 
-        def told(runs: Mapping[str, object], device: torch.device, seconds: float) -> dict[str, list[float]]:
-            held.append({name.removeprefix("torch.") for name in runs})
+        def report_times(runs: Mapping[str, object], device: torch.device, seconds: float) -> dict[str, list[float]]:
+            timed_names.append({name.removeprefix("torch.") for name in runs})
             return {name: [given[name.removeprefix("torch.")]] * 3 for name in runs}
 
         given = seconds
-        monkeypatch.setattr(choosing, "race", told)
-        return held
+        monkeypatch.setattr(autotune, "time_in_turns", report_times)
+        return timed_names
 
-    return tell
+    return set_times
 
 
 def attention_of(model: Any) -> str:
@@ -95,15 +103,15 @@ def test_bfloat16_is_taken_only_where_it_is_clearly_faster(
     ],
 )
 @pytest.mark.usefixtures("home")
-def test_bfloat16_must_win_twice_with_a_whole_batch(
+def test_bfloat16_must_be_faster_twice_with_a_whole_batch(
     seconds: list[float], chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list(seconds)
 
-    def told(runs: object, device: torch.device, seconds: float) -> dict[str, list[float]]:
+    def report_times(runs: object, device: torch.device, seconds: float) -> dict[str, list[float]]:
         return {"torch.float32": [1.0], "torch.bfloat16": [given.pop(0)]}
 
-    monkeypatch.setattr(choosing, "race", told)
+    monkeypatch.setattr(autotune, "time_in_turns", report_times)
     assert choose_dtype(frozen("bert"), CPU) == chosen
     assert given == []
 
@@ -150,7 +158,7 @@ def test_a_choice_holds_only_for_what_it_was_measured_on(
         case "transformers":
             monkeypatch.setattr("transformers.__version__", "9.9.9")
         case "processor":
-            monkeypatch.setattr(choosing, "_processor", lambda: "another one")
+            monkeypatch.setattr(autotune, "_processor_name", lambda: "another one")
         case "model":
             model = frozen("roberta")
         case _:
@@ -163,7 +171,7 @@ def test_a_choice_holds_only_for_what_it_was_measured_on(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "null", "[" * 20000, '"x"'])
-def test_a_damaged_file_of_choices_is_as_good_as_none(
+def test_a_damaged_file_of_choices_counts_as_empty(
     home: Path, text: str, timed: Callable[[Seconds], list[set[str]]]
 ) -> None:
     timed({"sdpa": 1.0, "eager": 0.1})
@@ -176,7 +184,7 @@ def test_a_damaged_file_of_choices_is_as_good_as_none(
 
 
 @pytest.mark.parametrize("entry", [3, None, [], {}, {"choice": "flash_attention_2"}, {"choice": ["eager"]}])
-def test_a_kept_choice_that_cannot_be_taken_is_measured_again(
+def test_a_kept_choice_that_cannot_be_used_is_measured_again(
     home: Path, entry: object, timed: Callable[[Seconds], list[set[str]]]
 ) -> None:
     timed({"sdpa": 1.0, "eager": 0.1})
@@ -188,7 +196,7 @@ def test_a_kept_choice_that_cannot_be_taken_is_measured_again(
     assert attention_of(model) == "eager"
 
 
-def test_a_home_that_cannot_be_written_is_no_error(
+def test_a_cache_folder_that_cannot_be_written_is_no_error(
     home: Path, monkeypatch: pytest.MonkeyPatch, timed: Callable[[Seconds], list[set[str]]]
 ) -> None:
     home.write_text("a file")
@@ -202,9 +210,9 @@ def test_a_home_that_cannot_be_written_is_no_error(
 
 
 @pytest.mark.usefixtures("home")
-def test_of_two_that_start_together_the_second_takes_the_choice_of_the_first() -> None:
+def test_of_two_at_the_same_time_the_second_uses_the_choice_of_the_first() -> None:
     measured: list[str] = []
-    found: list[str] = []
+    chosen: list[str] = []
 
     def choose(name: str) -> None:
         def measure() -> tuple[str, dict[str, float]]:
@@ -212,7 +220,7 @@ def test_of_two_that_start_together_the_second_takes_the_choice_of_the_first() -
             time.sleep(0.2)
             return name, {}
 
-        found.append(choosing._recalled("key", ("one", "two"), measure))
+        chosen.append(autotune._recall_or_measure("key", ("one", "two"), measure))
 
     threads = [threading.Thread(target=choose, args=(name,)) for name in ("one", "two")]
     for thread in threads:
@@ -220,20 +228,20 @@ def test_of_two_that_start_together_the_second_takes_the_choice_of_the_first() -
     for thread in threads:
         thread.join()
     assert len(measured) == 1
-    assert found == measured * 2
+    assert chosen == measured * 2
 
 
 @pytest.mark.usefixtures("home")
-def test_settings_win_over_measuring(
+def test_explicit_settings_are_used_without_measuring(
     model_folders: dict[str, Path], timed: Callable[[Seconds], list[set[str]]]
 ) -> None:
     races = timed({"float32": 1.0, "bfloat16": 0.1, "sdpa": 0.1, "eager": 1.0})
     name = str(model_folders["bert"])
-    told = load_backbone(BackboneConfig(name=name, device="cpu", dtype="float32", attention="eager"))
-    assert (told.dtype, attention_of(told.model)) == (torch.float32, "eager")
+    configured = load_backbone(BackboneConfig(name=name, device="cpu", dtype="float32", attention="eager"))
+    assert (configured.dtype, attention_of(configured.model)) == (torch.float32, "eager")
     assert races == []
-    left = load_backbone(BackboneConfig(name=name, device="cpu"))
-    assert (left.dtype, attention_of(left.model)) == (torch.bfloat16, "sdpa")
+    automatic = load_backbone(BackboneConfig(name=name, device="cpu"))
+    assert (automatic.dtype, attention_of(automatic.model)) == (torch.bfloat16, "sdpa")
     assert {frozenset(names) for names in races} == {frozenset(["float32", "bfloat16"]), frozenset(["eager", "sdpa"])}
 
 
@@ -246,7 +254,7 @@ def test_settings_win_over_measuring(
         ("t5", "flash_attention_2", "auto, eager, sdpa with t5"),
     ],
 )
-def test_attention_that_a_model_cannot_have_here_is_refused(
+def test_unsupported_attention_is_an_error(
     family: str, setting: str, able: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(BackboneError, match=rf"backbone\.attention: got '{setting}'; expected one of {able} here"):
@@ -255,7 +263,7 @@ def test_attention_that_a_model_cannot_have_here_is_refused(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_model_that_needs_eager_keeps_it_unmeasured(
+def test_a_model_that_needs_eager_attention_is_not_measured(
     timed: Callable[[Seconds], list[set[str]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     races = timed({"eager": 1.0})
@@ -268,7 +276,7 @@ def test_a_model_that_needs_eager_keeps_it_unmeasured(
 
 @pytest.mark.parametrize("fault", ["other numbers", "an error"])
 @pytest.mark.usefixtures("home")
-def test_attention_with_other_numbers_or_errors_is_out_however_fast(
+def test_attention_with_other_numbers_or_errors_is_not_chosen(
     fault: str, monkeypatch: pytest.MonkeyPatch, timed: Callable[[Seconds], list[set[str]]]
 ) -> None:
     from transformers.models.bert import modeling_bert
@@ -291,20 +299,20 @@ def test_attention_with_other_numbers_or_errors_is_out_however_fast(
 
 @pytest.mark.parametrize("family", BOTH)
 def test_eager_and_sdpa_give_the_same_numbers(family: str) -> None:
-    outcomes = []
+    results = []
     for name in ("eager", "sdpa"):
         model = frozen(family)
         choose_attention(model, name)
         assert attention_of(model) == name
-        outcomes.append(typical_pass(model)())
-    for one, two in zip(*outcomes, strict=True):
-        assert float(one.abs().max()) > 0
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=5e-5 * float(one.abs().max()))
+        results.append(make_trial_pass(model)())
+    for eager, sdpa in zip(*results, strict=True):
+        assert float(eager.abs().max()) > 0
+        torch.testing.assert_close(eager, sdpa, rtol=1e-4, atol=5e-5 * float(eager.abs().max()))
 
 
 @pytest.mark.parametrize("family", BOTH)
 @pytest.mark.usefixtures("home")
-def test_choosing_in_earnest_leaves_the_model_and_the_draws_as_they_were(family: str, home: Path) -> None:
+def test_real_measurements_leave_the_model_and_the_random_state_unchanged(family: str, home: Path) -> None:
     model, untouched = frozen(family), frozen(family)
     draws = torch.get_rng_state()
     assert choose_dtype(model, CPU) in (torch.float32, torch.bfloat16)
@@ -315,29 +323,29 @@ def test_choosing_in_earnest_leaves_the_model_and_the_draws_as_they_were(family:
     for name, value in untouched.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     tokenizer = tiny_tokenizer(family)
-    assert fingerprint_of(model, tokenizer) == fingerprint_of(untouched, tokenizer)
+    assert compute_fingerprint(model, tokenizer) == compute_fingerprint(untouched, tokenizer)
     kept = json.loads((home / "choices.json").read_text())
     assert [sorted(entry["speeds"]) for entry in kept.values()] == [["bfloat16"], ["eager", "sdpa"]]
 
 
 @pytest.mark.parametrize("family", [*BOTH, "deberta-v2"])
-def test_padding_takes_no_part_in_a_typical_pass(family: str) -> None:
+def test_padding_does_not_count_in_a_trial_pass(family: str) -> None:
     model = frozen(family)
-    outputs, gradients = typical_pass(model)()
+    outputs, gradients = make_trial_pass(model)()
     assert bool(outputs.isfinite().all()) and bool(gradients.isfinite().all())
     assert len(gradients) < 8 * 64  # of real positions only
-    with first_layers(model, 1):
-        fewer, _ = typical_pass(model)()
+    with keep_first_layers(model, 1):
+        fewer, _ = make_trial_pass(model)()
     assert fewer.shape == outputs.shape
     assert not torch.allclose(fewer, outputs, atol=1e-3)
-    assert agree(typical_pass(model)(), (outputs, gradients), torch.float32)
+    assert agree(make_trial_pass(model)(), (outputs, gradients), torch.float32)
 
 
 def test_the_speed_of_bfloat16_is_measured_and_finite() -> None:
     assert 0 < bfloat16_speed([(64, 64), (64, 128)], CPU) < math.inf
 
 
-def test_a_race_counts_turns_and_not_the_first_run_of_each() -> None:
+def test_timing_in_turns_leaves_out_the_first_run_of_each() -> None:
     calls: list[str] = []
 
     def slow_at_first() -> None:
@@ -345,13 +353,13 @@ def test_a_race_counts_turns_and_not_the_first_run_of_each() -> None:
             time.sleep(0.05)
         calls.append("slow")
 
-    found = race({"slow": slow_at_first, "quick": lambda: calls.append("quick")}, CPU, seconds=5, turns=4)
+    times = time_in_turns({"slow": slow_at_first, "quick": lambda: calls.append("quick")}, CPU, seconds=5, max_turns=4)
     assert calls == ["slow", "quick", *["slow", "quick", "quick", "slow"] * 2]
-    assert {name: len(own) for name, own in found.items()} == {"slow": 4, "quick": 4}
-    assert max(found["slow"]) < 0.05
+    assert {name: len(turns) for name, turns in times.items()} == {"slow": 4, "quick": 4}
+    assert max(times["slow"]) < 0.05
 
 
-def test_a_race_that_would_take_too_long_ends_with_the_first_runs() -> None:
-    found = race({"a": lambda: time.sleep(0.05), "b": lambda: None}, CPU, seconds=0.01)
-    assert [len(own) for own in found.values()] == [1, 1]
-    assert speed(found, "b", than="a") > 1
+def test_timing_that_would_take_too_long_ends_after_the_first_runs() -> None:
+    times = time_in_turns({"a": lambda: time.sleep(0.05), "b": lambda: None}, CPU, seconds=0.01)
+    assert [len(turns) for turns in times.values()] == [1, 1]
+    assert relative_speed(times, "b", than="a") > 1

@@ -51,17 +51,17 @@ def changed(model_folders: dict[str, Path], tmp_path: Path) -> Callable[..., Fin
 
 
 @each_kind
-def test_saving_and_loading_again_keeps_it(model_folders: dict[str, Path], model_type: str) -> None:
+def test_saving_and_loading_keeps_the_fingerprint(model_folders: dict[str, Path], model_type: str) -> None:
     assert load(model_folders[model_type]).fingerprint == tiny(model_type).fingerprint
 
 
 @each_kind
-def test_bfloat16_keeps_it(model_folders: dict[str, Path], model_type: str) -> None:
+def test_bfloat16_has_the_same_fingerprint(model_folders: dict[str, Path], model_type: str) -> None:
     assert load(model_folders[model_type], "bfloat16").fingerprint == tiny(model_type).fingerprint
 
 
 @each_kind
-def test_use_does_not_change_it(model_type: str) -> None:
+def test_use_does_not_change_the_fingerprint(model_type: str) -> None:
     backbone = Backbone(tiny_model(model_type), tiny_tokenizer(model_type), "used")
     texts = ["one text", "another, longer text"]
     backbone.tokenizer(texts, padding=True, truncation=True, max_length=5)  # sets state in the tokenizer
@@ -76,16 +76,16 @@ def _change_one_number(table: torch.Tensor) -> None:
 def test_one_changed_word_embedding_changes_the_weights_only(
     changed: Callable[..., Fingerprint], model_type: str
 ) -> None:
-    found = changed(model_type, WORD_TABLE[model_type], _change_one_number)
-    assert tiny(model_type).fingerprint.differences(found) == ["weights"]
+    fingerprint = changed(model_type, WORD_TABLE[model_type], _change_one_number)
+    assert tiny(model_type).fingerprint.differences(fingerprint) == ["weights"]
 
 
 @each_kind
 def test_one_changed_layer_weight_changes_the_weights_only(
     changed: Callable[..., Fingerprint], model_type: str
 ) -> None:
-    found = changed(model_type, LAYER_WEIGHT[model_type], lambda weight: weight.mul_(1.1))
-    assert tiny(model_type).fingerprint.differences(found) == ["weights"]
+    fingerprint = changed(model_type, LAYER_WEIGHT[model_type], lambda weight: weight.mul_(1.1))
+    assert tiny(model_type).fingerprint.differences(fingerprint) == ["weights"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ def test_another_config_changes_the_config_only(
         {"use_cache": False},
     ],
 )
-def test_settings_without_an_effect_keep_it(changed: Callable[..., Fingerprint], config: dict[str, Any]) -> None:
+def test_settings_without_an_effect_keep_the_fingerprint(
+    changed: Callable[..., Fingerprint], config: dict[str, Any]
+) -> None:
     assert changed("bert", **config) == tiny("bert").fingerprint
 
 
@@ -140,10 +142,10 @@ def _with_lower_case(tokenizer: Any) -> None:
 def test_another_tokenizer_changes_the_tokenizer_only(change: Callable[[Any], None]) -> None:
     tokenizer = tiny_tokenizer("bert")
     change(tokenizer)
-    found = Backbone(tiny_model("bert"), tokenizer, "other").fingerprint
-    assert tiny("bert").fingerprint.differences(found) == ["tokenizer"]
+    fingerprint = Backbone(tiny_model("bert"), tokenizer, "other").fingerprint
+    assert tiny("bert").fingerprint.differences(fingerprint) == ["tokenizer"]
 
 
-def test_every_family_of_one_kind_has_its_own() -> None:
-    found = {tiny(name).fingerprint for name in ("bert", "roberta", "gpt2", "t5")}
-    assert len(found) == 4
+def test_every_family_has_its_own_fingerprint() -> None:
+    fingerprints = {tiny(name).fingerprint for name in ("bert", "roberta", "gpt2", "t5")}
+    assert len(fingerprints) == 4

@@ -27,8 +27,8 @@ def load(folder: Path | str, dtype: str = "float32") -> Backbone:
     return load_backbone(BackboneConfig.model_validate({"name": str(folder), "dtype": dtype}))
 
 
-def refusal(folder: Path | str, **settings: str) -> str:
-    """The one line of the error, checked for its form."""
+def error_message(folder: Path | str, **settings: str) -> str:
+    """The error's message, which must be one line."""
     with pytest.raises(BackboneError) as caught:
         load_backbone(BackboneConfig.model_validate({"name": str(folder), **settings}))
     message = str(caught.value)
@@ -80,71 +80,71 @@ def test_each_kind_loads_frozen_and_in_eval_mode(model_folders: dict[str, Path],
 
 @pytest.mark.parametrize("model_type", ONE_OF_EACH_KIND)
 def test_loaded_numbers_are_those_in_the_file(model_folders: dict[str, Path], model_type: str) -> None:
-    found = load(model_folders[model_type]).model.state_dict()
+    loaded = load(model_folders[model_type]).model.state_dict()
     for name, value in load_file(model_folders[model_type] / "model.safetensors").items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(loaded[name], value), name
 
 
-def test_loading_says_nothing_and_leaves_the_loader_as_talkative_as_before(
+def test_loading_prints_nothing_and_restores_the_verbosity(
     model_folders: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = hf.logging.get_verbosity(), hf.logging.is_progress_bar_enabled()
     load(model_folders["bert"])
-    refusal(model_folders["bert"].parent)
+    error_message(model_folders["bert"].parent)
     assert (hf.logging.get_verbosity(), hf.logging.is_progress_bar_enabled()) == before
     assert capfd.readouterr() == ("", "")
 
 
 def test_auto_takes_float32_for_a_tiny_model(model_folders: dict[str, Path]) -> None:
-    found = load_backbone(BackboneConfig(name=str(model_folders["bert"]), device="cpu", dtype="auto"))
-    assert found.dtype == torch.float32
+    backbone = load_backbone(BackboneConfig(name=str(model_folders["bert"]), device="cpu", dtype="auto"))
+    assert backbone.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
     "name", ["/no/such/folder", "./nowhere", "~/nowhere", "~nobody-here/x", "a/b/c", "", "x" * 5000]
 )
-def test_name_of_nothing_is_refused(name: str) -> None:
-    assert "existing model folder" in refusal(name)
+def test_a_name_that_does_not_exist_is_an_error(name: str) -> None:
+    assert "existing model folder" in error_message(name)
 
 
 def test_empty_name_is_not_the_current_folder(model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_folders["bert"])
-    assert "existing model folder" in refusal("")
+    assert "existing model folder" in error_message("")
     assert load(".").kind == "encoder"
 
 
-def test_file_instead_of_a_folder_is_refused(model_folders: dict[str, Path]) -> None:
-    assert "existing model folder" in refusal(model_folders["bert"] / "model.safetensors")
+def test_file_instead_of_a_folder_is_an_error(model_folders: dict[str, Path]) -> None:
+    assert "existing model folder" in error_message(model_folders["bert"] / "model.safetensors")
 
 
-def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    assert "config.json" in refusal(tmp_path)
+def test_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
+    assert "config.json" in error_message(tmp_path)
 
 
-def test_two_gguf_files_are_refused(tmp_path: Path) -> None:
+def test_two_gguf_files_are_an_error(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
-    assert "exactly one .gguf" in refusal(tmp_path)
+    assert "exactly one .gguf" in error_message(tmp_path)
 
 
-def test_broken_gguf_file_is_refused(tmp_path: Path) -> None:
+def test_broken_gguf_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 40)
-    refusal(tmp_path)
+    error_message(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("length", [0, 5, 2000, -1])
-def test_truncated_weights_are_refused(copied: Callable[[str], Path], model_type: str, length: int) -> None:
+def test_truncated_weights_are_an_error(copied: Callable[[str], Path], model_type: str, length: int) -> None:
     folder = copied(model_type)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:length])
-    assert "check its files" in refusal(folder)
+    assert "check its files" in error_message(folder)
 
 
-def test_garbage_weights_are_refused(copied: Callable[[str], Path]) -> None:
+def test_garbage_weights_are_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     (folder / "model.safetensors").write_bytes(b"\xff" * 5000)
-    assert "check its files" in refusal(folder)
+    assert "check its files" in error_message(folder)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_garbage_weights_are_refused(copied: Callable[[str], Path]) -> None:
     ],
 )
 @pytest.mark.parametrize("change", ["dropped", "reshaped"])
-def test_missing_or_reshaped_weights_are_refused_by_name(
+def test_missing_or_reshaped_weights_are_an_error_by_name(
     copied: Callable[[str], Path], model_type: str, name: str, change: str
 ) -> None:
     folder = copied(model_type)
@@ -168,43 +168,43 @@ def test_missing_or_reshaped_weights_are_refused_by_name(
         change_tensors(folder, lambda tensors: tensors.pop(name))
     else:
         change_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(3, 3)}))
-    assert name in refusal(folder)
+    assert name in error_message(folder)
 
 
-def test_config_with_more_layers_than_the_file_is_refused(copied: Callable[[str], Path]) -> None:
+def test_config_with_more_layers_than_the_file_is_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     change_config(folder, num_hidden_layers=5)
-    assert "encoder.layer.3" in refusal(folder)
+    assert "encoder.layer.3" in error_message(folder)
 
 
 @pytest.mark.parametrize("text", ["{not json", "[]", "{}", "", "\x00", '{"model_type": "bert", "hidden_size": "wide"}'])
-def test_broken_config_is_refused(copied: Callable[[str], Path], text: str) -> None:
+def test_broken_config_is_an_error(copied: Callable[[str], Path], text: str) -> None:
     folder = copied("bert")
     (folder / "config.json").write_text(text)
-    assert "check its files" in refusal(folder)
+    assert "check its files" in error_message(folder)
 
 
-def test_unsupported_family_is_told_what_to_add(copied: Callable[[str], Path]) -> None:
+def test_an_unsupported_family_is_an_error_that_names_the_table(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     change_config(folder, model_type="whisper")
-    message = refusal(folder)
+    message = error_message(folder)
     assert "'whisper'" in message
-    assert "architectures.py" in message
+    assert "families.py" in message
     assert "add an entry" in message
 
 
-def test_family_unknown_to_transformers_is_refused(copied: Callable[[str], Path]) -> None:
+def test_family_unknown_to_transformers_is_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     change_config(folder, model_type="nonesuch")
-    assert "nonesuch" in refusal(folder)
+    assert "nonesuch" in error_message(folder)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "nonesuch"])
-def test_code_in_a_model_folder_is_never_run_nor_asked_about(
+def test_code_in_a_model_folder_is_never_run_and_no_question_is_asked(
     copied: Callable[[str], Path], tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "n")
+    questions: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *words: questions.append(words) or "n")
     folder = copied("bert")
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: ...\n")
     names = ("AutoConfig", "AutoModel", "AutoModelForMaskedLM")
@@ -212,13 +212,13 @@ def test_code_in_a_model_folder_is_never_run_nor_asked_about(
     if model_type == "bert":
         assert type(load(folder).model) is hf.BertForMaskedLM
     else:
-        refusal(folder)
-    assert asked == []
+        error_message(folder)
+    assert questions == []
     assert not (tmp_path / "ran").exists()
 
 
 class Bomb:
-    """Unpickling it leaves a file behind."""
+    """Unpickling it writes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -227,55 +227,55 @@ class Bomb:
         return open, (str(self.path), "w")
 
 
-def test_pickled_weights_are_refused_unread(copied: Callable[[str], Path], tmp_path: Path) -> None:
+def test_pickled_weights_are_an_error_and_not_read(copied: Callable[[str], Path], tmp_path: Path) -> None:
     folder = copied("bert")
     (folder / "model.safetensors").unlink()
     torch.save({"bomb": Bomb(tmp_path / "ran")}, folder / "pytorch_model.bin")
-    assert "safetensors" in refusal(folder)
+    assert "safetensors" in error_message(folder)
     assert not (tmp_path / "ran").exists()
 
 
-def test_adapter_folder_is_refused(copied: Callable[[str], Path]) -> None:
+def test_adapter_folder_is_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     (folder / "adapter_config.json").write_text("{}")
-    assert "merge the adapter" in refusal(folder)
+    assert "merge the adapter" in error_message(folder)
 
 
 @pytest.mark.parametrize("model_type", ONE_OF_EACH_KIND)
-def test_model_without_tokenizer_files_is_refused(copied: Callable[[str], Path], model_type: str) -> None:
+def test_model_without_tokenizer_files_is_an_error(copied: Callable[[str], Path], model_type: str) -> None:
     folder = copied(model_type)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    assert "tokenizer" in refusal(folder)
+    assert "tokenizer" in error_message(folder)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("text", ["{", ""])
-def test_broken_tokenizer_is_refused(copied: Callable[[str], Path], file: str, text: str) -> None:
+def test_broken_tokenizer_is_an_error(copied: Callable[[str], Path], file: str, text: str) -> None:
     folder = copied("gpt2")
     (folder / file).write_text(text)
-    refusal(folder)
+    error_message(folder)
 
 
-def test_tokenizer_of_a_larger_model_is_refused(copied: Callable[[str], Path]) -> None:
+def test_tokenizer_of_a_larger_model_is_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     tokenizer = tiny_tokenizer("bert")
     tokenizer.add_tokens(["another"])
     tokenizer.save_pretrained(folder)
-    assert f"{VOCABULARY} word embeddings" in refusal(folder)
+    assert f"{VOCABULARY} word embeddings" in error_message(folder)
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "nothing"])
-def test_hub_id_offline_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_offline_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    message = refusal(name)
+    message = error_message(name)
     assert "HF_HUB_OFFLINE is set" in message
     assert "minilm" in message
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "teapot"])
-def test_device_that_is_not_there_is_refused(model_folders: dict[str, Path], device: str) -> None:
-    assert "backbone.device" in refusal(model_folders["bert"], device=device)
+def test_a_missing_device_is_an_error(model_folders: dict[str, Path], device: str) -> None:
+    assert "backbone.device" in error_message(model_folders["bert"], device=device)
 
 
 def test_encoder_with_a_masked_word_head_has_one(model_folders: dict[str, Path], tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_encoder_with_a_masked_word_head_has_one(model_folders: dict[str, Path],
 
 
 @pytest.mark.parametrize("how", ["bare", "classifier", "electra discriminator", "architecture unnamed"])
-def test_encoder_without_a_masked_word_head_refuses_label_words(how: str, tmp_path: Path) -> None:
+def test_label_words_without_a_masked_word_head_are_an_error(how: str, tmp_path: Path) -> None:
     config = hf.BertConfig(vocab_size=VOCABULARY, **SIZES)
     match how:
         case "bare":
@@ -316,7 +316,7 @@ def literal_t5_logits(w: dict[str, Tensor], ids: Tensor, decoder_ids: Tensor, is
 
     def bias(stack: str, length: int) -> Tensor:
         table = w[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]  # [32 heads]
-        found = torch.zeros(4, length, length)
+        biases = torch.zeros(4, length, length)
         for query in range(length):
             for key in range(length):
                 distance, half = key - query, 16 if stack == "encoder" else 32
@@ -325,10 +325,10 @@ def literal_t5_logits(w: dict[str, Tensor], ids: Tensor, decoder_ids: Tensor, is
                 exact = half // 2
                 if size >= exact:
                     size = min(half - 1, exact + int(math.log(size / exact) / math.log(128 / exact) * (half - exact)))
-                found[:, query, key] = table[first + size]
+                biases[:, query, key] = table[first + size]
                 if stack == "decoder" and distance > 0:
-                    found[:, query, key] = -torch.inf
-        return found
+                    biases[:, query, key] = -torch.inf
+        return biases
 
     def attend(x: Tensor, source: Tensor, name: str, added: Tensor | float) -> Tensor:
         scores = heads(x, f"{name}.q") @ heads(source, f"{name}.k").transpose(1, 2) + added  # T5 does not scale
@@ -366,17 +366,17 @@ def test_t5_computes_with_the_output_words_of_its_file(
     (folder / "config.json").write_text(json.dumps(config))
     if says_tied is not None:
         change_config(folder, tie_word_embeddings=says_tied)
-    own = {"lm_head.weight": torch.randn(VOCABULARY, 32)} if has_own_head else {}
-    tensors = change_tensors(folder, lambda tensors: tensors.update(own))
+    head = {"lm_head.weight": torch.randn(VOCABULARY, 32)} if has_own_head else {}
+    tensors = change_tensors(folder, lambda tensors: tensors.update(head))
     model = load(folder).model
     assert torch.equal(model.shared.weight, tensors["shared.weight"])
     assert torch.equal(model.encoder.embed_tokens.weight, tensors["shared.weight"])
     assert torch.equal(model.decoder.embed_tokens.weight, tensors["shared.weight"])
-    assert torch.equal(model.lm_head.weight, own.get("lm_head.weight", tensors["shared.weight"]))
+    assert torch.equal(model.lm_head.weight, head.get("lm_head.weight", tensors["shared.weight"]))
     ids, decoder_ids = torch.randint(5, VOCABULARY, (25,)), torch.tensor([0, 17, 300])
-    found = model(input_ids=ids[None], decoder_input_ids=decoder_ids[None]).logits[0, -1]
+    logits = model(input_ids=ids[None], decoder_input_ids=decoder_ids[None]).logits[0, -1]
     wanted = literal_t5_logits(tensors, ids, decoder_ids, is_scaled=says_tied is not False)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("says_tied", [True, False])

@@ -14,13 +14,13 @@ from tiny import ONE_OF_EACH_KIND, tiny_model, tiny_tokenizer
 
 from softcue.backbones import load_backbone
 from softcue.backbones.families import FAMILIES
-from softcue.backbones.loading.shapes import backbone_like, known_shapes
+from softcue.backbones.loading.shapes import backbone_like, list_shapes
 from softcue.errors import BackboneError
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import library_task
 
-# All numbers of the model that load_backbone would make. Found in others' counts of the real weights, but for ELECTRA:
-# KerasHub's 13,548,800 less the dense layer it adds.
+# Parameters of the model that load_backbone would build, from published counts of the real weights. For ELECTRA it is
+# KerasHub's 13,548,800 without the dense layer that it adds.
 TOTALS = {
     "roberta-base": 124_697_433,
     "roberta-large": 355_412_057,
@@ -58,7 +58,7 @@ def shapes_of(module: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-def refusal(name: str | Path) -> str:
+def error_message(name: str | Path) -> str:
     with pytest.raises(BackboneError) as caught:
         backbone_like(str(name))
     message = str(caught.value)
@@ -72,23 +72,23 @@ def change_config(folder: Path, **values: Any) -> None:
 
 
 def test_every_known_shape_has_a_total_to_be_checked_against() -> None:
-    assert set(known_shapes()) == set(TOTALS)
+    assert set(list_shapes()) == set(TOTALS)
 
 
 @pytest.mark.parametrize("name", TOTALS)
-def test_a_shape_has_as_many_numbers_as_the_published_model(name: str) -> None:
+def test_a_shape_has_as_many_parameters_as_the_published_model(name: str) -> None:
     assert count(backbone_like(name).model) == TOTALS[name]
 
 
 @pytest.mark.parametrize("name", WITH_POOLER)
-def test_a_masked_word_models_base_lacks_nothing_but_the_pooler(name: str) -> None:
+def test_the_base_of_a_masked_word_model_lacks_only_the_pooler(name: str) -> None:
     backbone = backbone_like(name)
     assert backbone.word_head is not None
     assert count(backbone.base) + (backbone.hidden_width + 1) * backbone.hidden_width == WITH_POOLER[name]
 
 
 @pytest.mark.parametrize("name", TOTALS)
-def test_a_shape_takes_no_memory_and_answers_what_methods_ask(name: str) -> None:
+def test_a_shape_takes_no_memory_and_has_the_attributes_methods_use(name: str) -> None:
     backbone = backbone_like(name)
     tensors = [*backbone.model.parameters(), *backbone.model.buffers()]
     assert all(tensor.is_meta and not tensor.requires_grad for tensor in tensors)
@@ -102,7 +102,7 @@ def test_a_shape_takes_no_memory_and_answers_what_methods_ask(name: str) -> None
     assert isinstance(backbone.tokenizer.pad_token_id, int)
     if backbone.kind == "encoder-decoder":
         assert backbone.start_id in (0, 2)
-        assert backbone.answer_prefix == ()
+        assert backbone.target_prefix == ()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_shape_takes_no_memory_and_answers_what_methods_ask(name: str) -> None
 )
 def test_sizes(name: str, kind: str, width: int, hidden: int, layers: int, longest: int) -> None:
     backbone = backbone_like(name)
-    found = (backbone.kind, backbone.width, backbone.hidden_width, backbone.num_layers, backbone.max_length)
-    assert found == (kind, width, hidden, layers, longest)
+    sizes = (backbone.kind, backbone.width, backbone.hidden_width, backbone.num_layers, backbone.max_length)
+    assert sizes == (kind, width, hidden, layers, longest)
 
 
 def test_a_shape_pools_as_its_model_does() -> None:
@@ -131,7 +131,7 @@ def test_a_shape_pools_as_its_model_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["roberta-large", "t5-xxl"])
-def test_a_shape_is_there_at_once_and_silently(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_shape_is_built_fast_and_without_output(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     backbone_like(name)  # transformers' own import takes seconds, once
     began = time.perf_counter()
     backbone_like(name)
@@ -163,19 +163,19 @@ def test_backbones_of_one_shape_share_nothing() -> None:
     assert second.model.config.architectures == backbone_like("minilm").model.config.architectures == ["BertModel"]
 
 
-def test_an_unknown_name_is_met_with_the_nearest_and_the_list() -> None:
-    message = refusal("roberta-lage")
+def test_an_unknown_name_is_an_error_with_the_nearest_and_all_names() -> None:
+    message = error_message("roberta-lage")
     assert "did you mean 'roberta-large'?" in message
-    assert all(name in message for name in known_shapes())
+    assert all(name in message for name in list_shapes())
     assert "folder with config.json" in message
 
 
 @pytest.mark.parametrize("name", ["", "\0", "x" * 5000, "no/such/folder", "~"])
-def test_names_no_shape_can_have(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_no_shape_can_have_are_errors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    assert "known: " in refusal(name)
+    assert "known: " in error_message(name)
 
 
 @pytest.mark.parametrize("model_type", ONE_OF_EACH_KIND)
@@ -220,7 +220,7 @@ def test_a_chat_models_several_end_tokens(tmp_path: Path) -> None:
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (7, 7)
 
 
-def test_a_foreign_folders_code_is_never_run(tmp_path: Path) -> None:
+def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
     model = tiny_model("bert")
     model.config.save_pretrained(tmp_path)
     change_config(tmp_path, auto_map={"AutoModel": "code.Model", "AutoModelForMaskedLM": "code.Model"})
@@ -229,7 +229,7 @@ def test_a_foreign_folders_code_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{", "check it: "),
         ("[]", "check it: "),
@@ -239,9 +239,9 @@ def test_a_foreign_folders_code_is_never_run(tmp_path: Path) -> None:
         ('{"model_type": "bert", "hidden_size": "wide"}', "check it: "),
     ],
 )
-def test_a_folder_with_a_config_that_is_none(text: str, told: str, tmp_path: Path) -> None:
+def test_a_folder_with_a_broken_config_is_an_error(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert told in refusal(tmp_path)
+    assert expected in error_message(tmp_path)
 
 
 def test_made_up_words_keep_their_number_and_are_no_special_tokens() -> None:
@@ -253,6 +253,6 @@ def test_made_up_words_keep_their_number_and_are_no_special_tokens() -> None:
 
 
 def test_the_shapes_are_packed_into_the_wheel() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     assert re.search(r'^softcue = \[.*"\*\*/\*\.yaml".*\]$', (root / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
-    assert (root / "src/softcue/backbones/shapes.yaml").is_file()
+    assert (root / "src/softcue/backbones/loading/shapes.yaml").is_file()

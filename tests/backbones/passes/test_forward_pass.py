@@ -21,13 +21,13 @@ def test_the_word_head_gives_the_models_own_logits(family: str) -> None:
     formatter = InputFormatter(TASK, backbone.tokenizer, "encoder", 90, suffix=" <mask>")
     rows = [formatter.source(example) for example in EXAMPLES]
     batch = collate(rows, 0)
-    found = backbone.read(batch, None, backbone.embed(batch.ids)).first_logits()
+    logits = backbone.read(batch, None, backbone.embed(batch.ids)).first_logits()
     inputs = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
     if batch.segments is not None:
         inputs["token_type_ids"] = batch.segments
-    own = backbone.model(**inputs).logits
-    expected = own[batch.ids == backbone.tokenizer.mask_token_id]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    model_logits = backbone.model(**inputs).logits
+    expected = model_logits[batch.ids == backbone.tokenizer.mask_token_id]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", [*ENCODERS, *DECODERS])
@@ -37,11 +37,11 @@ def test_unprompted_states_are_the_models_own(family: str) -> None:
     formatter = InputFormatter(TASK, backbone.tokenizer, backbone.kind, 90)
     for example in EXAMPLES:
         batch = collate([formatter.source(example)], 0)
-        found = backbone.read(batch, None, backbone.embed(batch.ids)).text()
+        states = backbone.read(batch, None, backbone.embed(batch.ids)).text()
         inputs = {"input_ids": batch.ids}
         if batch.segments is not None:
             inputs["token_type_ids"] = batch.segments
-        torch.testing.assert_close(found, backbone.base(**inputs).last_hidden_state, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states, backbone.base(**inputs).last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
@@ -50,9 +50,9 @@ def test_target_logits_are_those_of_the_model_with_labels(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "no-prompt")
     batch = collate(model.rows(backbone, EXAMPLES[:1], with_answer=True), 0)
-    found = backbone.read(batch, None, backbone.embed(batch.ids)).target_logits(batch.target_ids)
-    own = backbone.model(input_ids=batch.ids, labels=batch.target_ids).logits
-    torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+    logits = backbone.read(batch, None, backbone.embed(batch.ids)).target_logits(batch.target_ids)
+    expected = backbone.model(input_ids=batch.ids, labels=batch.target_ids).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_pooling_skips_padding_on_either_side() -> None:
@@ -61,7 +61,7 @@ def test_pooling_skips_padding_on_either_side() -> None:
     assert [pool(hidden, mask, how).item() for how in ("cls", "mean", "last")] == [1.0, 1.5, 2.0]
 
 
-def test_an_encoder_refuses_to_write_text() -> None:
+def test_writing_text_with_an_encoder_is_an_error() -> None:
     backbone = tiny("bert")
     with pytest.raises(BackboneError, match="classifier"):
         make_model(backbone, readout={"name": "generation"})
@@ -69,19 +69,19 @@ def test_an_encoder_refuses_to_write_text() -> None:
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("case", [*EVERYWHERE, "m-idpg-phm kv", "fine-tuning"])
-def test_on_a_bfloat16_backbone_trained_numbers_and_outputs_stay_in_float32(family: str, case: str) -> None:
+def test_on_a_bfloat16_backbone_trainable_parameters_and_outputs_stay_in_float32(family: str, case: str) -> None:
     plain = tiny(family)
     backbone = Backbone(copy.deepcopy(plain.model).bfloat16(), plain.tokenizer, "half")
-    found = []
-    for one in (plain, backbone):
-        model = make_model(one, case)
-        batch = collate(model.rows(one, [Example(("My invoice",), "a")], with_answer=True), 0)
-        loss, _, _ = model(one, batch)
+    losses = []
+    for each_backbone in (plain, backbone):
+        model = make_model(each_backbone, case)
+        batch = collate(model.rows(each_backbone, [Example(("My invoice",), "a")], with_answer=True), 0)
+        loss, _, _ = model(each_backbone, batch)
         loss.total.backward()
         assert loss.total.dtype == torch.float32
         for name, parameter in model.named_parameters():
             assert parameter.dtype == torch.float32, name
             assert parameter.grad is None or bool(parameter.grad.isfinite().all()), name
-        found.append(loss.total.item())
-    assert found[1] == pytest.approx(found[0], rel=0.1)
+        losses.append(loss.total.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
     assert backbone.dtype == torch.bfloat16

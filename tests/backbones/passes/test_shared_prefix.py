@@ -1,4 +1,4 @@
-"""A prompt that is the same for every row is run once, and nothing that comes out differs from running it in each."""
+"""A prompt that all rows share runs once, and all results equal those of a prompt in every row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toy import EXAMPLES, TASK, make_model
 from softcue.backbones import Backbone
 from softcue.backbones import backbone as backbone_module
 from softcue.backbones.families import FAMILIES
-from softcue.backbones.passes import shared_prefix as prefixes
+from softcue.backbones.passes import decoder as decoder_module
 from softcue.backbones.passes.decoder import DecoderPass
 from softcue.backbones.passes.decoding import Decoding
 from softcue.inference import TaskModel, predict
@@ -37,7 +37,7 @@ READOUTS = ["generation", "label-words", "classifier"]
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Within, prompts are laid out in every row."""
+    """A patch that `lay_out_in_every_row` may use for the rest of the test."""
     with monkeypatch.context() as patch:
         yield patch
 
@@ -59,9 +59,9 @@ def training_step(
     return float(outcome.loss.total.detach()), gradients
 
 
-def check_close(found: torch.Tensor, expected: torch.Tensor, name: str = "") -> None:
+def check_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "") -> None:
     scale = float(expected.abs().max()) or 1.0
-    assert float((found - expected).abs().max()) <= 1e-5 * scale, name
+    assert float((actual - expected).abs().max()) <= 1e-5 * scale, name
 
 
 def check_same_step(
@@ -111,7 +111,7 @@ def test_every_static_prompt_and_both_paddings(
     check_same_step(shared, training_step(model, backbone, side))
 
 
-def reading_of(model: TaskModel, backbone: Backbone) -> DecoderPass:
+def forward_pass_of(model: TaskModel, backbone: Backbone) -> DecoderPass:
     batch = collate(model.eval().rows(backbone, EXAMPLES), backbone.tokenizer.pad_token_id)
     forward_pass, _ = model.read(backbone, batch)
     assert isinstance(forward_pass, DecoderPass)
@@ -119,14 +119,14 @@ def reading_of(model: TaskModel, backbone: Backbone) -> DecoderPass:
 
 
 @pytest.mark.parametrize(("family", "length"), [("gpt2", 4), ("opt", 5), ("llama", 4)])
-def test_the_shared_part_is_what_stands_before_the_text(family: str, length: int) -> None:
+def test_the_shared_prefix_is_all_before_the_text(family: str, length: int) -> None:
     backbone = tiny(family)
-    assert reading_of(make_model(backbone), backbone).shared[0].length == length
+    assert forward_pass_of(make_model(backbone), backbone).shared[0].length == length
 
 
 @pytest.mark.parametrize("case", ["m-idpg-phm", "vip", "vip mixed", "toy-add", "no-prompt"])
-def test_prompts_that_read_the_input_are_not_shared(case: str) -> None:
-    assert reading_of(make_model(tiny("gpt2"), case), tiny("gpt2")).shared == []
+def test_prompts_that_depend_on_the_input_are_not_shared(case: str) -> None:
+    assert forward_pass_of(make_model(tiny("gpt2"), case), tiny("gpt2")).shared == []
 
 
 def test_prompts_with_noise_of_their_own_per_row_are_not_shared() -> None:
@@ -137,13 +137,13 @@ def test_prompts_with_noise_of_their_own_per_row_are_not_shared() -> None:
     assert isinstance(forward_pass, DecoderPass)
     assert forward_pass.shared == []
     model.eval()
-    assert reading_of(model, backbone).shared[0].length == 4
+    assert forward_pass_of(model, backbone).shared[0].length == 4
 
 
 @pytest.mark.parametrize("insert_at", ["end", "first-end"])
 def test_prompts_behind_the_text_are_not_shared(insert_at: str) -> None:
     backbone = tiny("gpt2")
-    assert reading_of(make_model(backbone, insert_at=insert_at), backbone).shared == []
+    assert forward_pass_of(make_model(backbone, insert_at=insert_at), backbone).shared == []
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -152,35 +152,35 @@ def test_states_ranks_and_first_words_are_the_same(family: str, case: str, plain
     backbone = tiny(family)
     model = make_model(backbone, case)
     candidates = [torch.tensor([5, 6, 7]), torch.tensor([8]), torch.tensor([9, 1])]
-    found = []
+    results = []
     for _ in range(2):
         with torch.no_grad():
-            readings = [reading_of(model, backbone) for _ in range(3)]
-            found.append((readings[0].text(), readings[1].rank(candidates), readings[2].first_logits()))
+            passes = [forward_pass_of(model, backbone) for _ in range(3)]
+            results.append((passes[0].text(), passes[1].rank(candidates), passes[2].first_logits()))
         lay_out_in_every_row(plain)
-    mask = readings[0].text_mask.unsqueeze(2)
-    for shared, alone in zip(found[0], found[1], strict=True):
+    mask = passes[0].text_mask.unsqueeze(2)
+    for shared, alone in zip(results[0], results[1], strict=True):
         if shared.shape[:2] == mask.shape[:2] and shared.dim() == 3:
             shared, alone = shared * mask, alone * mask
         check_close(shared, alone)
 
 
-def test_some_rows_of_a_reading_share_as_all_of_them_do(plain: pytest.MonkeyPatch) -> None:
+def test_some_rows_of_a_pass_share_as_all_of_them_do(plain: pytest.MonkeyPatch) -> None:
     backbone = tiny("opt")
     model = make_model(backbone, "p-tuning-v2")
     candidates = [torch.tensor([5, 6]), torch.tensor([8])]
-    rows = torch.tensor([2, 4])  # the shortest: padded, none begins in the first column
+    rows = torch.tensor([2, 4])  # the shortest rows: padded, so neither begins in the first column
     with torch.no_grad():
-        expected = reading_of(model, backbone).rank(candidates)[rows]
-        check_close(reading_of(model, backbone).rows(rows).rank(candidates), expected)
+        expected = forward_pass_of(model, backbone).rank(candidates)[rows]
+        check_close(forward_pass_of(model, backbone).rows(rows).rank(candidates), expected)
         lay_out_in_every_row(plain)
-        check_close(reading_of(model, backbone).rank(candidates)[rows], expected)
+        check_close(forward_pass_of(model, backbone).rank(candidates)[rows], expected)
 
 
 @pytest.mark.parametrize(
     "decoding", [{"decoding": "greedy"}, {"decoding": "beam", "num_beams": 3}, {"decoding": "rank"}]
 )
-def test_answers_are_the_same_alone_and_in_mixed_batches(
+def test_predictions_are_the_same_alone_and_in_mixed_batches(
     decoding: dict[str, object], plain: pytest.MonkeyPatch
 ) -> None:
     backbone = tiny("llama")
@@ -202,30 +202,30 @@ def test_generated_tokens_are_the_same(family: str, num_beams: int, case: str, p
     backbone = tiny(family)
     model = make_model(backbone, case)
     with torch.no_grad():
-        shared = reading_of(model, backbone).generate(Decoding(num_beams, max_new_tokens=6))
+        shared = forward_pass_of(model, backbone).generate(Decoding(num_beams, max_new_tokens=6))
         lay_out_in_every_row(plain)
-        assert reading_of(model, backbone).generate(Decoding(num_beams, max_new_tokens=6)) == shared
+        assert forward_pass_of(model, backbone).generate(Decoding(num_beams, max_new_tokens=6)) == shared
 
 
 @pytest.mark.parametrize("settings", [{"micro_batch_size": 2}, {"optimizer": "adafactor"}])
-def test_a_run_ends_with_the_same_numbers(settings: dict[str, object], plain: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_with_the_same_parameters(settings: dict[str, object], plain: pytest.MonkeyPatch) -> None:
     backbone = tiny("gpt2")
     config = TrainingConfig.model_validate({"steps": 4, "batch_size": 5, "learning_rate": 0.01, **settings})
-    found = []
+    states = []
     for _ in range(2):
         model = make_model(backbone)
         Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], config).run()
-        found.append({name: value.clone() for name, value in model.state_dict().items()})
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
         lay_out_in_every_row(plain)
-    for name, value in found[0].items():
-        check_close(value, found[1][name], name)
+    for name, value in states[0].items():
+        check_close(value, states[1][name], name)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [0, 40])
 def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
     plain: pytest.MonkeyPatch, micro_batch_tokens: int
 ) -> None:
-    """Each process as it would be, without a network between them: their gradients are summed here."""
+    """Each process runs without a network; the test sums their gradients."""
 
     class Share(Processes):
         def __init__(self, rank: int, world_size: int) -> None:
@@ -245,7 +245,7 @@ def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     shares = [gradients(rank, 2) for rank in (0, 1)]
-    assert all(float(one.abs().max()) > 0 for share in shares for one in share.values())
+    assert all(float(gradient.abs().max()) > 0 for share in shares for gradient in share.values())
     lay_out_in_every_row(plain)
     whole = gradients(0, 1)
     for name, value in whole.items():
@@ -253,10 +253,10 @@ def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
 
 
 def test_checkpointed_layers_lay_prompts_out_in_every_row() -> None:
-    backbone = tiny("gpt2").twin()
+    backbone = tiny("gpt2").with_weights()
     backbone.checkpoint_layers()
     model = make_model(backbone)
-    assert not reading_of(model, backbone).shared
+    assert not forward_pass_of(model, backbone).shared
 
 
 def test_a_prompt_is_run_once_per_step_whatever_the_number_of_rows(plain: pytest.MonkeyPatch) -> None:
@@ -300,12 +300,12 @@ def test_mixed_batches_of_unlike_prompts_share_what_each_cue_begins_with(
         assert ours.scores == pytest.approx(expected.scores, abs=1e-5)
 
 
-def test_a_prompt_is_run_once_for_all_batches_until_its_numbers_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_run_once_for_all_batches_until_its_parameters_change(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = tiny("gpt2")
     models = [make_model(backbone, seed=seed) for seed in range(2)]
     runs: list[int] = []
-    prefix = DecoderPass._prefix
-    monkeypatch.setattr(DecoderPass, "_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
+    prefix = DecoderPass._run_prefix
+    monkeypatch.setattr(DecoderPass, "_run_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
     first = predict(backbone, requests_of(models), batch_size=3).answers
     assert runs == [4, 4]
     assert predict(backbone, requests_of(models), batch_size=3).answers == first
@@ -319,26 +319,26 @@ def test_a_prompt_is_run_once_for_all_batches_until_its_numbers_change(monkeypat
     assert changed[5:] == first[5:]
 
 
-def test_only_so_many_bytes_are_kept_and_none_for_a_cue_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = tiny("gpt2").twin()
+def test_kept_bytes_are_bounded_and_none_are_kept_for_a_deleted_cue(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = tiny("gpt2").with_weights()
     models = [make_model(backbone, seed=seed) for seed in range(3)]
     predict(backbone, requests_of(models))
-    kept = backbone.prefixes._kept
+    kept = backbone.prefixes._entries
     assert len(kept) == 3
     size = sum(k.nbytes + v.nbytes for k, v in next(iter(kept.values()))[2].cache)
     del models[0]
     gc.collect()
     assert len(kept) == 2
-    monkeypatch.setattr(prefixes, "KEPT_BYTES", 2 * size)  # with their states a little more than one
+    monkeypatch.setattr(decoder_module, "PREFIX_CACHE_BYTES", 2 * size)  # one entry has keys, values and states
     newest = make_model(backbone, seed=9)
     predict(backbone, requests_of([newest]))
     assert list(kept) == [newest.method.prompt_encoder()]
 
 
 def test_nothing_is_kept_in_training() -> None:
-    backbone = tiny("gpt2").twin()
+    backbone = tiny("gpt2").with_weights()
     training_step(make_model(backbone), backbone)
-    assert not backbone.prefixes._kept
+    assert not backbone.prefixes._entries
 
 
 def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,20 +356,20 @@ def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch
     together = predict(backbone, requests).answers
     shorter, longer = sorted(set(widths))[-2:]  # narrower passes are those over the candidates
     assert longer - shorter == static.method.prompt_length
-    for found, wanted in zip(together, alone, strict=True):
-        assert found.label == wanted.label
-        assert found.scores == pytest.approx(wanted.scores, abs=1e-4)
+    for mixed, expected in zip(together, alone, strict=True):
+        assert mixed.label == expected.label
+        assert mixed.scores == pytest.approx(expected.scores, abs=1e-4)
 
 
 def seeing(window: int) -> Backbone:
-    """A decoder whose layers see so many positions back."""
-    found = Backbone(tiny_model("mistral", sliding_window=window), tiny_tokenizer("mistral"), "tiny-window")
-    assert found.window == window
-    return found
+    """A decoder whose layers see this number of positions back."""
+    backbone = Backbone(tiny_model("mistral", sliding_window=window), tiny_tokenizer("mistral"), "tiny-window")
+    assert backbone.window == window
+    return backbone
 
 
 @pytest.mark.parametrize("length", [2, 4])
-def test_layers_that_see_little_give_the_numbers_of_every_row_by_itself(length: int) -> None:
+def test_layers_with_a_sliding_window_give_the_numbers_of_every_row_by_itself(length: int) -> None:
     backbone = seeing(14)
     model = make_model(backbone, prompt_length=length, init="vocabulary").eval()
     rows = model.rows(backbone, [Example(("ok",)), *EXAMPLES])
@@ -377,19 +377,19 @@ def test_layers_that_see_little_give_the_numbers_of_every_row_by_itself(length: 
     together = collate(rows, backbone.tokenizer.pad_token_id)
     candidates = [torch.tensor([7, 8, 9, 1]), torch.tensor([5, 1])]
     ways = (
-        lambda one: one.first_logits(),
-        lambda one: one.rank(candidates),
-        lambda one: torch.tensor([ids[:3] for ids in one.generate(Decoding(max_new_tokens=3))]),
+        lambda forward_pass: forward_pass.first_logits(),
+        lambda forward_pass: forward_pass.rank(candidates),
+        lambda forward_pass: torch.tensor([ids[:3] for ids in forward_pass.generate(Decoding(max_new_tokens=3))]),
     )
     with torch.no_grad():
         for way in ways:
-            found = way(model.read(backbone, together)[0])
+            batched = way(model.read(backbone, together)[0])
             for number, row in enumerate(rows):
                 alone = way(model.read(backbone, collate([row], backbone.tokenizer.pad_token_id))[0])
-                check_close(found[number], alone[0], row)
+                check_close(batched[number], alone[0], row)
 
 
-def test_answers_that_leave_the_window_are_ranked_and_written_in_every_row() -> None:
+def test_targets_beyond_the_window_are_ranked_and_generated_with_a_prompt_in_every_row() -> None:
     backbone = seeing(20)
     model = make_model(backbone, prompt_length=2, init="vocabulary").eval()
     batch = collate(model.rows(backbone, [Example(("ok",)), Example(("ok ok",))]), backbone.tokenizer.pad_token_id)
@@ -398,7 +398,7 @@ def test_answers_that_leave_the_window_are_ranked_and_written_in_every_row() -> 
         assert isinstance(forward_pass, DecoderPass) and forward_pass.shared
         assert forward_pass._leaves_window(12) and not forward_pass._leaves_window(1)
         long = [torch.arange(5, 5 + size) for size in (12, 3)]
-        check_close(forward_pass.rank(long), forward_pass._unshared().rank(long))
-        assert forward_pass.generate(Decoding(max_new_tokens=12)) == forward_pass._unshared().generate(
+        check_close(forward_pass.rank(long), forward_pass._without_sharing().rank(long))
+        assert forward_pass.generate(Decoding(max_new_tokens=12)) == forward_pass._without_sharing().generate(
             Decoding(max_new_tokens=12)
         )

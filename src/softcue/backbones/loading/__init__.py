@@ -1,1 +1,1 @@
-"""From a name to a frozen backbone: where it comes from, what it is, and which settings suit this machine."""
+"""From a name to a frozen backbone: its source, its fingerprint, and the fastest settings on this machine."""

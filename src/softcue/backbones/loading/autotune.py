@@ -1,8 +1,8 @@
-"""Settings of a frozen backbone that are chosen by measuring: its number format and its attention.
+"""Settings of a frozen backbone that are chosen by measuring: number format, attention, and the cost of a pass.
 
-A choice is kept in `choices.json` of the cache folder under all it depends on, so that a machine chooses the same
-again. Small models are not worth measuring: they take float32 and transformers' own default. Nothing here changes
-what a model computes by more than rounding, and no weight is touched.
+A choice is kept in `choices.json` of the cache folder, under a key of all it depends on, so that a machine chooses the
+same again. Small models are not measured: they take float32 and the default attention of transformers. No choice
+changes the numbers of a model by more than rounding, and no weight is changed.
 """
 
 from __future__ import annotations
@@ -12,33 +12,39 @@ import hashlib
 import importlib.util
 import json
 import platform
+import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from softcue.backbones.families import family_of
-from softcue.backbones.loading.trials import LENGTH, ROWS, Run, agree, first_layers, race, speed, typical_pass
+from softcue.backbones.families import family_of, source_layers
 from softcue.errors import BackboneError
 from softcue.files import cache_folder, write_whole
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
-MEASURED_WEIGHTS = 5_000_000  # models with fewer run in no time anyhow
-BFLOAT16_GAIN = 1.2  # in multiplying; norms and conversions between formats then take their part of it
-ATTENTION_GAIN = 1.1  # less is noise on a shared machine, and not worth leaving the default for
-LAYERS = 2  # layers are alike: two show what all of them do, however deep the model
+MEASURED_WEIGHTS = 5_000_000  # models with fewer weights are fast anyway
+BFLOAT16_GAIN = 1.2  # in multiplying; norms and conversions between formats cost a part of it
+ATTENTION_GAIN = 1.1  # less is noise on a shared machine, and no reason to leave the default
+TRIAL_ROWS, TRIAL_LENGTH, TRIAL_TARGET_LENGTH = 8, 64, 4  # sizes of a typical batch
+TRIAL_LAYERS = 2  # layers are alike: two show the cost of all, however deep the model
+MANY_ROWS, MOST_ROWS = 8, 256  # enough to use a whole processor; the largest batch that counts
+PASS_TOKENS = 64.0  # the cost of a pass, where it is not measured
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # between implementations, relative to the largest number
 
-Shapes = Sequence[tuple[int, int]]
-Measured = tuple[str, dict[str, float]]  # what to take, and how many times as fast as the default each one is
+MatrixShapes = Sequence[tuple[int, int]]
+Choice = tuple[str, dict[str, float]]  # the name chosen, and the speed of each candidate relative to the default
+TimedCall = Callable[[], object]
+TrialOutputs = tuple[Tensor, Tensor]  # outputs and gradients at real positions
 
 
 def choose_dtype(model: Any, device: torch.device) -> torch.dtype:
-    """bfloat16 where this device clearly multiplies the model's own matrices faster in it, else float32.
+    """Choose bfloat16 if this device multiplies matrices of the model's shapes clearly faster in it, else float32.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -48,44 +54,46 @@ def choose_dtype(model: Any, device: torch.device) -> torch.dtype:
     if _is_small(model):
         return torch.float32
 
-    def measured() -> Measured:
-        gain = bfloat16_speed(_shapes(model), device)
+    def measure() -> Choice:
+        gain = bfloat16_speed(_matrix_shapes(model), device)
         return "bfloat16" if gain >= BFLOAT16_GAIN else "float32", {"bfloat16": gain}
 
-    chosen = _recalled(_key("dtype", model, device, ""), ("float32", "bfloat16"), measured)
+    chosen = _recall_or_measure(_make_key("dtype", model, device, ""), ("float32", "bfloat16"), measure)
     return torch.bfloat16 if chosen == "bfloat16" else torch.float32
 
 
-def bfloat16_speed(shapes: Shapes, device: torch.device) -> float:
-    """How many times as fast as float32 the device multiplies bfloat16, forward and backward; within about a second.
+def bfloat16_speed(shapes: MatrixShapes, device: torch.device) -> float:
+    """Measure the speed of multiplying in bfloat16 relative to float32, forward and backward, in about a second.
 
     Example:
-        bfloat16_speed([(384, 384), (384, 1536)], torch.device("cpu"))
+        >>> bfloat16_speed([(16, 16)], torch.device("cpu")) > 0
+        True
     """
-    found = 0.0
-    for num_rows in (8, 64, ROWS * LENGTH, ROWS * LENGTH):  # the last twice: emulated formats must not win by a hiccup
-        runs: dict[str, Run] = {}
+    gain = 0.0
+    batch_tokens = TRIAL_ROWS * TRIAL_LENGTH
+    for num_rows in (8, 64, batch_tokens, batch_tokens):  # the last twice: one slow moment of float32 does not decide
+        calls: dict[str, TimedCall] = {}
         for dtype in (torch.float32, torch.bfloat16):
             ones = partial(torch.ones, dtype=dtype, device=device)
-            parts = [(ones(num_rows, i), ones(o, i), ones(num_rows, o)) for o, i in shapes]
-            runs[str(dtype)] = partial(_multiply, parts)
-        found = speed(race(runs, device, seconds=0.2), "torch.bfloat16", "torch.float32")
-        is_slow = found < BFLOAT16_GAIN if num_rows == ROWS * LENGTH else found < 0.2  # small products say less
+            operands = [(ones(num_rows, i), ones(o, i), ones(num_rows, o)) for o, i in shapes]
+            calls[str(dtype)] = partial(_multiply, operands)
+        gain = relative_speed(time_in_turns(calls, device, seconds=0.2), "torch.bfloat16", "torch.float32")
+        is_slow = gain < BFLOAT16_GAIN if num_rows == batch_tokens else gain < 0.2  # small products say less
         if is_slow:
             break
-    return found
+    return gain
 
 
-def _multiply(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-    for states, weight, gradient in parts:
+def _multiply(operands: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    for states, weight, gradient in operands:
         torch.nn.functional.linear(states, weight)
         torch.mm(gradient, weight)
 
 
 def choose_attention(model: Any, setting: str) -> None:
-    """Give a model the attention that was asked for, or with `auto` the fastest on a typical batch.
+    """Give a model the attention of the setting, or with `auto` the fastest one on a typical batch.
 
-    A candidate that raises, or whose outputs and gradients are not those of the default, is out.
+    A candidate that raises, or whose outputs and gradients differ from those of the default, is not chosen.
 
     Example:
         choose_attention(model, "auto")
@@ -108,12 +116,12 @@ def choose_attention(model: Any, setting: str) -> None:
     if len(able) == 1 or default not in able:
         return
     word_table = model.get_input_embeddings().weight
-    key = _key(f"attention of {', '.join(able)}", model, word_table.device, str(word_table.dtype))
-    _use_attention(model, _recalled(key, able, lambda: _fastest(model, able, default)))
+    key = _make_key(f"attention of {', '.join(able)}", model, word_table.device, str(word_table.dtype))
+    _use_attention(model, _recall_or_measure(key, able, lambda: _measure_attention(model, able, default)))
 
 
 def _use_attention(model: Any, name: str) -> bool:
-    """Switch to an implementation, if the model and this machine can."""
+    """Switch a model to an implementation of attention; return whether the model and this machine support it."""
     if name == model.config._attn_implementation:
         return True
     word_table = model.get_input_embeddings().weight
@@ -121,7 +129,7 @@ def _use_attention(model: Any, name: str) -> bool:
         word_table.device.type == "cuda"
         and word_table.dtype == torch.bfloat16
         and model._supports_flash_attn
-        and importlib.util.find_spec("flash_attn")  # without it transformers would fetch code from the hub
+        and importlib.util.find_spec("flash_attn")  # without it transformers would download code from the hub
     ):
         return False
     if name == "sdpa" and not model._supports_sdpa:
@@ -133,50 +141,203 @@ def _use_attention(model: Any, name: str) -> bool:
     return bool(model.config._attn_implementation == name)
 
 
-def _fastest(model: Any, names: Sequence[str], default: str) -> Measured:
-    run = typical_pass(model)
+def _measure_attention(model: Any, names: Sequence[str], default: str) -> Choice:
+    """Time a trial pass with each implementation that computes the same as the default."""
+    trial_pass = make_trial_pass(model)
     word_table = model.get_input_embeddings().weight
 
-    def with_attention(name: str) -> Any:
+    def run_with(name: str) -> TrialOutputs:
         _use_attention(model, name)
-        return run()
+        return trial_pass()
 
-    with first_layers(model, LAYERS):
+    with keep_first_layers(model, TRIAL_LAYERS):
         try:
             started = time.perf_counter()
-            wanted = with_attention(default)
-        except Exception:  # whatever it is, a real batch will tell it better
+            default_outputs = run_with(default)
+        except Exception:  # a real batch will raise the same error with a better message
             return default, {}
-        if time.perf_counter() - started > 5:  # wide layers, in which attention is a small part: not worth the wait
+        if time.perf_counter() - started > 5:  # in wide layers attention is a small part: not worth the wait
             return default, {}
-        runs: dict[str, Run] = {default: partial(with_attention, default)}
+        calls: dict[str, TimedCall] = {default: partial(run_with, default)}
         for name in names:
             with suppress(Exception):
-                if name != default and agree(with_attention(name), wanted, word_table.dtype):
-                    runs[name] = partial(with_attention, name)
-        seconds = race(runs, word_table.device, seconds=1.5)
-    speeds = {name: speed(seconds, name, default) for name in runs}
+                if name != default and agree(run_with(name), default_outputs, word_table.dtype):
+                    calls[name] = partial(run_with, name)
+        seconds = time_in_turns(calls, word_table.device, seconds=1.5)
+    speeds = {name: relative_speed(seconds, name, default) for name in calls}
     best = max(speeds, key=lambda name: speeds[name])
     return best if speeds[best] >= ATTENTION_GAIN else default, speeds
 
 
-def _recalled(key: str, known: Collection[str], measure: Callable[[], Measured]) -> str:
-    """The choice kept for a key, else a measured one, from then on kept; a file that fails is as good as none."""
-    path = cache_folder() / "choices.json"
-    with _alone_at(path):  # processes of one run wait for the first one's choice instead of making their own
-        choices = _read(path)
-        kept = choices.get(key)
-        if isinstance(kept, dict) and kept.get("choice") in known:
-            return str(kept["choice"])
-        choice, speeds = measure()
-        choices[key] = {"choice": choice, "speeds": {name: round(own, 3) for name, own in speeds.items()}}
-        with suppress(OSError):
-            write_whole(path, (json.dumps(choices, indent=1) + "\n").encode())
-    return choice
+def measure_pass_tokens(model: Any, length: int = TRIAL_LENGTH, seconds: float = 0.5) -> float:
+    """Measure the fixed cost of a pass in tokens: a / b, where a pass over n tokens takes a + b n seconds.
+
+    On a GPU a is large and b is small, so batches should have many rows, whatever their length. On one core of a
+    processor a is small, so padding is what costs. Large models are not measured, because that takes longer than it
+    saves.
+
+    Example:
+        measure_pass_tokens(model)     # MiniLM: 23 to 30 on one core, 40 to 85 on two
+    """
+    table = model.get_input_embeddings().weight.detach()  # [V D]
+
+    @torch.no_grad()
+    def run(num_rows: int) -> None:
+        ids = torch.arange(num_rows * length, device=table.device) * 7 % len(table)
+        inputs: dict[str, Any] = {"inputs_embeds": table[ids].view(num_rows, length, -1)}  # [B T D]
+        kind = family_of(model.config.model_type).kind
+        if kind != "encoder":
+            inputs["use_cache"] = False
+        if kind == "encoder-decoder":
+            inputs["decoder_inputs_embeds"] = inputs["inputs_embeds"][:, :1]
+        model.base_model(**inputs)
+
+    run(1)  # warms up
+    if _time_call(lambda: run(1), table.device) * MANY_ROWS > 2 * seconds:
+        return PASS_TOKENS
+    times = time_in_turns({"one": lambda: run(1), "many": lambda: run(MANY_ROWS)}, table.device, seconds)
+    one_row, many_rows = min(times["one"]), min(times["many"])
+    per_row = (many_rows - one_row) / (MANY_ROWS - 1)  # b times the length of a row
+    fixed = one_row - per_row  # a
+    return length * max(0.0, fixed) / per_row if per_row * MOST_ROWS > fixed else float(length * MOST_ROWS)
+
+
+# Trial passes
+
+
+def make_trial_pass(model: Any) -> Callable[[], TrialOutputs]:
+    """Make a function that runs a typical batch forward and backward; it returns outputs and gradients.
+
+    The rows are padded word embeddings. Results are those of real positions.
+
+    Example:
+        outputs, gradients = make_trial_pass(model)()
+    """
+    kind = family_of(model.config.model_type).kind
+    table = model.get_input_embeddings().weight.detach()  # [V D]
+    ids = torch.arange(TRIAL_ROWS * TRIAL_LENGTH, device=table.device) * 7 % len(table)
+    words = table[ids].view(TRIAL_ROWS, TRIAL_LENGTH, -1)  # [B T D]
+    lengths = torch.linspace(TRIAL_LENGTH, TRIAL_LENGTH // 4, TRIAL_ROWS, device=table.device).long()[:, None]  # [B 1]
+    columns = torch.arange(TRIAL_LENGTH, device=table.device)
+    is_real = columns < lengths if kind != "decoder" else columns >= TRIAL_LENGTH - lengths  # [B T]
+    inputs: dict[str, Any] = {"attention_mask": is_real.long()}
+    if kind == "encoder-decoder":
+        inputs["decoder_inputs_embeds"] = words[:, :TRIAL_TARGET_LENGTH]
+    if kind != "encoder":
+        inputs["use_cache"] = False
+
+    def run() -> TrialOutputs:
+        with torch.inference_mode(False), torch.enable_grad():
+            embeds = words.clone().requires_grad_()
+            output = model.base_model(inputs_embeds=embeds, **inputs)[0].float()
+            real = output.flatten(0, 1) if kind == "encoder-decoder" else output[is_real]
+            # Uneven weights: the gradient of, say, an equal sum of squares vanishes behind a norm.
+            weights = torch.arange(real.shape[1], device=real.device).cos()
+            (gradient,) = torch.autograd.grad((real * weights).mean(), embeds)
+        return real.detach(), gradient[is_real].float()
+
+    return run
 
 
 @contextmanager
-def _alone_at(path: Path) -> Iterator[None]:
+def keep_first_layers(model: Any, number: int) -> Iterator[None]:
+    """Reduce a model to its first layers while active. Only for models that are not in use yet.
+
+    Example:
+        with keep_first_layers(model, 2):
+            outputs, gradients = make_trial_pass(model)()
+    """
+    family = family_of(model.config.model_type)
+    layer_lists: list[tuple[Any, str, nn.ModuleList]] = []
+    for stack in (family.source_stack, family.decoder_stack):
+        if stack is not None:
+            path, _, name = stack.layers.rpartition(".")
+            parent = model.base_model.get_submodule(path)
+            layer_lists.append((parent, name, getattr(parent, name)))
+    try:
+        for parent, name, layers in layer_lists:
+            setattr(parent, name, nn.ModuleList(list(layers)[:number]))
+        yield
+    finally:
+        for parent, name, layers in layer_lists:
+            setattr(parent, name, layers)
+
+
+def agree(outputs: TrialOutputs, expected: TrialOutputs, dtype: torch.dtype) -> bool:
+    """Return whether two passes of a model in a number format gave the same, up to rounding.
+
+    Example:
+        >>> expected = torch.ones(2), torch.ones(2)
+        >>> agree(expected, expected, torch.float32), agree((torch.zeros(2), torch.ones(2)), expected, torch.float32)
+        (True, False)
+    """
+    bound = TOLERANCE[dtype]
+    return all(bool((a - b).abs().max() <= bound * b.abs().max()) for a, b in zip(outputs, expected, strict=True))
+
+
+# Timing
+
+
+def time_in_turns(
+    calls: Mapping[str, TimedCall], device: torch.device, seconds: float, max_turns: int = 15
+) -> dict[str, list[float]]:
+    """Time each call in turn, so that a slow moment hits all alike; as many turns as fit, at least one.
+
+    Example:
+        >>> sorted(time_in_turns({"a": lambda: 1, "b": lambda: 2}, torch.device("cpu"), seconds=0.1))
+        ['a', 'b']
+    """
+    first_times = {name: [_time_call(call, device)] for name, call in calls.items()}  # warms up
+    if sum(times[0] for times in first_times.values()) > seconds:
+        return first_times
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    started = time.perf_counter()
+    for turn in range(max_turns):
+        for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+            times[name].append(_time_call(calls[name], device))
+        if time.perf_counter() - started > seconds:
+            break
+    return times
+
+
+def _time_call(call: TimedCall, device: torch.device) -> float:
+    started = time.perf_counter()
+    call()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter() - started
+
+
+def relative_speed(seconds: Mapping[str, list[float]], name: str, than: str) -> float:
+    """Return how many times as fast as another call a call is, by the median of the turns.
+
+    Example:
+        >>> relative_speed({"a": [1.0, 1.0], "b": [2.0, 3.0]}, "a", than="b")
+        2.5
+    """
+    return statistics.median(b / a for a, b in zip(seconds[name], seconds[than], strict=True))
+
+
+# Choices that are kept
+
+
+def _recall_or_measure(key: str, names: Collection[str], measure: Callable[[], Choice]) -> str:
+    """Return the choice kept for a key, else measure one and keep it. A file that cannot be read counts as empty."""
+    path = cache_folder() / "choices.json"
+    with _lock(path):  # processes of one run wait for the first one's choice instead of measuring too
+        choices = _read_choices(path)
+        kept = choices.get(key)
+        if isinstance(kept, dict) and kept.get("choice") in names:
+            return str(kept["choice"])
+        name, speeds = measure()
+        choices[key] = {"choice": name, "speeds": {candidate: round(speed, 3) for candidate, speed in speeds.items()}}
+        with suppress(OSError):
+            write_whole(path, (json.dumps(choices, indent=1) + "\n").encode())
+    return name
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,24 +345,24 @@ def _alone_at(path: Path) -> Iterator[None]:
         yield
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_choices(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        choices = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return choices if isinstance(choices, dict) else {}
 
 
-def _key(what: str, model: Any, device: torch.device, dtype: str) -> str:
-    """All that a choice depends on, in words."""
+def _make_key(what: str, model: Any, device: torch.device, dtype: str) -> str:
+    """Describe in words all that a choice depends on."""
     import transformers
 
     config = model.config
-    sizes = f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, {_shapes(model)}"
+    sizes = f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, {_matrix_shapes(model)}"
     return " | ".join(
         [
             what,
-            _machine(device),
+            _device_name(device),
             f"{torch.get_num_threads()} threads",
             f"torch {torch.__version__}",
             f"transformers {transformers.__version__}",
@@ -211,29 +372,28 @@ def _key(what: str, model: Any, device: torch.device, dtype: str) -> str:
     ).removesuffix(" | ")
 
 
-def _machine(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}: {_processor()}"
+    return f"{device.type}: {_processor_name()}"
 
 
 @cache
-def _processor() -> str:
-    """The processor's name and a digest of what it can do; a virtual machine's name alone says little."""
+def _processor_name() -> str:
+    """Return the processor's name and a digest of its features; on a virtual machine the name alone says little."""
     names = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
-    about = sorted({line for line in lines if line.startswith(names)}) or [platform.machine(), platform.processor()]
-    name = next((line.partition(":")[2].strip() for line in about if line.startswith("model name")), about[0])
-    return f"{name} {hashlib.sha256(' '.join(about).encode()).hexdigest()[:8]}"
+    features = sorted({line for line in lines if line.startswith(names)}) or [platform.machine(), platform.processor()]
+    name = next((line.partition(":")[2].strip() for line in features if line.startswith("model name")), features[0])
+    return f"{name} {hashlib.sha256(' '.join(features).encode()).hexdigest()[:8]}"
 
 
 def _is_small(model: Any) -> bool:
     return bool(sum(value.numel() for value in model.parameters()) < MEASURED_WEIGHTS)
 
 
-def _shapes(model: Any) -> list[tuple[int, int]]:
-    """Of the matrices of one layer."""
-    path = family_of(model.config.model_type).reader.layers
-    layer = next(iter(model.base_model.get_submodule(path).children()))
-    return sorted({(len(own), own.shape[1]) for own in layer.parameters() if own.dim() == 2 and min(own.shape) >= 16})
+def _matrix_shapes(model: Any) -> list[tuple[int, int]]:
+    """Return the shapes of the matrices of one layer."""
+    matrices = [value for value in source_layers(model)[0].parameters() if value.dim() == 2 and min(value.shape) >= 16]
+    return sorted({(len(matrix), matrix.shape[1]) for matrix in matrices})

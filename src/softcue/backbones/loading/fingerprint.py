@@ -1,4 +1,4 @@
-"""What a backbone is, in three short digests: a cue is refused on any other."""
+"""The identity of a backbone as three short digests. Loading a cue on a backbone with other digests is an error."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ class Fingerprint:
     tokenizer: str
 
     def differences(self, other: Fingerprint) -> list[str]:
-        """Names of the parts that differ."""
+        """Return the names of the parts that differ."""
         return [part for part in ("config", "weights", "tokenizer") if getattr(self, part) != getattr(other, part)]
 
 
-# Settings that change neither what a model computes nor what it is.
+# Settings that do not change the output of a model.
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
-_SAMPLES = 256  # numbers of each weight whose place counts too
+_SAMPLES = 256  # values of each weight that are compared with their positions
 
 
-def fingerprint_of(model: Any, tokenizer: Any) -> Fingerprint:
-    """Config, weights and tokenizer, as short digests.
+def compute_fingerprint(model: Any, tokenizer: Any) -> Fingerprint:
+    """Compute short digests of configuration, weights and tokenizer.
 
-    Word embeddings count to the last bit; of every other tensor (output words included) an exact sum over all
-    numbers and a sample of them, which is quick also for large models. Weights are taken in bfloat16, so the
-    same model loaded in another number format is still itself.
+    Word embeddings count to the last bit. Of every other tensor (output words included) an exact sum of all values and
+    a sample of them count, which is fast also for large models. Weights are taken in bfloat16, so a model has the same
+    fingerprint in every number format.
     """
     config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
     weights = hashlib.sha256()
     table = model.get_input_embeddings().weight
     weights.update(_bfloat16_bits(table).numpy().tobytes())
     for name, parameter in sorted(model.named_parameters()):
-        if "pooler" in name.split("."):  # never used here, and random where a folder has none
+        if "pooler" in name.split("."):  # unused in softcue, and random if a folder has none
             continue
         bits = _bfloat16_bits(parameter.reshape(-1))
         sample = bits[:: max(1, bits.numel() // _SAMPLES)]
@@ -58,13 +58,13 @@ def _tokenizer_text(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())
-        state["truncation"] = state["padding"] = None  # set by calls, not part of the tokenizer
+        state["truncation"] = state["padding"] = None  # set by calls
         return json.dumps(state, sort_keys=True)
     return json.dumps(tokenizer.get_vocab(), sort_keys=True)
 
 
 def _bfloat16_bits(values: Tensor) -> Tensor:
-    """As 16-bit whole numbers, whose sum does not depend on the order of adding."""
+    """Return the bits of bfloat16 values as 16-bit integers, whose sum does not depend on the order of adding."""
     return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
 
 

@@ -1,29 +1,27 @@
-"""Names to backbones: model folders, hub ids, and aliases that pip can fetch. Never executes or unpickles."""
+"""`BackboneConfig` and `load_backbone`: from a name to a frozen backbone. Nothing is executed or unpickled."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.compilation import compile_layers
-from softcue.backbones.families import family_of
+from softcue.backbones.families import Family, family_of
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
-from softcue.backbones.loading.sources import ALIASES, alias_folder
-from softcue.errors import BackboneError, MissingExtraError, near_matches
+from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_gguf_file, find_model_folder
+from softcue.errors import BackboneError, near_matches
 
 
 class BackboneConfig(BaseModel):
-    """Which frozen model, and how it is held."""
+    """Which frozen model, in which form and on which device."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,54 +42,57 @@ class BackboneConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _one_or_the_other(self) -> Self:
+    def _check_exclusive(self) -> Self:
         if self.compile and self.gradient_checkpointing:
             raise ValueError("either compile or gradient_checkpointing: a compiled layer keeps what it chooses to keep")
         return self
 
 
 def load_backbone(config: BackboneConfig | str) -> Backbone:
-    """A frozen backbone from a folder, a hub id or an alias.
+    """Load a frozen backbone from a folder, a hub id or an alias.
 
     Example:
         backbone = load_backbone("minilm")
     """
     config = BackboneConfig(name=config) if isinstance(config, str) else config
-    folder = _folder_of(config.name)
-    device = _device(config.device)
+    folder = find_model_folder(config.name)
+    device = _find_device(config.device)
     source = str(folder) if folder else config.name
-    extra = _gguf_file(folder)
-    safe: dict[str, Any] = {"trust_remote_code": False, **extra}
-    if folder is None and not _hub_answers():
-        safe["local_files_only"] = True  # what was downloaded before, or a clear no at once instead of retries
-    with _quiet(), _clear_errors(config.name, folder):
+    gguf_file = None if folder is None else find_gguf_file(folder)
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    if folder is None and not can_reach_hub():
+        options["local_files_only"] = True  # files downloaded before, or an error at once instead of retries
+    with quiet_transformers(), _explain_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
         from transformers.utils import cached_file
 
-        model_config = AutoConfig.from_pretrained(source, **safe)
-        architecture = family_of(model_config.model_type)
-        tokenizer = AutoTokenizer.from_pretrained(source, **safe)
-        auto_class = _auto_class(architecture.kind, model_config)
+        model_config = AutoConfig.from_pretrained(source, **options)
+        family = family_of(model_config.model_type)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        auto_class = choose_auto_class(family, model_config)
         model, report = auto_class.from_pretrained(
             source,
-            config=None if extra else model_config,
+            config=None if gguf_file else model_config,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # _check_complete names them better
+            ignore_mismatched_sizes=True,  # _check_weights names them
             dtype=torch.float32,
-            **({} if extra else {"use_safetensors": True}),
-            **safe,
+            **({} if gguf_file else {"use_safetensors": True}),
+            **options,
         )
-        if folder is None:  # where the hub's files were put, for the pooling config beside them
-            found = cached_file(
+        if folder is None:  # the folder of the hub's files, for the pooling config in it
+            pooling_config = cached_file(
                 source,
                 "1_Pooling/config.json",
                 _raise_exceptions_for_missing_entries=False,
                 _raise_exceptions_for_connection_errors=False,
             )
-            folder = Path(found).parents[1] if found else None
-    _check_complete(config.name, model, report)
+            folder = Path(pooling_config).parents[1] if pooling_config else None
+    _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
-    model.requires_grad_(False).to(device, _dtype(config.dtype, model, device))
+    dtype = choose_dtype(model, device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    model.requires_grad_(False).to(device, dtype)
     choose_attention(model, config.attention)
     if config.compile:
         compile_layers(model)
@@ -101,86 +102,21 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     return backbone
 
 
-def _folder_of(name: str) -> Path | None:
-    """The local folder of a name, or None for a hub id."""
-    if name in ALIASES:
-        return alias_folder(name)
-    path = os.path.expanduser(name)  # os.path, because pathlib raises for names no file can have
-    if path and os.path.isdir(path):
-        folder = Path(path)
-        if (folder / "adapter_config.json").is_file():  # transformers would load it, and its base, unasked
-            raise BackboneError(
-                setting="backbone.name",
-                got=name,
-                expected="a whole model rather than an adapter",
-                fix="merge the adapter into its model and save that",
-            )
-        has_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
-        if not has_model:
-            raise BackboneError(
-                setting="backbone.name",
-                got=name,
-                expected="a folder with config.json or one .gguf file",
-                fix="point to the model folder itself",
-            )
-        return folder
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name
-    if looks_like_path or os.path.exists(path) or len(name) > 200:
-        raise BackboneError(
-            setting="backbone.name",
-            got=name,
-            expected=f"an existing model folder, a hub id or one of {', '.join(ALIASES)}",
-            fix="check the path",
-        )
-    return None
-
-
-def _hub_answers() -> bool:
-    """Whether the model hub's name can be looked up; a proxy would do that for us."""
-    from huggingface_hub import constants
-
-    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
-        return True
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
-
-
-def _gguf_file(folder: Path | None) -> dict[str, str]:
-    if folder is None or (folder / "config.json").is_file():
-        return {}
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) != 1:
-        raise BackboneError(
-            setting="backbone.name",
-            got=folder,
-            expected="exactly one .gguf file in the folder",
-            fix="leave only the one to load",
-        )
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("gguf", "gguf") from error
-    return {"gguf_file": files[0].name}
-
-
-def _auto_class(kind: str, model_config: Any) -> Any:
+def choose_auto_class(family: Family, model_config: Any) -> Any:
+    """Choose the class of transformers that loads a model with the heads its checkpoint has weights for."""
     import transformers
 
-    if kind == "decoder":
+    if family.kind == "decoder":
         return transformers.AutoModelForCausalLM
-    if kind == "encoder-decoder":
+    if family.kind == "encoder-decoder":
         return transformers.AutoModelForSeq2SeqLM
     names = getattr(model_config, "architectures", None) or [""]
-    # Only a checkpoint saved with a masked-word head has weights for one; ELECTRA's ForPreTraining has none.
-    has_words = names[0].endswith("ForMaskedLM") or names[0] == "BertForPreTraining"
-    return transformers.AutoModelForMaskedLM if has_words else transformers.AutoModel
+    has_word_head = names[0].endswith("ForMaskedLM") or names[0] in family.word_head_classes
+    return transformers.AutoModelForMaskedLM if has_word_head else transformers.AutoModel
 
 
-def _check_complete(name: str, model: Any, report: dict[str, Any]) -> None:
-    """Refuse a model some of whose weights were not in its files: it would answer at random."""
+def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
+    """Raise an error if some weights were not in the model's files: they would be random."""
     base = model.base_model
     missing = {key for key in report["missing_keys"] if "pooler" not in key and "position_ids" not in key}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
@@ -196,7 +132,7 @@ def _check_complete(name: str, model: Any, report: dict[str, Any]) -> None:
 
 
 def _check_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    """Without tokenizer files transformers makes an empty tokenizer, which reads every text as unknown."""
+    """Raise an error for an empty tokenizer, which transformers makes without tokenizer files, or one too large."""
     vocabulary = tokenizer.get_vocab()
     if len(vocabulary.keys() - set(tokenizer.all_special_tokens)) < 10:
         raise BackboneError(
@@ -215,7 +151,7 @@ def _check_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def _find_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -228,15 +164,9 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, model: Any, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return choose_dtype(model, device)
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Our one line of error or nothing; not the loaders' reports and bars."""
+def quiet_transformers() -> Iterator[None]:
+    """Hide the reports and progress bars of transformers while active."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -244,7 +174,7 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # GGUF's bar obeys no setting
+        with contextlib.redirect_stderr(io.StringIO()):  # no setting hides GGUF's bar
             yield
     finally:
         logging.set_verbosity(level)
@@ -253,8 +183,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _clear_errors(name: str, folder: Path | None) -> Iterator[None]:
-    """Loaders fail in many ways; each means that this model cannot be had."""
+def _explain_errors(name: str, folder: Path | None) -> Iterator[None]:
+    """Turn any error of the loaders into a BackboneError that names the model and the reason."""
     try:
         yield
     except BackboneError:

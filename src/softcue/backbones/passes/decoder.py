@@ -1,36 +1,168 @@
-"""Reading with a decoder-only backbone: prompt, text and, in training, target are one sequence.
+"""A forward pass of a decoder-only backbone: prompt, text and, in training, target are one sequence.
 
-**Shared prefix.** In a causal model the keys and values of a prompt that is the same for every row, and stands in front
-of the text, do not depend on the text. They are computed once, as a batch of one, and every row attends to them;
-gradients flow back through that. Same loss and gradient as laying the prompt out in every row, for P + B·T positions
-instead of B·(P + T). Without gradients they are kept from batch to batch. Rows of several cues share what their own cue
-begins with.
+**Shared prefix.** In a causal model the keys and values of a prompt do not depend on the text behind it. If all rows
+have the same prompt in front of the text, it runs once, as a batch of one, and every row attends to its keys and
+values. Gradients flow back through them. Loss and gradient are those of a prompt in every row, at the cost of
+P + B·T positions instead of B·(P + T). Without gradients the keys and values are kept from batch to batch. In a batch
+of several cues the rows of each cue share their own prefix.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softcue.backbones.passes.decoding import Decoding
-from softcue.backbones.passes.forward_pass import ForwardPass, likelihood, stacked
-from softcue.backbones.passes.shared_prefix import KeysValues, Prefix, Shared, cache_of
+from softcue.backbones.passes.forward_pass import ForwardPass, pad_candidates, sum_log_probabilities
+from softcue.inputs.collate import PaddingSide
+from softcue.types import Batch, Prompt
+
+KeyValueCache = list[tuple[Tensor, Tensor]]  # keys and values per layer, each [B heads S K/heads]
+PREFIX_CACHE_BYTES = 1 << 28  # of hidden states, keys and values that are kept for the next batch
+
+
+class SharedPrefix(NamedTuple):
+    """Rows that begin with the same positions."""
+
+    rows: Tensor  # [b] indices into the batch
+    length: int  # N positions: the tokens before the prompt, and the prompt
+    tokens_before: tuple[int, ...]  # ids of the tokens before the prompt
+    prompt: Prompt
+
+
+class PrefixStates(NamedTuple):
+    """The results of a pass over the positions of a shared prefix, for one row."""
+
+    hidden: Tensor  # [1 N D] last-layer states
+    cache: KeyValueCache
+
+
+def shared_parts(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list[SharedPrefix]:
+    """Find the rows of each prompt that begin alike; none if a prompt depends on the text or is not in front of it.
+
+    Example:
+        >>> from softcue.inputs.collate import collate
+        >>> from softcue.types import TokenizedRow
+        >>> rows = [TokenizedRow((1, 7, 8), None, insert_at=1), TokenizedRow((1, 9), None, insert_at=1)]
+        >>> batch = collate(rows, pad_id=0)
+        >>> mask = torch.ones(2, 5, dtype=torch.bool)
+        >>> prompt = Prompt(torch.zeros(2, 5, 4), mask, torch.zeros(()), shared_by=nn.Identity())
+        >>> shared_parts(batch, prompt, "left")[0].length
+        6
+    """
+    if prompt is None:
+        return []
+    prefixes = []
+    all_rows = torch.arange(batch.size, device=batch.ids.device)
+    for rows, cue_prompt in prompt.parts or ((all_rows, prompt),):
+        prompt_length = cue_prompt.tokens.shape[1]
+        if prompt_length and cue_prompt.shared_by is None:
+            return []
+        num_before = int(batch.insert_at[rows[0]]) if prompt_length else 0
+        ids, mask = batch.ids[rows, :num_before], batch.mask[rows]
+        is_alike = bool((batch.insert_at[rows] == num_before).all()) if prompt_length else True
+        if not is_alike or not bool((ids == ids[:1]).all() & mask[:, :num_before].all()):
+            return []
+        if not bool((mask.sum(dim=1) > num_before).all()):
+            return []
+        prefixes.append(SharedPrefix(rows, num_before + prompt_length, tuple(ids[0].tolist()), cue_prompt))
+    lengths = {prefix.length for prefix in prefixes}
+    return [] if lengths == {0} or (side == "right" and len(lengths) > 1) else prefixes
+
+
+class PrefixCache:
+    """Prefix states of prompts whose parameters have not changed. The least recently used are dropped first."""
+
+    def __init__(self) -> None:
+        self._entries: WeakKeyDictionary[nn.Module, tuple[list[Tensor], tuple[int, ...], PrefixStates]] = (
+            WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+
+    def get(self, prefix: SharedPrefix) -> PrefixStates | None:
+        """Return the states kept for a prefix, if a pass would still compute the same."""
+        encoder = prefix.prompt.shared_by
+        assert encoder is not None
+        with self._lock:
+            entry = self._entries.pop(encoder, None)
+            if entry is not None:
+                self._entries[encoder] = entry  # now the most recently used
+        if entry is None:
+            return None
+        kept_tensors, tokens_before, states = entry
+        tensors = _tensors_of(encoder)
+        is_same = tokens_before == prefix.tokens_before and len(kept_tensors) == len(tensors)
+        return states if is_same and all(map(torch.equal, kept_tensors, tensors)) else None
+
+    def put(self, prefix: SharedPrefix, states: PrefixStates) -> None:
+        """Keep the states of a prefix, and drop the least recently used ones if there are too many bytes."""
+        encoder = prefix.prompt.shared_by
+        assert encoder is not None
+        tensors = [value.clone() for value in _tensors_of(encoder)]
+        with self._lock:
+            self._entries.pop(encoder, None)
+            self._entries[encoder] = (tensors, prefix.tokens_before, states)
+            num_bytes = sum(_count_bytes(kept) for _, _, kept in self._entries.values())
+            for module in list(self._entries):
+                if num_bytes <= PREFIX_CACHE_BYTES:
+                    break
+                num_bytes -= _count_bytes(self._entries.pop(module)[2])
+
+    def forget(self) -> None:
+        """Drop all states."""
+        with self._lock:
+            self._entries.clear()
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    # Compared by value: a version counter does not notice changes through `.data`.
+    return [value.detach() for value in (*module.parameters(), *module.buffers())]
+
+
+def _count_bytes(states: PrefixStates) -> int:
+    return sum(keys.nbytes + values.nbytes for keys, values in states.cache) + states.hidden.nbytes
+
+
+def make_cache(keys_values: KeyValueCache) -> Any:
+    """Make a cache of transformers that begins with these keys and values and never crops them to a sliding window."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache()
+    for keys, values in keys_values:
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values  # an update of an empty layer would copy expanded tensors
+        cache.layers.append(layer)
+    return cache
+
+
+def repeat_rows(keys_values: KeyValueCache, repeats: int) -> KeyValueCache:
+    """Repeat each row of keys and values, for beams or candidates. [B ...] -> [B*repeats ...]"""
+    return [(keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0)) for keys, values in keys_values]
+
+
+def keys_values_of(cache: Any) -> KeyValueCache:
+    """Take the keys and values of each layer from a cache of transformers."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 @dataclass
 class DecoderPass(ForwardPass):
-    """A causal backbone."""
+    """A pass of a causal backbone."""
 
-    shared: Sequence[Shared] = ()  # what rows begin with and is run once
-    _cache: KeysValues | None = None
-    _cached: Tensor | None = None  # [B S] which of its columns are real
+    shared: Sequence[SharedPrefix] = ()  # prefixes that run once for several rows
+    _source_cache: KeyValueCache | None = None  # of prompt and text
+    _source_cache_mask: Tensor | None = None  # [B S] which of its columns are real
     _last_logits: Tensor | None = None  # [B V]
-    _prefixes: list[Prefix] | None = None
+    _prefix_states: list[PrefixStates] | None = None
 
     @cached_property
     def _starts(self) -> Tensor:
@@ -38,17 +170,23 @@ class DecoderPass(ForwardPass):
         return self.layout.mask.long().argmax(dim=1, keepdim=True)
 
     @cached_property
-    def _lengths(self) -> Tensor:
-        """How many positions of each row are shared. [B 1]"""
-        found = torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
-        for part in self.shared:
-            found[part.rows] = part.length
-        return found
+    def _prefix_lengths(self) -> Tensor:
+        """The number of shared positions of each row. [B 1]"""
+        lengths = torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
+        for prefix in self.shared:
+            lengths[prefix.rows] = prefix.length
+        return lengths
+
+    @property
+    def _longest_prefix(self) -> int:
+        """N of the longest shared prefix."""
+        return max(prefix.length for prefix in self.shared)
 
     @cached_property
     def _first_column(self) -> int:
-        """Where the columns begin that some row does not share."""
-        return self.layout.mask.shape[1] - int((self.layout.mask.sum(dim=1, keepdim=True) - self._lengths).max())
+        """The first column that at least one row does not share."""
+        num_unshared = self.layout.mask.sum(dim=1, keepdim=True) - self._prefix_lengths  # [B 1]
+        return self.layout.mask.shape[1] - int(num_unshared.max())
 
     @cached_property
     def _source_mask(self) -> Tensor:
@@ -56,215 +194,229 @@ class DecoderPass(ForwardPass):
         if not self.shared:
             return self.layout.mask
         columns = torch.arange(self.layout.mask.shape[1], device=self.ids.device)
-        # A row's own copy of the shared positions stands behind its padding, partly among the columns that remain.
-        is_own = self.layout.mask & (columns >= self._starts + self._lengths)  # [B S]
-        widest = max(part.length for part in self.shared)
-        is_shared = columns[:widest] >= widest - self._lengths  # [B N]
-        return torch.cat([is_shared, is_own[:, self._first_column :]], dim=1)
+        # A row's laid-out copy of the shared positions follows its padding, partly in the columns that remain.
+        is_unshared = self.layout.mask & (columns >= self._starts + self._prefix_lengths)  # [B S]
+        longest = self._longest_prefix
+        is_shared = columns[:longest] >= longest - self._prefix_lengths  # [B N]
+        return torch.cat([is_shared, is_unshared[:, self._first_column :]], dim=1)
 
-    def _shared_prefixes(self) -> list[Prefix]:
-        """One pass over what each group of rows begins with; kept for the next batch where nothing learns from it."""
-        if self._prefixes is None:
-            keeps = not torch.is_grad_enabled()
-            self._prefixes = []
-            for part in self.shared:
-                found = self.backbone.prefixes.get(part) if keeps and part.length else None
-                if found is None:
-                    found = self._prefix(part) if part.length else Prefix(self.embeds[:1, :0], [])
-                    if keeps and part.length:
-                        self.backbone.prefixes.put(part, found)
-                self._prefixes.append(found)
-        return self._prefixes
+    def _run_prefixes(self) -> list[PrefixStates]:
+        """Run each shared prefix once. Without gradients its states are kept for the next batch."""
+        if self._prefix_states is None:
+            use_cache = not torch.is_grad_enabled()
+            self._prefix_states = []
+            for prefix in self.shared:
+                if not prefix.length:
+                    self._prefix_states.append(PrefixStates(self.embeds[:1, :0], []))
+                    continue
+                states = self.backbone.prefixes.get(prefix) if use_cache else None
+                if states is None:
+                    states = self._run_prefix(prefix)
+                    if use_cache:
+                        self.backbone.prefixes.put(prefix, states)
+                self._prefix_states.append(states)
+        return self._prefix_states
 
-    def _prefix(self, part: Shared) -> Prefix:
-        row = part.rows[:1]
+    def _run_prefix(self, prefix: SharedPrefix) -> PrefixStates:
+        row = prefix.rows[:1]
         start = int(self._starts[row])
-        own = slice(start, start + part.length)
-        first = self.layout.rows(row)
-        nothing = first.text_slots[:, :0]
+        columns = slice(start, start + prefix.length)
+        row_layout = self.layout.rows(row)
+        no_text = row_layout.text_slots[:, :0]
         layout = replace(
-            first, index=first.index[:, own], mask=first.mask[:, own], text_slots=nothing, text_mask=nothing.bool()
+            row_layout,
+            index=row_layout.index[:, columns],
+            mask=row_layout.mask[:, columns],
+            text_slots=no_text,
+            text_mask=no_text.bool(),
         )
-        alone = replace(self, layout=layout, embeds=self.embeds[row, own], prompt=part.prompt, shared=())
-        with alone._injected():
-            output = self.backbone.base(**alone._inputs(), use_cache=True, past_key_values=cache_of([]))
-        return Prefix(output.last_hidden_state, _keys_values(output))
+        prefix_pass = replace(self, layout=layout, embeds=self.embeds[row, columns], prompt=prefix.prompt, shared=())
+        with prefix_pass._with_prompts():
+            output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=make_cache([]))
+        return PrefixStates(output.last_hidden_state, keys_values_of(output.past_key_values))
 
-    def _run_model(self, model: Any, **more: Any) -> Any:
-        """A pass over the rows; what they share comes as keys and values."""
+    def _run_model(self, model: Any, **options: Any) -> Any:
+        """Run a model on the rows. Shared prefixes are passed as keys and values."""
         if not self.shared:
-            if more.get("use_cache"):
-                more["past_key_values"] = cache_of([])
-            with self._injected():
-                return model(**self._inputs(), **more)
-        first = self._first_column
+            if options.get("use_cache"):
+                options["past_key_values"] = make_cache([])
+            with self._with_prompts():
+                return model(**self._inputs(), **options)
         inputs = self._inputs()
         for name in inputs.keys() - {"attention_mask"}:
-            inputs[name] = inputs[name][:, first:]
+            inputs[name] = inputs[name][:, self._first_column :]
         inputs["attention_mask"] = self._source_mask.long()
-        with self._writing():
-            return model(**inputs, past_key_values=cache_of(self._shared_cache()), **more | {"use_cache": True})
+        cache = make_cache(self._join_prefix_caches())
+        with self._without_prompts():
+            return model(**inputs, past_key_values=cache, **options | {"use_cache": True})
 
-    def _shared_cache(self) -> KeysValues:
-        """The shared keys and values of every row: one copy for all if there is one prompt, else each row's own."""
-        prefixes, num_rows = self._shared_prefixes(), len(self.ids)
-        if len(prefixes) == 1:
-            return [(k.expand(num_rows, -1, -1, -1), v.expand(num_rows, -1, -1, -1)) for k, v in prefixes[0].cache]
-        widest = max(part.length for part in self.shared)
-        example = next(prefix.cache for prefix in prefixes if prefix.cache)
-        found = []
-        for layer, both in enumerate(example):
-            block = [values.new_zeros(num_rows, values.shape[1], widest, values.shape[3]) for values in both]
-            for part, prefix in zip(self.shared, prefixes, strict=True):
-                for values, own in zip(block, prefix.cache[layer] if part.length else (), strict=part.length > 0):
-                    values[part.rows, :, widest - part.length :] = own
-            found.append((block[0], block[1]))
-        return found
+    def _join_prefix_caches(self) -> KeyValueCache:
+        """Return the shared keys and values for all rows: one expanded copy for one prefix, else a padded block."""
+        all_states, num_rows = self._run_prefixes(), len(self.ids)
+        if len(all_states) == 1:
+            return [
+                (keys.expand(num_rows, -1, -1, -1), values.expand(num_rows, -1, -1, -1))
+                for keys, values in all_states[0].cache
+            ]
+        longest = self._longest_prefix
+        example = next(states.cache for states in all_states if states.cache)
+        joined = []
+        for layer, layer_example in enumerate(example):
+            blocks = [tensor.new_zeros(num_rows, tensor.shape[1], longest, tensor.shape[3]) for tensor in layer_example]
+            for prefix, states in zip(self.shared, all_states, strict=True):
+                if not prefix.length:
+                    continue
+                for block, tensor in zip(blocks, states.cache[layer], strict=True):
+                    block[prefix.rows, :, longest - prefix.length :] = tensor
+            joined.append((blocks[0], blocks[1]))
+        return joined
 
     def _run(self) -> Tensor:
-        found: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state
+        hidden: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state
         if not self.shared:
-            return found
-        widest = max(part.length for part in self.shared)
-        block = found.new_zeros(len(found), widest, found.shape[2])  # [B N D]
-        for part, prefix in zip(self.shared, self._shared_prefixes(), strict=True):
-            if part.length:
-                block[part.rows, widest - part.length :] = prefix.hidden
-        columns = torch.arange(self.layout.mask.shape[1], device=found.device)
-        own = columns - self._starts  # [B S] place in the row
-        where = torch.where(own < self._lengths, widest - self._lengths + own, widest + columns - self._first_column)
-        where = where.clamp(min=0).unsqueeze(2).expand(-1, -1, found.shape[2])
-        return torch.cat([block, found], dim=1).gather(1, where)
+            return hidden
+        longest = self._longest_prefix
+        block = hidden.new_zeros(len(hidden), longest, hidden.shape[2])  # [B N D]
+        for prefix, states in zip(self.shared, self._run_prefixes(), strict=True):
+            if prefix.length:
+                block[prefix.rows, longest - prefix.length :] = states.hidden
+        columns = torch.arange(self.layout.mask.shape[1], device=hidden.device)
+        places = columns - self._starts  # [B S] position within the row
+        shared_columns = longest - self._prefix_lengths + places
+        unshared_columns = longest + columns - self._first_column
+        index = torch.where(places < self._prefix_lengths, shared_columns, unshared_columns)  # [B S]
+        index = index.clamp(min=0).unsqueeze(2).expand(-1, -1, hidden.shape[2])
+        return torch.cat([block, hidden], dim=1).gather(1, index)
 
     def first_logits(self) -> Tensor:
-        """At the last token of the source, which is the prompt's if it stands behind the text."""
+        """Logits at the last token of the source, which belongs to the prompt if that is behind the text. [B V]"""
         is_source = self.layout.is_text | self.layout.is_prompt  # [B S]
         columns = torch.arange(is_source.shape[1], device=is_source.device)
         return self._logits_at((columns * is_source).max(dim=1, keepdim=True).values)[:, 0]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
-        """The token before each target token predicts it."""
+        """Logits at the token before each target token. [B U V]"""
         slots = self.layout.target_slots - 1  # [B U]
-        return self._logits_at(slots.where(self.layout.target_mask, slots.max()))  # no column more for padding
+        return self._logits_at(slots.where(self.layout.target_mask, slots.max()))  # padding adds no column
 
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
-        """The source is read once; its keys and values serve all candidates."""
-        ids, mask = stacked(candidates, self.ids.device)  # [C U]
+        """Log-likelihood of each candidate; all candidates use the same keys and values of the source. [B C]"""
+        ids, mask = pad_candidates(candidates, self.ids.device)  # [C U]
         if self._leaves_window(ids.shape[1]):
-            return self._unshared().rank(candidates)
+            return self._without_sharing().rank(candidates)
         num_rows, num_candidates = len(self.ids), len(ids)
         self.read_for_answers()
-        assert self._cache is not None and self._cached is not None and self._last_logits is not None
+        assert self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None
         logits = self._last_logits.repeat_interleave(num_candidates, dim=0).unsqueeze(1)  # [B*C 1 V]
-        every, every_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
+        repeated_ids, repeated_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
         if ids.shape[1] > 1:
-            source_mask = self._cached.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
-            following = self._following(every, every_mask)[:, :-1].to(self.backbone.dtype)  # [B*C U-1 D]
-            with self._writing():
+            source_mask = self._source_cache_mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
+            embeds = self._embed_continuations(repeated_ids, repeated_mask)[:, :-1]  # [B*C U-1 D]
+            positions = torch.arange(ids.shape[1] - 1, device=ids.device)
+            with self._without_prompts():
                 output = self.backbone.model(
-                    inputs_embeds=following,
-                    attention_mask=torch.cat([source_mask, every_mask[:, :-1].long()], dim=1),
-                    position_ids=source_mask.sum(dim=1, keepdim=True)
-                    + torch.arange(every.shape[1] - 1, device=every.device)
-                    + (self.backbone.first_position or 0),
-                    past_key_values=cache_of(
-                        [
-                            (k.repeat_interleave(num_candidates, 0), v.repeat_interleave(num_candidates, 0))
-                            for k, v in self._cache
-                        ]
-                    ),
+                    inputs_embeds=embeds.to(self.backbone.dtype),
+                    attention_mask=torch.cat([source_mask, repeated_mask[:, :-1].long()], dim=1),
+                    position_ids=source_mask.sum(dim=1, keepdim=True) + positions + (self.backbone.first_position or 0),
+                    past_key_values=make_cache(repeat_rows(self._source_cache, num_candidates)),
                     use_cache=True,
                 )
             logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
-        return likelihood(logits, every, every_mask).view(num_rows, num_candidates)
+        return sum_log_probabilities(logits, repeated_ids, repeated_mask).view(num_rows, num_candidates)
 
-    def _following(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
-        """What tokens after the text are for the first layer, several answers of a row one after the other. [N U D]"""
+    def _embed_continuations(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
+        """Return the input states of tokens behind the text; several continuations of a row are adjacent. [N U D]"""
         return self.backbone.embed(target_ids)
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
-        """The prompt goes in on the first step only; later steps use its keys and values."""
+        """Generate. The prompt enters in the first step; later steps use its keys and values."""
         if self._leaves_window(decoding.max_new_tokens):
-            return self._unshared()._generate(decoding)
+            return self._without_sharing()._generate(decoding)
+        num_beams = decoding.num_beams
         if not self.shared:
-            with self._injected():
-                written = self.backbone.generate(
+            with self._with_prompts():
+                generated = self.backbone.generate(
                     decoding,
                     self.listeners,
                     self._streams(decoding),
                     inputs_embeds=self.embeds,
                     attention_mask=self.layout.mask.long(),
-                    past_key_values=self._written_to([], decoding.num_beams),
+                    past_key_values=self._make_generation_cache([], num_beams),
                 )
-            return written.tolist()
-        # transformers skips as many inputs as there are keys, and repeats everything but those for its beams
-        beams, mask, rest = decoding.num_beams, self._source_mask, self.embeds[:, self._first_column :]
-        skipped = rest.new_zeros(len(rest), mask.shape[1] - rest.shape[1], rest.shape[2])
-        cache = [(k.repeat_interleave(beams, 0), v.repeat_interleave(beams, 0)) for k, v in self._shared_cache()]
-        with self._writing():
-            written = self.backbone.generate(
+            return generated.tolist()
+        mask, unshared = self._source_mask, self.embeds[:, self._first_column :]
+        # transformers skips one input for each cached key, and repeats all inputs except the cache for its beams.
+        skipped = unshared.new_zeros(len(unshared), mask.shape[1] - unshared.shape[1], unshared.shape[2])
+        cache = repeat_rows(self._join_prefix_caches(), num_beams)
+        with self._without_prompts():
+            generated = self.backbone.generate(
                 decoding,
                 self.listeners,
                 self._streams(decoding),
-                inputs_embeds=torch.cat([skipped, rest], dim=1),
+                inputs_embeds=torch.cat([skipped, unshared], dim=1),
                 attention_mask=mask.long(),
-                past_key_values=self._written_to(cache, beams),
+                past_key_values=self._make_generation_cache(cache, num_beams),
             )
-        return written.tolist()
+        return generated.tolist()
 
-    def _written_to(self, known: KeysValues, num_beams: int) -> Any:
-        """The cache that generation begins with; `known` has a row for each beam."""
-        return cache_of(known)
+    def _make_generation_cache(self, keys_values: KeyValueCache, num_beams: int) -> Any:
+        """Make the cache that generation begins with; `keys_values` have a row for each beam."""
+        return make_cache(keys_values)
 
-    def _leaves_window(self, num_more: int) -> bool:
-        """Whether so many more positions would lie beyond what a layer with a sliding window sees of the shared ones.
+    def _leaves_window(self, num_new_tokens: int) -> bool:
+        """Whether new tokens would be too far from the shared positions for a layer with a sliding window.
 
-        Such a layer counts columns, and shorter rows have padding between what they share and their own.
+        Such a layer counts columns, and shorter rows have padding between the shared positions and the others.
         """
         window = self.backbone.window
-        return bool(self.shared) and window is not None and self._source_mask.shape[1] + num_more > window
+        return bool(self.shared) and window is not None and self._source_mask.shape[1] + num_new_tokens > window
 
-    def _unshared(self) -> DecoderPass:
+    def _without_sharing(self) -> DecoderPass:
         """The same rows, each with its own copy of the prompt."""
-        return replace(self, shared=(), _prefixes=None, _cache=None, _cached=None, _last_logits=None, _hidden=None)
+        return replace(
+            self,
+            shared=(),
+            _prefix_states=None,
+            _source_cache=None,
+            _source_cache_mask=None,
+            _last_logits=None,
+            _hidden=None,
+        )
 
     def rows(self, index: Tensor) -> ForwardPass:
-        """Keys, values and logits of some rows."""
+        """The same pass for some of the rows, with their keys, values and logits."""
         narrowed = super().rows(index)
         if narrowed is self:
             return self
         assert isinstance(narrowed, DecoderPass)
-        kept = []
-        for number, part in enumerate(self.shared):
-            rows = torch.isin(index, part.rows).nonzero().flatten()
+        kept: list[tuple[SharedPrefix, PrefixStates | None]] = []
+        for number, prefix in enumerate(self.shared):
+            rows = torch.isin(index, prefix.rows).nonzero().flatten()
             if len(rows):
-                kept.append((part._replace(rows=rows), self._prefixes[number] if self._prefixes else None))
-        narrowed.shared = [part for part, _ in kept]
-        prefixes = [prefix for _, prefix in kept if prefix is not None]
-        narrowed._prefixes = prefixes if len(prefixes) == len(kept) and kept else None
-        if self._cache is not None and self._cached is not None and self._last_logits is not None:
-            narrowed._cached = self._cached[index]
-            narrowed._cache = [(k[index], v[index]) for k, v in self._cache]
+                states = self._prefix_states[number] if self._prefix_states else None
+                kept.append((prefix._replace(rows=rows), states))
+        narrowed.shared = [prefix for prefix, _ in kept]
+        all_states = [states for _, states in kept if states is not None]
+        narrowed._prefix_states = all_states if len(all_states) == len(kept) and kept else None
+        if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
+            narrowed._source_cache_mask = self._source_cache_mask[index]
+            narrowed._source_cache = [(keys[index], values[index]) for keys, values in self._source_cache]
             narrowed._last_logits = self._last_logits[index]
         return narrowed
 
     def read_for_answers(self) -> None:
-        """One pass over prompt and text that keeps keys and values; needs the text's end in the last column."""
-        if self._cache is not None:
+        """Run once over prompt and text and keep keys and values. The text must end in the last column."""
+        if self._source_cache is not None:
             return
         output = self._run_model(self.backbone.model, use_cache=True, logits_to_keep=1)
         self._last_logits = output.logits[:, -1].float()
-        self._cache, self._cached = _keys_values(output), self._source_mask
+        self._source_cache, self._source_cache_mask = keys_values_of(output.past_key_values), self._source_mask
 
     def _logits_at(self, slots: Tensor) -> Tensor:
-        """Logits at some positions [B U] -> [B U V]; the head runs only on columns some row asks for."""
-        slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # slots of padding stand nowhere
-        is_alike = bool((slots == slots[:1]).all())  # left padding and targets of one length: no picking by row
-        columns, where = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
+        """Logits at some positions [B U] -> [B U V]; the head runs only on the columns that a row needs."""
+        slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # padding may have no column
+        is_alike = bool((slots == slots[:1]).all())  # left padding, targets of one length: the same for all rows
+        columns, index = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
         output = self._run_model(self.backbone.model, use_cache=False, logits_to_keep=columns)
         logits: Tensor = output.logits.float()  # [B columns V]
-        return logits if where is None else logits.gather(1, where.unsqueeze(2).expand(-1, -1, logits.shape[2]))
-
-
-def _keys_values(output: Any) -> KeysValues:
-    return [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+        return logits if index is None else logits.gather(1, index.unsqueeze(2).expand(-1, -1, logits.shape[2]))

@@ -1,4 +1,4 @@
-"""How free text is written: the likeliest token, beams or draws, and who hears it meanwhile."""
+"""How text is generated: greedily, with beams or by drawing, and who is told of each token."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Hears all tokens written for its row so far, after each of them; whether that is enough.
+# Called after each token with all tokens generated for its row so far; returns whether the row is finished.
 Listener = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How free text is generated."""
+    """Settings of text generation."""
 
     num_beams: int = 1
     max_new_tokens: int = 16
     temperature: float = 0.0  # 0: the likeliest token; otherwise tokens are drawn
-    top_p: float = 1.0  # drawn among the likeliest tokens that together have this share
+    top_p: float = 1.0  # draw among the likeliest tokens that together have this share
     seed: int = 0  # of the draws
 
 
-def drawn_scores(decoding: Decoding, streams: Sequence[torch.Generator], _: Tensor, scores: Tensor) -> Tensor:
-    """Logits [B V] with noise under which the largest is a draw from their softmax, one stream for each row.
+def add_gumbel_noise(decoding: Decoding, streams: Sequence[torch.Generator], _: Tensor, scores: Tensor) -> Tensor:
+    """Add noise to logits [B V], so that the largest is a draw from their softmax. Each row has its random stream.
 
     Example:
         >>> streams = [torch.Generator().manual_seed(seed) for seed in range(400)]
-        >>> found = drawn_scores(Decoding(temperature=1.0), streams, torch.zeros(()), torch.tensor([[0.0, 1.0]] * 400))
-        >>> bool(abs(found.argmax(dim=1).float().mean() - torch.tensor(1.0).sigmoid()) < 0.07)
+        >>> logits = torch.tensor([[0.0, 1.0]] * 400)
+        >>> drawn = add_gumbel_noise(Decoding(temperature=1.0), streams, torch.zeros(()), logits).argmax(dim=1)
+        >>> bool(abs(drawn.float().mean() - torch.tensor(1.0).sigmoid()) < 0.07)
         True
     """
     scaled = scores.float() / decoding.temperature
@@ -40,14 +41,14 @@ def drawn_scores(decoding: Decoding, streams: Sequence[torch.Generator], _: Tens
         is_out = shares.cumsum(dim=1) - shares >= decoding.top_p  # the likeliest always stays
         scaled = scaled.masked_fill(torch.zeros_like(is_out).scatter(1, order, is_out), -torch.inf)
     uniform = torch.stack([torch.rand(scores.shape[1], generator=stream) for stream in streams]).to(scaled)
-    return scaled - torch.log(-torch.log(uniform.clamp(min=1e-20)))  # -log(-log U) is Gumbel's
+    return scaled - torch.log(-torch.log(uniform.clamp(min=1e-20)))  # -log(-log U) is Gumbel noise
 
 
-def telling(listeners: Sequence[Listener | None]) -> Callable[..., Tensor]:
-    """A stopping criterion of transformers: which rows have enough, from all that is written. [B U] -> [B]"""
+def make_stopping_criterion(listeners: Sequence[Listener | None]) -> Callable[..., Tensor]:
+    """Make a stopping criterion of transformers that asks each row's listener. [B U] -> [B]"""
 
-    def enough(written: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        rows = zip(listeners, written.tolist(), strict=True)
-        return torch.tensor([listener is not None and listener(ids) for listener, ids in rows], device=written.device)
+    def is_finished(generated: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        rows = zip(listeners, generated.tolist(), strict=True)
+        return torch.tensor([listener is not None and listener(ids) for listener, ids in rows], device=generated.device)
 
-    return enough
+    return is_finished

@@ -1,7 +1,7 @@
-"""One laid-out batch and the backbone's ways to read it: hidden states, word logits, ranking, generation.
+"""One laid-out batch and what a backbone computes from it: hidden states, word logits, rankings, generated text.
 
-A Reading runs the backbone when asked and keeps what it computed for other readouts of the same batch, so
-rows of several cues share one pass. `rows` narrows it to one cue's rows without another pass.
+A ForwardPass runs the backbone on demand and keeps the results for other readouts of the same batch, so rows of
+several cues share one pass. `rows` narrows it to the rows of one cue without another pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from softcue.backbones.injection import ReachedLayer, injected
+from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.layout import Layout
 from softcue.backbones.passes.decoding import Decoding, Listener
 from softcue.backbones.pooling import Summary, compare_texts, pool
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForwardPass(ABC):
-    """Rows laid out with their prompts, ready for the backbone."""
+    """Rows laid out with their prompts, ready for the backbone, and the results computed so far."""
 
     backbone: Backbone
     layout: Layout
@@ -37,21 +37,21 @@ class ForwardPass(ABC):
     segments: Tensor | None  # [B S]
     ids: Tensor  # [B T] source tokens
     prompt: Prompt | None
-    parts: Tensor | None = None  # [B T] which of two texts a token belongs to
+    parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither
     offsets: Tensor | None = None  # [B T 2] characters of the last text, -1 if none
-    known_features: Tensor | None = None  # [B R] where nothing trained stands between text and head: no pass needed
-    stops_at: int | None = None  # the layer whose input is all that is wanted
-    listeners: Sequence[Listener | None] = ()  # of what is written for each row; none where beams change their mind
+    known_features: Tensor | None = None  # [B R] computed before, if nothing trainable is between text and head
+    stops_at: int | None = None  # the pass ends with the input of this layer
+    listeners: Sequence[Listener | None] = ()  # one per row, called while it generates without beams
     _hidden: Tensor | None = None  # [B S D]
-    _written: dict[Decoding, list[list[int]]] = field(default_factory=dict)
+    _generated: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
-    def _injected(self) -> AbstractContextManager[None]:
-        """Around a pass that reads the source: prompts in every layer, and the method's own sub-layers."""
-        return injected(self.backbone.layers, self.backbone.injected_sublayers, self.layout, self.prompt, self.stops_at)
+    def _with_prompts(self) -> AbstractContextManager[None]:
+        """Inject the prompts of all layers and the method's sub-layers: for passes over the source."""
+        return inject(self.backbone.layers, self.backbone.injected_sublayers, self.layout, self.prompt, self.stops_at)
 
-    def _writing(self) -> AbstractContextManager[None]:
-        """Around a pass that only writes: the prompt has been read."""
-        return injected(self.backbone.layers, self.backbone.injected_sublayers)
+    def _without_prompts(self) -> AbstractContextManager[None]:
+        """Inject only the method's sub-layers: for passes after the one over the source."""
+        return inject(self.backbone.layers, self.backbone.injected_sublayers)
 
     @property
     def text_mask(self) -> Tensor:
@@ -74,12 +74,12 @@ class ForwardPass(ABC):
     def hidden(self) -> Tensor:
         """Last-layer hidden states of all laid-out positions. [B S D]"""
         if self._hidden is None:
-            with self._injected():
+            with self._with_prompts():
                 self._hidden = self._run()
         return self._hidden
 
     def input_states(self, layer: int, with_target: bool = False) -> tuple[Tensor, Tensor]:
-        """What enters a layer at the text's positions, then the target's, and which are real. [B T+U D], [B T+U]"""
+        """Input of a layer at the positions of the text, then the target, and which are real. [B T+U D], [B T+U]"""
         try:
             replace(self, stops_at=layer, _hidden=None).hidden()
         except ReachedLayer as reached:
@@ -91,11 +91,11 @@ class ForwardPass(ABC):
         raise AssertionError(f"{self.backbone.name} never ran layer {layer}")
 
     def read_for_answers(self) -> None:
-        """Do now, for all rows at once, the pass that `rank` needs."""
+        """Run, for all rows at once, the pass that `rank` needs."""
         self.hidden()
 
     def rows(self, index: Tensor) -> ForwardPass:
-        """The same reading of some rows only; what was computed stays computed."""
+        """The same pass for some of the rows; it keeps the results computed so far."""
         if len(index) == len(self.ids):
             return self
         return replace(
@@ -107,81 +107,84 @@ class ForwardPass(ABC):
             parts=None if self.parts is None else self.parts[index],
             offsets=None if self.offsets is None else self.offsets[index],
             known_features=None if self.known_features is None else self.known_features[index],
-            prompt=self._prompt_rows(index),
+            prompt=self._prompt_of_rows(index),
             listeners=[self.listeners[row] for row in index.tolist()] if self.listeners else (),
             _hidden=None if self._hidden is None else self._hidden[index],
-            _written={how: [written[row] for row in index.tolist()] for how, written in self._written.items()},
+            _generated={
+                decoding: [generated[row] for row in index.tolist()] for decoding, generated in self._generated.items()
+            },
         )
 
-    def _prompt_rows(self, index: Tensor) -> Prompt | None:
-        """Tokens are laid out already; only the deeper part must still find its rows."""
+    def _prompt_of_rows(self, index: Tensor) -> Prompt | None:
+        """The prompt of some of the rows: its tokens are laid out already, its layer prompts are narrowed."""
         prompt = self.prompt
         if prompt is None or prompt.layer_prompts is None or prompt.shared_by is not None:
             return prompt
-        layer_prompts, size = prompt.layer_prompts, len(self.ids)
+        layer_prompts, num_rows = prompt.layer_prompts, len(self.ids)
 
-        def some_rows(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-            every = hidden.new_zeros(size, *hidden.shape[1:]).index_copy(0, index, hidden)
-            every_mask = mask.new_ones(size, mask.shape[1]).index_copy(0, index, mask)
-            taken = layer_prompts(layer, every, every_mask)
-            if taken is None:
+        def layer_prompts_of_rows(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
+            all_hidden = hidden.new_zeros(num_rows, *hidden.shape[1:]).index_copy(0, index, hidden)
+            all_masks = mask.new_ones(num_rows, mask.shape[1]).index_copy(0, index, mask)
+            layer_prompt = layer_prompts(layer, all_hidden, all_masks)
+            if layer_prompt is None:
                 return None
-            own = {name: value[index] for name, value in vars(taken).items() if value is not None}
-            return LayerPrompt(**own)
+            return LayerPrompt(
+                **{name: value[index] for name, value in vars(layer_prompt).items() if value is not None}
+            )
 
-        return replace(prompt, layer_prompts=some_rows)
+        return replace(prompt, layer_prompts=layer_prompts_of_rows)
 
     def _inputs(self) -> dict[str, Any]:
         inputs: dict[str, Any] = {"inputs_embeds": self.embeds, "attention_mask": self.layout.mask.long()}
-        first = self.backbone.first_position
-        if first is not None:
-            inputs["position_ids"] = self.layout.positions + first
+        first_position = self.backbone.first_position
+        if first_position is not None:
+            inputs["position_ids"] = self.layout.positions + first_position
         if self.segments is not None:
             inputs["token_type_ids"] = self.segments
         return inputs
 
     @abstractmethod
     def _run(self) -> Tensor:
-        """Hidden states [B S D] of one pass."""
+        """Run the backbone and return its hidden states. [B S D]"""
 
     @abstractmethod
     def first_logits(self) -> Tensor:
-        """Logits over the vocabulary where the first word of the answer stands. [B V]"""
+        """Logits over the vocabulary for the first word of the prediction. [B V]"""
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """Logits that predict each target token from those before it. [B U V]"""
-        raise self._no_text("target_logits")
+        raise self._no_text_error("target_logits")
 
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
-        """Log-likelihood of each candidate answer (token numbers, closed by the end token). [B C]"""
-        raise self._no_text("rank")
+        """Log-likelihood of each candidate target (token ids that end with the end token). [B C]"""
+        raise self._no_text_error("rank")
 
     def generate(self, decoding: Decoding) -> list[list[int]]:
-        """Token numbers of a generated answer per row."""
-        if decoding not in self._written:
-            self._written[decoding] = self._generate(decoding)
-        return self._written[decoding]
+        """Token ids of the generated text, per row."""
+        if decoding not in self._generated:
+            self._generated[decoding] = self._generate(decoding)
+        return self._generated[decoding]
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
-        raise self._no_text("generate")
+        raise self._no_text_error("generate")
 
     def _streams(self, decoding: Decoding) -> list[torch.Generator]:
-        """A random stream for each row, from its text: what is drawn does not depend on who shares the batch."""
+        """A random stream for each row, seeded by its text: draws do not depend on the other rows of the batch."""
         rows = zip(self.ids.tolist(), self.text_mask.tolist(), strict=True) if decoding.temperature else ()
-        texts = [[number for number, is_text in zip(*row, strict=True) if is_text] for row in rows]
+        texts = [[token for token, is_text in zip(*row, strict=True) if is_text] for row in rows]
         return [text_generator(decoding.seed, text) for text in texts]
 
-    def _no_text(self, what: str) -> BackboneError:
+    def _no_text_error(self, method: str) -> BackboneError:
         return BackboneError(
             setting="readout.name",
-            got=what,
+            got=method,
             expected="a backbone that writes text (encoder-decoder or decoder-only)",
             fix=f"use readout.name=classifier with {self.backbone.name}",
         )
 
 
-def stacked(candidates: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Candidate answers as one padded batch: token numbers and mask. [C U] each"""
+def pad_candidates(candidates: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Put candidate targets into one padded batch: token ids and mask. [C U] each"""
     width = max(len(candidate) for candidate in candidates)
     ids = torch.zeros(len(candidates), width, dtype=torch.long, device=device)
     mask = torch.zeros(len(candidates), width, dtype=torch.bool, device=device)
@@ -191,7 +194,7 @@ def stacked(candidates: Sequence[Tensor], device: torch.device) -> tuple[Tensor,
     return ids, mask
 
 
-def likelihood(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """Sum over tokens of log p(token | before). [N U V], [N U] -> [N]"""
-    each = logits.log_softmax(dim=-1).gather(2, ids.unsqueeze(2)).squeeze(2)  # [N U]
-    return (each * mask).sum(dim=1)
+def sum_log_probabilities(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Sum log p(token | tokens before) over the tokens of each row. [N U V], [N U] -> [N]"""
+    log_probabilities = logits.log_softmax(dim=-1).gather(2, ids.unsqueeze(2)).squeeze(2)  # [N U]
+    return (log_probabilities * mask).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Drawn text: a draw from the model's own distribution, that belongs to the row alone."""
+"""Sampled text: draws follow the model's distribution and depend on the row alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tiny import ONE_OF_EACH_KIND, tiny
 from toy import EXAMPLES, make_model
 
 from softcue.backbones import backbone as backbone_module
-from softcue.backbones.passes.decoding import Decoding, drawn_scores
+from softcue.backbones.passes.decoding import Decoding, add_gumbel_noise
 from softcue.inference import predict
 from softcue.tasks import Task
 
@@ -19,23 +19,23 @@ WRITERS = [kind for kind in ONE_OF_EACH_KIND if kind != "bert"]
 def draws(decoding: Decoding, logits: list[float], count: int = 20_000) -> torch.Tensor:
     """How often each token is drawn."""
     streams = [torch.Generator().manual_seed(number) for number in range(count)]
-    found = drawn_scores(decoding, streams, torch.zeros(()), torch.tensor([logits]).expand(count, -1))
-    return torch.bincount(found.argmax(dim=1), minlength=len(logits)) / count
+    noisy = add_gumbel_noise(decoding, streams, torch.zeros(()), torch.tensor([logits]).expand(count, -1))
+    return torch.bincount(noisy.argmax(dim=1), minlength=len(logits)) / count
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_as_often_as_they_are_likely(temperature: float) -> None:
     logits = [0.0, 1.0, -1.0, 2.5]
     wanted = (torch.tensor(logits) / temperature).softmax(dim=0)
-    found = draws(Decoding(temperature=temperature), logits)
-    assert float((found - wanted).abs().max()) < 4 * (0.25 / 20_000) ** 0.5  # four standard errors
+    shares = draws(Decoding(temperature=temperature), logits)
+    assert float((shares - wanted).abs().max()) < 4 * (0.25 / 20_000) ** 0.5  # four standard errors
 
 
-def test_only_the_likeliest_are_drawn_among() -> None:
+def test_draws_are_among_the_likeliest_only() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
-    found = draws(Decoding(temperature=1.0, top_p=0.7), logits)
-    assert found[2:].tolist() == [0.0, 0.0]
-    assert float(found[0]) == pytest.approx(0.625, abs=0.02)
+    shares = draws(Decoding(temperature=1.0, top_p=0.7), logits)
+    assert shares[2:].tolist() == [0.0, 0.0]
+    assert float(shares[0]) == pytest.approx(0.625, abs=0.02)
     assert draws(Decoding(temperature=1.0, top_p=1e-6), logits, 50).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
@@ -50,7 +50,7 @@ def written(kind: str, case: str = "prompt-tuning", together: bool = True, **rea
 
 @pytest.mark.parametrize("case", ["prompt-tuning", "s-idpg-phm"])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_is_drawn_belongs_to_the_row(kind: str, case: str) -> None:
+def test_draws_depend_on_the_row_alone(kind: str, case: str) -> None:
     first = written(kind, case)
     assert first == written(kind, case)
     assert first == written(kind, case, together=False)
@@ -59,7 +59,7 @@ def test_what_is_drawn_belongs_to_the_row(kind: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_little_temperature_is_greedy(kind: str) -> None:
+def test_a_low_temperature_is_greedy(kind: str) -> None:
     assert written(kind, temperature=1e-4) == written(kind, decoding="greedy")
 
 
