@@ -63,7 +63,7 @@ def shape(**changes: Any) -> GeneratorShape:
         "shares_a": False,
         "activation": "tanh",
         "dropout": 0.0,
-        "first_std": 0.5,
+        "init_std": 0.5,
     }
     return GeneratorShape(**{**values, **changes})
 
@@ -72,7 +72,7 @@ def shape(**changes: Any) -> GeneratorShape:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_batch_goes_through_the_generator_as_each_example_alone_does_literally(n: int, shares_a: bool) -> None:
     generator = Generator(shape(phm_n=n, shares_a=shares_a)).double()
-    generator.start(torch.Generator().manual_seed(1))
+    generator.initialize(torch.Generator().manual_seed(1))
     assert len(generator.a) == (1 if shares_a else 2)
     batch = torch.randn(5, 12, dtype=torch.float64)
     found = generator(batch, generator.matrices())

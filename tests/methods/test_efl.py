@@ -35,8 +35,8 @@ ROWS = [
 ]
 
 
-def rewriting_of(task: Task) -> Rewriting:
-    found = METHODS["efl"].rewriting(task)
+def reformulation_of(task: Task) -> Rewriting:
+    found = METHODS["efl"].reformulate(task)
     assert found is not None
     return found
 
@@ -50,7 +50,7 @@ def entailed(score: float) -> Prediction:
 
 
 def test_a_binary_task_asks_for_one_description() -> None:
-    asked = rewriting_of(BINARY)
+    asked = reformulation_of(BINARY)
     assert asked.split(Example(("A fine film.",), "1")) == [
         Example(("A fine film.", "The film is worth seeing."), "entailment")
     ]
@@ -63,7 +63,7 @@ def test_a_binary_task_asks_for_one_description() -> None:
 @pytest.mark.parametrize("described", ["0", "1"])
 def test_one_description_will_do_for_two_labels(described: str) -> None:
     labels = {name: label if name == described else Label(words=label.words) for name, label in BINARY.labels.items()}
-    asked = rewriting_of(BINARY.model_copy(update={"labels": labels}))
+    asked = reformulation_of(BINARY.model_copy(update={"labels": labels}))
     for target in ("0", "1"):
         (question,) = asked.split(Example(("A film.",), target))
         assert question.texts == ("A film.", BINARY.labels[described].description)
@@ -75,7 +75,7 @@ def test_one_description_will_do_for_two_labels(described: str) -> None:
 
 
 def test_three_classes_ask_one_question_each_and_one_of_them_is_true() -> None:
-    asked = rewriting_of(TASK)
+    asked = reformulation_of(TASK)
     for number, target in enumerate("abc"):
         questions = asked.split(Example(("Hello.",), target))
         assert [question.texts for question in questions] == [("Hello.", text) for text in THREE]
@@ -87,7 +87,7 @@ def test_three_classes_ask_one_question_each_and_one_of_them_is_true() -> None:
 
 def test_the_questions_are_a_pair_task_of_two_labels() -> None:
     for task in (BINARY, TASK):
-        asked = rewriting_of(task).task
+        asked = reformulation_of(task).task
         assert len(asked.text) == 2
         assert asked.label_names == ("entailment", "not_entailment")
         assert asked.kind == "classification"
@@ -108,7 +108,7 @@ def test_tokens_are_the_text_a_separator_and_the_description() -> None:
 
 
 def test_tasks_of_two_texts_are_read_as_they_are() -> None:
-    assert METHODS["efl"].rewriting(PAIRS) is None
+    assert METHODS["efl"].reformulate(PAIRS) is None
     model = make_model(tiny("bert"), "efl", task=PAIRS)
     example = Example(("first", "second"), "same")
     assert model.split(example) == [example]
@@ -128,14 +128,14 @@ def test_tasks_of_two_texts_are_read_as_they_are() -> None:
 def test_missing_descriptions_are_named(labels: dict[str, str], named: list[str]) -> None:
     task = Task(name="bare", labels={name: Label(words=name, description=text) for name, text in labels.items()})
     with pytest.raises(ConfigurationError, match=rf"task\.label_descriptions.*{', '.join(named)}'") as caught:
-        rewriting_of(task)
+        reformulation_of(task)
     assert "task.label_descriptions." in caught.value.fix
 
 
 @pytest.mark.parametrize("kind", ["regression", "generation"])
 def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"efl.*classification.*{kind}"):
-        METHODS["efl"].rewriting(Task(name="other", kind=kind))
+        METHODS["efl"].reformulate(Task(name="other", kind=kind))
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
 
 @pytest.mark.parametrize("scores", [(0.2, 0.7, 0.4), (0.9, 0.95, 0.99), (1e-9, 3e-9, 2e-9), (0.0, 0.0, 0.3), (1, 1, 0)])
 def test_the_surest_description_is_the_answer_and_scores_sum_to_one(scores: tuple[float, ...]) -> None:
-    found = rewriting_of(TASK).merge([entailed(score) for score in scores])
+    found = reformulation_of(TASK).merge([entailed(score) for score in scores])
     assert found.label == "abc"[scores.index(max(scores))]
     assert list(found.scores or {}) == ["a", "b", "c"]
     wanted = [score / sum(scores) for score in scores]
@@ -152,7 +152,7 @@ def test_the_surest_description_is_the_answer_and_scores_sum_to_one(scores: tupl
 
 @pytest.mark.parametrize("score", [0.0, 0.3, 0.5, 0.501, 1.0])
 def test_a_binary_answer_is_the_described_label_or_its_absence(score: float) -> None:
-    found = rewriting_of(BINARY).merge([entailed(score)])
+    found = reformulation_of(BINARY).merge([entailed(score)])
     assert found.scores == pytest.approx({"0": 1 - score, "1": score})
     if score != 0.5:
         assert found.label == ("1" if score > 0.5 else "0")
@@ -162,14 +162,14 @@ def test_scores_sum_to_one_even_where_nothing_is_entailed() -> None:
     nothing = [entailed(0.0)] * 3
     written = [Prediction("not_entailment")] * 3  # by greedy decoding, which has no scores
     for answers in (nothing, written):
-        found = rewriting_of(TASK).merge(answers)
+        found = reformulation_of(TASK).merge(answers)
         assert math.fsum((found.scores or {}).values()) == pytest.approx(1)
         assert found.label in TASK.labels
 
 
 def test_written_answers_without_scores_count_as_sure() -> None:
     answers = [Prediction("not_entailment"), Prediction("entailment"), Prediction("not_entailment")]
-    assert rewriting_of(TASK).merge(answers).label == "b"
+    assert reformulation_of(TASK).merge(answers).label == "b"
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)

@@ -63,7 +63,7 @@ def matrices_of(generator: Any) -> tuple[Tensor, Tensor]:
 def generated(model: TaskModel, level: int, vector: Tensor, drop: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """G(h) = W2 . drop(act(W1 . h + b1)) + b2 for one example and one level. [R] -> [P X]"""
     encoder = encoder_of(model)
-    place = encoder.levels.numbers.index(level)
+    place = encoder.prompted_layers.layers.index(level)
     generator: Any = encoder.generators[place if len(encoder.generators) > 1 else 0]
     bias = encoder.biases[place if len(encoder.biases) > 1 else 0].detach().double()
     first, second = matrices_of(generator)
@@ -108,8 +108,8 @@ def vectors_of(part: LayerPrompt | None) -> Tensor:
 def by_level(model: TaskModel, instance: Instance, hidden: Tensor) -> dict[int, Tensor]:
     """What every level takes when the text's states are the same everywhere."""
     prompt = prompt_of(model, instance)
-    levels = encoder_of(model).levels
-    found = {0: prompt.tokens} if levels.has_embeddings else {}
+    prompted_layers = encoder_of(model).prompted_layers
+    found = {0: prompt.tokens} if prompted_layers.has_embedding_prompt else {}
     for layer in range(LEVELS):
         if (
             prompt.layer_prompts is not None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
+from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
 from softcue.prompts.contextualizer import Contextualizer, EncoderLayer, RowNoise
 from softcue.prompts.quantizer import perplexity
 from softcue.prompts.vip import commitment, noise_resilience
@@ -157,17 +157,17 @@ def quantizer_of(**changes: Any) -> Quantizer:
     return Quantizer(shape, 2 * torch.randn(shape.codes, D))
 
 
-def streams_of(seed: int, num_rows: int) -> list[torch.Generator]:
+def generators_of(seed: int, num_rows: int) -> list[torch.Generator]:
     torch.manual_seed(seed)
     return row_generators(num_rows)
 
 
 def noise_of(seed: int, num_rows: int, draws: int = M) -> list[Tensor]:
-    return [torch.rand(N, draws, generator=stream) for stream in streams_of(seed, num_rows)]
+    return [torch.rand(N, draws, generator=generator) for generator in generators_of(seed, num_rows)]
 
 
 def trained(quantizer: Quantizer, vectors: Tensor, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    found: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, streams_of(seed, len(vectors)))
+    found: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, generators_of(seed, len(vectors)))
     return found
 
 
@@ -233,7 +233,7 @@ def vip_of(
     num_soft: int = 2,
     num_hard: int = 0,
     skip: bool = True,
-    weights: Weights | None = None,
+    weights: LossWeights | None = None,
     quantised: bool = True,
     is_empty: bool = False,
     context: dict[str, Any] | None = None,
@@ -249,7 +249,7 @@ def vip_of(
         context_shape(**(context or {})),
         own if quantised else None,
         skip,
-        weights or Weights(),
+        weights or LossWeights(),
         torch.randn(num_hard, D),
     )
     shuffled(encoder.contextualizer)
@@ -292,12 +292,12 @@ def test_rows_have_their_own_numbers_unless_a_piece_says_otherwise() -> None:
 
 
 def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
-    whole = [torch.rand(4, generator=stream) for stream in streams_of(5, 6)]
+    whole = [torch.rand(4, generator=generator) for generator in generators_of(5, 6)]
     with rows_of_global_batch([4, 1], 6):
-        piece = [torch.rand(4, generator=stream) for stream in streams_of(5, 2)]
+        piece = [torch.rand(4, generator=generator) for generator in generators_of(5, 2)]
     assert torch.equal(piece[0], whole[4]) and torch.equal(piece[1], whole[1])
-    others = [torch.rand(4, generator=stream) for stream in streams_of(6, 6)]
-    following = [torch.rand(4, generator=stream) for stream in row_generators(6)]
+    others = [torch.rand(4, generator=generator) for generator in generators_of(6, 6)]
+    following = [torch.rand(4, generator=generator) for generator in row_generators(6)]
     every = torch.stack(whole + others + following)
     assert len(every.unique(dim=0)) == 18
 
@@ -305,7 +305,7 @@ def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
 def test_streams_take_as_much_of_the_common_noise_for_one_row_as_for_many() -> None:
     after = []
     for num_rows in (1, 7):
-        streams_of(3, num_rows)
+        generators_of(3, num_rows)
         after.append(torch.rand(3))
     assert torch.equal(after[0], after[1])
 
@@ -460,7 +460,7 @@ def test_codes_of_no_probability_are_never_drawn() -> None:
     logits = 3 * torch.randn(2000, 1, K)
     logits[..., far] = -1e4
     for noise in (0.0, 2**-24, 1 - 2**-24):  # all that torch.rand can give lies between
-        codes = quantizer._sampled(logits, torch.full((2000, 1, 1), noise))
+        codes = quantizer._draw_codes(logits, torch.full((2000, 1, 1), noise))
         assert not torch.isin(codes, torch.tensor(far)).any()
         assert (codes == (1 if noise < 0.5 else K - 2)).all()
 
@@ -592,7 +592,7 @@ def test_commitment_is_the_squared_distance_to_a_constant(reduction: Any) -> Non
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("resilience", [0.0, 0.7])
 def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(reduction: Any, resilience: float) -> None:
-    weights = Weights(commitment=0.4, reduction=reduction, noise_resilience=resilience)
+    weights = LossWeights(commitment=0.4, reduction=reduction, noise_resilience=resilience)
     encoder, instance = vip_of(num_hard=1, weights=weights).train(), instance_of(texts_of())
     pull = torch.randn(len(LENGTHS), 1 + 2 + N, D)
     prompt = prompted(encoder, instance)
@@ -600,16 +600,16 @@ def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(redu
     found = {name: one.grad.clone() for name, one in encoder.named_parameters() if one.grad is not None}
     encoder.zero_grad()
 
-    streams = streams_of(0, len(LENGTHS))
-    context = encoder.contextualised(instance, streams)
+    generators = generators_of(0, len(LENGTHS))
+    context = encoder.contextualize(instance, generators)
     values = (prompt.tokens[:, 3:] - encoder.prompt[2:]).detach()  # P^q, a constant
     draws_in(quantizer_in(encoder), values)
     squares = (context - values).square()
     loss = 0.4 * (squares.mean() if reduction == "mean" else squares.sum((1, 2)).mean())
     if resilience:
-        for stream in streams:  # the quantiser's noise lies between the two views
-            torch.rand(N, M, generator=stream)
-        again = encoder.contextualised(instance, streams)
+        for generator in generators:  # the quantiser's noise lies between the two views
+            torch.rand(N, M, generator=generator)
+        again = encoder.contextualize(instance, generators)
         loss = loss + resilience * literal_resilience(context, again, includes_self=False)
     assert_like(prompt.aux_loss, loss, 1e-4)
     tokens = torch.cat([encoder.prompt[:2].expand(len(LENGTHS), -1, -1), encoder.prompt[2:] + context], dim=1)
@@ -655,7 +655,7 @@ def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
         {"reset_below": 0.1},
         {"reset_below": 0.1, "tokens": N, "codes": 12},
         {"is_relative": True, "temperature": 0.3},
-        {"weights": Weights(noise_resilience=1.0)},
+        {"weights": LossWeights(noise_resilience=1.0)},
     ],
     ids=str,
 )
@@ -688,7 +688,7 @@ def test_tallies_of_pieces_add_up_to_that_of_the_whole_batch(settings: dict[str,
 def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
     settings: dict[str, Any], resilience: float
 ) -> None:
-    encoder = vip_of(weights=Weights(noise_resilience=resilience), **settings).train()
+    encoder = vip_of(weights=LossWeights(noise_resilience=resilience), **settings).train()
     statistics, blank = prompted(encoder, instance_of(texts_of())).statistics, encoder.zero_statistics()
     assert set(statistics) == set(blank)
     assert ("noise_resilience" in blank) == (resilience > 0) and ("commitment" in blank) == (
@@ -917,7 +917,7 @@ def learned_from(encoder: VIP, texts: Sequence[Tensor], seed: int) -> tuple[Tens
     """A step; P^c of its batch, and what was logged."""
     instance = instance_of(texts)
     prompt = prompted(encoder, instance, seed)
-    context = encoder.contextualised(instance, streams_of(seed, len(texts)))
+    context = encoder.contextualize(instance, generators_of(seed, len(texts)))
     return context.detach(), encoder.update_state(prompt.statistics, epoch_begins=seed == 0)
 
 
@@ -930,7 +930,7 @@ def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_afte
     for step in range(fill_after):
         assert quantizer.is_empty and encoder.codebook() is None
         prompt = prompted(encoder, instance, step)
-        context = encoder.contextualised(instance, streams_of(step, len(texts)))
+        context = encoder.contextualize(instance, generators_of(step, len(texts)))
         assert torch.equal(prompt.tokens[:, 2:], context)
         assert (
             prompt.aux_loss.item() == 0
@@ -939,7 +939,7 @@ def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_afte
         )
         prompt.tokens.sum().backward()
         encoder.eval()
-        assert torch.equal(prompted(encoder, instance).tokens[:, 2:], encoder.contextualised(instance))
+        assert torch.equal(prompted(encoder, instance).tokens[:, 2:], encoder.contextualize(instance))
         encoder.train()
         _, health = learned_from(encoder, texts, step)
         assert "perplexity" not in health
@@ -1034,7 +1034,7 @@ def test_noise_resilience_and_its_gradient_are_the_equation(num_rows: int, inclu
 def test_noise_resilience_leaves_the_self_term_out_unless_asked_for() -> None:
     first, second = torch.randn(3, N, D), torch.randn(3, N, D)
     assert torch.equal(noise_resilience(first, second), noise_resilience(first, second, includes_self=False))
-    assert Weights().noise_self is False and Weights().noise_resilience == 0.0
+    assert LossWeights().noise_self is False and LossWeights().noise_resilience == 0.0
 
 
 @pytest.mark.parametrize("includes_self", [False, True])
@@ -1060,16 +1060,16 @@ def test_views_that_are_the_same_have_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("noise_self", [False, True])
 def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_self: bool) -> None:
-    weights = Weights(commitment=0.0, noise_resilience=2.0, noise_self=noise_self)
+    weights = LossWeights(commitment=0.0, noise_resilience=2.0, noise_self=noise_self)
     instance = instance_of(texts_of())
     for quantised in (True, False):
         encoder = vip_of(weights=weights, quantised=quantised).train()
         prompt = prompted(encoder, instance)
-        streams = streams_of(0, 5)
-        first = encoder.contextualised(instance, streams)
+        generators = generators_of(0, 5)
+        first = encoder.contextualize(instance, generators)
         if quantised:
-            _ = [torch.rand(N, M, generator=stream) for stream in streams]
-        second = encoder.contextualised(instance, streams)
+            _ = [torch.rand(N, M, generator=generator) for generator in generators]
+        second = encoder.contextualize(instance, generators)
         assert not torch.allclose(first, second, atol=0.1)
         wanted = literal_resilience(first.double(), second.double(), noise_self)
         assert_like(prompt.aux_loss, 2 * wanted, 1e-4)
@@ -1143,10 +1143,10 @@ class MarkedNoise(RowNoise):
     def __init__(self) -> None:
         pass
 
-    def on_tokens(self, values: Tensor) -> Tensor:
+    def drop_states(self, values: Tensor) -> Tensor:
         return values * 1.7
 
-    def on_weights(self, values: Tensor) -> Tensor:
+    def drop_weights(self, values: Tensor) -> Tensor:
         return values * 0.6
 
 
@@ -1202,8 +1202,8 @@ def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
 
     def context_of(places: Sequence[int], side: str, extra: int) -> Tensor:
         with rows_of_global_batch(places, len(texts)):
-            streams = streams_of(4, len(places)) if with_noise else []
-        return encoder.contextualised(instance_of([texts[place] for place in places], side, extra), streams)
+            generators = generators_of(4, len(places)) if with_noise else []
+        return encoder.contextualize(instance_of([texts[place] for place in places], side, extra), generators)
 
     whole = context_of(range(5), "right", 0)
     assert_like(context_of(range(5), "right", 4), whole)
@@ -1211,7 +1211,7 @@ def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
     for number, places in enumerate(PIECES):
         assert_like(context_of(places, SIDES[number % 2], number), whole[places])
     if with_noise:
-        assert not torch.allclose(whole, encoder.contextualised(instance_of(texts)), atol=0.1)
+        assert not torch.allclose(whole, encoder.contextualize(instance_of(texts)), atol=0.1)
 
 
 def test_a_text_without_tokens_leaves_the_prompt_to_itself() -> None:
@@ -1227,9 +1227,9 @@ def test_noise_drops_its_share_of_a_rows_own_numbers_and_scales_up_the_rest(shar
     visible = torch.ones(20, 30, dtype=torch.bool)
     visible[:10, 20:] = False
     visible[10:, 5:15] = False  # whatever the padding, 20 positions are a row's own
-    noise = RowNoise(streams_of(0, 20), visible, share)
-    tokens = noise.on_tokens(torch.ones(20, 30, 16))
-    weights = noise.on_weights(torch.ones(20, 4, 30, 30))
+    noise = RowNoise(generators_of(0, 20), visible, share)
+    tokens = noise.drop_states(torch.ones(20, 30, 16))
+    weights = noise.drop_weights(torch.ones(20, 4, 30, 30))
     pairs = (visible[:, :, None] & visible[:, None, :])[:, None].expand(-1, 4, -1, -1)
     for values, own in ((tokens, visible[..., None].expand(-1, -1, 16)), (weights, pairs)):
         assert (values[~own] == 1).all()
@@ -1239,10 +1239,10 @@ def test_noise_drops_its_share_of_a_rows_own_numbers_and_scales_up_the_rest(shar
         assert abs(float((kept == 0).double().mean()) - share) < allowed
     assert len({tuple(row[own].flatten().tolist()) for row, own in zip(tokens, visible, strict=True)}) == 20
     assert not torch.equal(weights[:, 0], weights[:, 1])  # heads have noise of their own
-    assert not torch.equal(noise.on_tokens(torch.ones(20, 30, 16)), tokens)
+    assert not torch.equal(noise.drop_states(torch.ones(20, 30, 16)), tokens)
     for values in (torch.randn(20, 30, 16), torch.randn(20, 4, 30, 30)):
-        silent = RowNoise(streams_of(0, 20), visible, 0.0)
-        assert torch.equal(silent.on_tokens(values) if values.ndim == 3 else silent.on_weights(values), values)
+        silent = RowNoise(generators_of(0, 20), visible, 0.0)
+        assert torch.equal(silent.drop_states(values) if values.ndim == 3 else silent.drop_weights(values), values)
 
 
 def test_noise_of_a_row_is_drawn_at_its_own_length() -> None:
@@ -1250,25 +1250,25 @@ def test_noise_of_a_row_is_drawn_at_its_own_length() -> None:
     right, left = torch.cat([own, torch.zeros(3).bool()]), torch.cat([own[:N], torch.zeros(2).bool(), own[N:]])
     found = []
     for visible in (own, right, left):
-        noise = RowNoise(streams_of(1, 1), visible.unsqueeze(0), 0.5)
+        noise = RowNoise(generators_of(1, 1), visible.unsqueeze(0), 0.5)
         size = len(visible)
-        parts = [noise.on_tokens(torch.ones(1, size, 3))[:, visible]]
-        parts.append(noise.on_weights(torch.ones(1, 2, size, size))[:, :, visible][..., visible])
-        parts.append(noise.on_weights(torch.ones(1, 2, N, size))[..., visible])  # the prompt alone asks
-        parts.append(noise.on_tokens(torch.ones(1, N, 3)))
+        parts = [noise.drop_states(torch.ones(1, size, 3))[:, visible]]
+        parts.append(noise.drop_weights(torch.ones(1, 2, size, size))[:, :, visible][..., visible])
+        parts.append(noise.drop_weights(torch.ones(1, 2, N, size))[..., visible])  # the prompt alone asks
+        parts.append(noise.drop_states(torch.ones(1, N, 3)))
         found.append(torch.cat([part.flatten() for part in parts]))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_dropout_of_zero_is_the_same_in_training_as_in_evaluation() -> None:
     encoder, instance = vip_of(context={"dropout": 0.0}), instance_of(texts_of())
-    assert torch.equal(encoder.contextualised(instance, streams_of(0, 5)), encoder.contextualised(instance))
+    assert torch.equal(encoder.contextualize(instance, generators_of(0, 5)), encoder.contextualize(instance))
 
 
 def test_a_contextualiser_starts_as_torch_starts_one() -> None:
     one, other, third = (Contextualizer(context_shape(inner=32, heads=4)) for _ in range(3))
     for context, seed in ((one, 1), (other, 1), (third, 2)):
-        context.start(torch.Generator().manual_seed(seed))
+        context.initialize(torch.Generator().manual_seed(seed))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert not torch.equal(one.back.weight, third.back.weight)
     for layer in one.layers:
@@ -1350,7 +1350,7 @@ def test_soft_vectors_and_hard_words_do_not_enter_the_contextualiser() -> None:
 
 
 def test_what_is_logged_of_a_prompt_is_its_size_and_its_losses() -> None:
-    encoder = vip_of(weights=Weights(commitment=0.4, noise_resilience=0.5), skip=False).train()
+    encoder = vip_of(weights=LossWeights(commitment=0.4, noise_resilience=0.5), skip=False).train()
     prompt = prompted(encoder, instance_of(texts_of()))
     values = prompt.tokens[:, 2:].detach()
     energy = math.fsum(squared_distance(vector, torch.zeros(D)) for row in values for vector in row) / (5 * N)
@@ -1396,7 +1396,7 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
         context_shape(width=width),
         Quantizer(shape, torch.randn(codes, width)),
         True,
-        Weights(noise_resilience=1.0),
+        LossWeights(noise_resilience=1.0),
         torch.zeros(0, width),
     ).train()
     instance = instance_of(texts_of([3, 6, 2, 4], width))
@@ -1415,8 +1415,8 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
 
 
 def test_vip_idp_is_two_matrices_without_biases() -> None:
-    projection = Projection(inputs=7, inner=4, length=N, width=D)
-    projection.start(torch.Generator().manual_seed(0))
+    projection = VIPIDP(inputs=7, inner=4, length=N, width=D)
+    projection.initialize(torch.Generator().manual_seed(0))
     assert {name: tuple(one.shape) for name, one in projection.named_parameters()} == {
         "down.weight": (4, 7),
         "up.weight": (N * D, 4),
@@ -1441,5 +1441,5 @@ def test_vip_idp_is_two_matrices_without_biases() -> None:
 
 
 def test_vip_idp_of_width_12_has_930816_numbers_on_t5_base() -> None:
-    projection = Projection(inputs=768, inner=12, length=100, width=768)
+    projection = VIPIDP(inputs=768, inner=12, length=100, width=768)
     assert sum(one.numel() for one in projection.parameters()) == 12 * 768 * 101 == 930_816

@@ -15,7 +15,7 @@ from softcue.evaluation import evaluate
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import NO_LABEL, NOWHERE, collate
 from softcue.readouts.generation import same_referent
-from softcue.readouts.spans_and_tags import GOES_ON, SpanHead, TagHead, located, written
+from softcue.readouts.spans_and_tags import CONTINUES, SpanHead, TagHead, parse_spans, spans_as_text
 from softcue.tasks import Label, Task
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Example, Prediction, Span
@@ -213,9 +213,9 @@ def test_a_span_cut_by_a_window_is_taught_in_both_and_joined_again() -> None:
     def joined(label: str, *spans: Span) -> tuple[Span, ...] | None:
         return model.readout.merge(Example((text,)), [first, Prediction(label, spans=spans)]).spans
 
-    assert joined(GOES_ON, Span(edge, end, "PER")) == (Span(start, end, "PER"),)
+    assert joined(CONTINUES, Span(edge, end, "PER")) == (Span(start, end, "PER"),)
     assert joined("", Span(edge, end, "PER")) == (Span(start, edge - 1, "PER"), Span(edge, end, "PER"))
-    assert len(joined(GOES_ON, Span(edge, end, "LOC")) or ()) == 2
+    assert len(joined(CONTINUES, Span(edge, end, "LOC")) or ()) == 2
     assert joined("") == first.spans
 
 
@@ -295,14 +295,14 @@ def test_all_spans_of_a_text_get_more_room_than_one_answer() -> None:
 
 
 def test_what_is_written_of_marked_spans_is_found_again() -> None:
-    text = written(NER, MARKED, MARKED.spans)
+    text = spans_as_text(NER, MARKED, MARKED.spans)
     assert text == "Ann Lee ! person ; Bob ! person ; Oslo ! place"
-    assert located(NER, MARKED, text) == (MARKED.spans, True)
-    assert located(NER, MARKED, written(NER, MARKED, ())) == ((), True)
+    assert parse_spans(NER, MARKED, text) == (MARKED.spans, True)
+    assert parse_spans(NER, MARKED, spans_as_text(NER, MARKED, ())) == ((), True)
 
 
 @pytest.mark.parametrize(
-    ("answer", "spans", "is_usable"),
+    ("answer", "spans", "is_legal"),
     [
         ("Bob ! person", (Span(12, 15, "PER"),), True),
         ("Bob ! person ; Bob ! person", (Span(12, 15, "PER"),), False),  # only one Bob is there
@@ -313,13 +313,13 @@ def test_what_is_written_of_marked_spans_is_found_again() -> None:
         ("Oslo ! place;Ann Lee ! person", (Span(0, 7, "PER"), Span(19, 23, "LOC")), True),
     ],
 )
-def test_unusable_parts_of_a_written_answer_are_told(answer: str, spans: tuple[Span, ...], is_usable: bool) -> None:
-    assert located(NER, MARKED, answer) == (spans, is_usable)
+def test_unusable_parts_of_a_written_answer_are_told(answer: str, spans: tuple[Span, ...], is_legal: bool) -> None:
+    assert parse_spans(NER, MARKED, answer) == (spans, is_legal)
 
 
 def test_the_second_of_two_equal_entities_is_found_at_its_own_place() -> None:
     twice = Example(("Oslo beat Oslo",))
-    assert located(NER, twice, "Oslo ! place ; Oslo ! place")[0] == (Span(0, 4, "LOC"), Span(10, 14, "LOC"))
+    assert parse_spans(NER, twice, "Oslo ! place ; Oslo ! place")[0] == (Span(0, 4, "LOC"), Span(10, 14, "LOC"))
 
 
 def test_a_text_to_text_backbone_learns_spans_marks_and_scores_as_text() -> None:

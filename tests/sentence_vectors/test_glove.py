@@ -46,7 +46,7 @@ def parsings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def as_a_new_process(source: Path) -> Glove:
-    module._loaded.cache_clear()
+    module._load_cached.cache_clear()
     return load_glove(str(source))
 
 

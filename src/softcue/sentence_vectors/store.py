@@ -225,7 +225,7 @@ class VectorStore:
             try:
                 return self._connect(work)
             except _DamagedError:  # no other process has replaced it
-                # The database first: SQLite ignores a journal without a database, but trusts a database without a journal.
+                # The database first: SQLite ignores a lone journal, but trusts a database without its journal.
                 for suffix in ("", "-journal", "-wal", "-shm"):
                     Path(f"{self.path}{suffix}").unlink(missing_ok=True)
                 return self._connect(work)
