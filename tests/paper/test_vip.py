@@ -768,9 +768,9 @@ def test_an_undrawn_code_of_the_rule_vqvae_keeps_its_place_and_comes_back_where_
     ratio = kept / first
     assert_like(ratio, ratio[0].expand(D), 1e-3)  # shrunk by c / (c + eps), which is a half at c = eps
     assert 0.49 < float(ratio[0]) < 0.6
-    quantizer.update_state(statistics[0], epoch_begins=False)
+    quantizer.update_state(steps[0], epoch_begins=False)
     assert torch.equal(quantizer.codebook[1], kept)
-    drawn = {name: sums.clone() for name, sums in statistics[0].items()}
+    drawn = {name: sums.clone() for name, sums in steps[0].items()}
     drawn["counts"][1], drawn["sums"][1] = 2.0, 2 * torch.arange(8.0)
     quantizer.update_state(drawn, epoch_begins=False)
     assert_like(quantizer.codebook[1], torch.arange(8.0), 2e-3)
