@@ -44,37 +44,37 @@ def test_a_prompt_longer_than_the_vocabulary_is_drawn_with_replacement() -> None
 
 def test_labels_take_the_first_rows_in_order_and_pieces_are_averaged() -> None:
     fallback = torch.full((4, 2), -1.0)
-    found = label_vectors(TABLE, [[3], [10, 20, 30]], fallback)
-    assert torch.equal(found[0], TABLE[3])
-    assert torch.equal(found[1], TABLE[[10, 20, 30]].mean(0))
-    assert torch.equal(found[2:], fallback[2:])
+    vectors = label_vectors(TABLE, [[3], [10, 20, 30]], fallback)
+    assert torch.equal(vectors[0], TABLE[3])
+    assert torch.equal(vectors[1], TABLE[[10, 20, 30]].mean(0))
+    assert torch.equal(vectors[2:], fallback[2:])
 
 
 def test_surplus_labels_are_dropped_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="holds only that many of 3 labels"):
-        found = label_vectors(TABLE, [[1], [2], [3]], torch.zeros(2, 2))
-    assert torch.equal(found, TABLE[1:3])
+        vectors = label_vectors(TABLE, [[1], [2], [3]], torch.zeros(2, 2))
+    assert torch.equal(vectors, TABLE[1:3])
 
 
 def test_free_text_puts_piece_i_into_row_i() -> None:
-    found = text_vectors(TABLE, [7, 8], torch.zeros(3, 2))
-    assert torch.equal(found, torch.stack([TABLE[7], TABLE[8], torch.zeros(2)]))
+    vectors = text_vectors(TABLE, [7, 8], torch.zeros(3, 2))
+    assert torch.equal(vectors, torch.stack([TABLE[7], TABLE[8], torch.zeros(2)]))
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 def test_a_labels_prompt_starts_with_the_words_vectors(family: str) -> None:
     backbone = tiny(family)
-    found = prompt_of(family, init="labels", prompt_length=6)
+    vectors = prompt_of(family, init="labels", prompt_length=6)
     for row, words in enumerate(TASK.label_words):
         pieces = backbone.tokenizer(words, add_special_tokens=False)["input_ids"]
-        torch.testing.assert_close(found[row], backbone.word_table[pieces].mean(0))
+        torch.testing.assert_close(vectors[row], backbone.word_table[pieces].mean(0))
 
 
 def test_a_text_prompt_starts_with_the_texts_pieces() -> None:
     backbone = tiny("bert")
     pieces = backbone.tokenizer("my order", add_special_tokens=False)["input_ids"]
-    found = prompt_of(init="text", init_text="my order", prompt_length=len(pieces) + 2)
-    torch.testing.assert_close(found[: len(pieces)], backbone.word_table[pieces])
+    vectors = prompt_of(init="text", init_text="my order", prompt_length=len(pieces) + 2)
+    torch.testing.assert_close(vectors[: len(pieces)], backbone.word_table[pieces])
 
 
 @pytest.mark.parametrize("init", ["uniform", "vocabulary", "labels"])

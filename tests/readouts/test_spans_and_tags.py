@@ -67,8 +67,8 @@ def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_among_the_context(
         math.log(sum(math.exp(float(logits[index, edge])) for index in candidates)) - float(logits[answer, edge])
         for edge, answer in enumerate((inside[0], inside[-1]))
     ]
-    found = model.readout.loss(forward_pass, batch)
-    assert float(found.total.detach()) / found.count == pytest.approx(sum(losses) / 2, rel=1e-5)
+    loss = model.readout.loss(forward_pass, batch)
+    assert float(loss.total.detach()) / loss.count == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
 def test_a_context_without_the_answer_points_at_the_first_token() -> None:
@@ -118,7 +118,7 @@ def test_an_answer_in_a_padded_mixed_batch_is_the_answer_alone() -> None:
     tags = make_model(backbone, task=NER, seed=3)
     other = Example(("When?", "It left on Monday " * 3))
     together = predict(backbone, [(model, QUESTION), (tags, MARKED), (model, other)]).answers
-    alone = [predict(backbone, [one]).answers[0] for one in ((model, QUESTION), (tags, MARKED), (model, other))]
+    alone = [predict(backbone, [request]).answers[0] for request in ((model, QUESTION), (tags, MARKED), (model, other))]
     for ours, theirs in zip(together, alone, strict=True):
         assert (ours.label, ours.spans) == (theirs.label, theirs.spans)
 
@@ -266,15 +266,15 @@ def test_dropout_of_token_heads_does_not_depend_on_padding() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, task=NER, readout={"dropout": 0.5}).train()
     longer = replace(MARKED, texts=(MARKED.texts[0] + " and more words than that one has",))
-    found = []
+    predictions = []
     for rows in ([MARKED], [MARKED, longer]):
         batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
         torch.manual_seed(0)
         forward_pass, _ = model.read(backbone, batch)
-        found.append(model.readout.outputs(forward_pass)[0])  # type: ignore[operator]
-    length = len(found[0])
+        predictions.append(model.readout.outputs(forward_pass)[0])  # type: ignore[operator]
+    length = len(predictions[0])
     torch.manual_seed(0)
-    assert torch.allclose(found[0], found[1][:length], atol=1e-4)
+    assert torch.allclose(predictions[0], predictions[1][:length], atol=1e-4)
 
 
 @pytest.mark.parametrize(("task", "name"), [(QA, "span"), (NER, "tags")])
@@ -402,4 +402,6 @@ def test_names_are_the_same_by_t5s_rule(text: str, candidate: str, is_same: bool
 def test_every_right_answer_among_options_is_a_lesson() -> None:
     task = Task(name="record", kind="span", text=("query", "passage"))
     example = Example(("who?", "Ann and Bob"), "Ann", answers=("Ann", "Bob"), options=("Ann", "Bob", "Eve"))
-    assert [one.target for one in make_model(tiny("t5"), task=task).training_examples([example])] == ["Ann", "Bob"]
+    assert [
+        training_example.target for training_example in make_model(tiny("t5"), task=task).training_examples([example])
+    ] == ["Ann", "Bob"]
