@@ -23,12 +23,12 @@ SIZES = [(1, 3, 5), (2, 1, 1), (2, 3, 4), (3, 4, 2), (4, 8, 40), (5, 2, 3), (16,
 def literal(left: Tensor, right: Tensor) -> Tensor:
     """Number by number: W[a*C + c, b*D + d] = sum_i A_i[a, b] B_i[c, d]."""
     n, rows, columns = right.shape
-    found = torch.zeros(n * rows, n * columns, dtype=left.dtype)
+    product = torch.zeros(n * rows, n * columns, dtype=left.dtype)
     for i in range(n):
         for a in range(n):
             for b in range(n):
-                found[a * rows : (a + 1) * rows, b * columns : (b + 1) * columns] += left[i, a, b] * right[i]
-    return found
+                product[a * rows : (a + 1) * rows, b * columns : (b + 1) * columns] += left[i, a, b] * right[i]
+    return product
 
 
 @pytest.mark.parametrize(("n", "rows", "columns"), SIZES)
@@ -38,13 +38,13 @@ def test_the_sum_equals_explicit_kronecker_products_in_value_and_gradient(n: int
     seen = torch.randn(n * rows, n * columns, dtype=torch.float64)
     explicit = sum(torch.kron(left[i], right[i]) for i in range(n))
     assert isinstance(explicit, Tensor)
-    found = kronecker_sum(left, right)
-    assert found.shape == (n * rows, n * columns)
-    torch.testing.assert_close(found, explicit, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found, literal(left.detach(), right.detach()), rtol=1e-12, atol=1e-12)
+    product = kronecker_sum(left, right)
+    assert product.shape == (n * rows, n * columns)
+    torch.testing.assert_close(product, explicit, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(product, literal(left.detach(), right.detach()), rtol=1e-12, atol=1e-12)
     # not linear, so that a wrong value would also give a wrong gradient
     wanted = torch.autograd.grad((explicit * seen).tanh().sum(), [left, right])
-    gradient = torch.autograd.grad((found * seen).tanh().sum(), [left, right])
+    gradient = torch.autograd.grad((product * seen).tanh().sum(), [left, right])
     torch.testing.assert_close(gradient, wanted, rtol=1e-10, atol=1e-12)
 
 
@@ -63,7 +63,7 @@ def shape(**changes: Any) -> GeneratorShape:
         "shares_a": False,
         "activation": "tanh",
         "dropout": 0.0,
-        "first_std": 0.5,
+        "init_std": 0.5,
     }
     return GeneratorShape(**{**values, **changes})
 
@@ -72,13 +72,13 @@ def shape(**changes: Any) -> GeneratorShape:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_batch_goes_through_the_generator_as_each_example_alone_does_literally(n: int, shares_a: bool) -> None:
     generator = Generator(shape(phm_n=n, shares_a=shares_a)).double()
-    generator.start(torch.Generator().manual_seed(1))
+    generator.initialize(torch.Generator().manual_seed(1))
     assert len(generator.a) == (1 if shares_a else 2)
     batch = torch.randn(5, 12, dtype=torch.float64)
-    found = generator(batch, generator.matrices())
+    output = generator(batch, generator.matrices())
     first = literal(generator.a[0].detach(), generator.b[0].detach())  # [12 8]
     second = literal(generator.a[0 if shares_a else 1].detach(), generator.b[1].detach())  # [8 20]
-    for row, example in zip(found, batch, strict=True):
+    for row, example in zip(output, batch, strict=True):
         inner = torch.tensor([sum(float(example[r] * first[r, m]) for r in range(12)) for m in range(8)]).double()
         inner = (inner + generator.bias.detach()).tanh()
         outer = [sum(float(inner[m] * second[m, o]) for m in range(8)) for o in range(20)]
@@ -96,17 +96,17 @@ def test_kronecker_products_are_built_once_per_pass_for_all_rows_and_layers(
     built: list[tuple[int, ...]] = []
 
     def counting(left: Tensor, right: Tensor) -> Tensor:
-        found = kronecker_sum(left, right)
-        built.append(tuple(found.shape))
-        return found
+        product = kronecker_sum(left, right)
+        built.append(tuple(product.shape))
+        return product
 
-    asked: list[object] = []
+    inputs: list[object] = []
     original = Generator.matrices
-    monkeypatch.setattr(Generator, "matrices", lambda self: (asked.append(self), original(self))[1])
+    monkeypatch.setattr(Generator, "matrices", lambda self: (inputs.append(self), original(self))[1])
     monkeypatch.setattr(idpg, "kronecker_sum", counting)
     with torch.no_grad():
         model.read(backbone, batch)[0].hidden()
-    assert len(asked) == len({id(one) for one in asked}) == num_generators
+    assert len(inputs) == len({id(value) for value in inputs}) == num_generators
     assert built == [(32, 8), (8, 2 * 32)] * num_generators  # no axis of examples, no axis of layers
 
 

@@ -16,9 +16,9 @@ from softcue.backbones import Backbone, pool
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS, Method, MethodConfig
 from softcue.methods.fine_tuning import FineTuning
-from softcue.methods.prompted import Prompted, PromptedConfig
+from softcue.methods.method import Prompted, PromptedConfig
 from softcue.prompts import PromptEncoder
-from softcue.prompts.encoder import full_prompt
+from softcue.prompts.encoder import make_prompt
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 from softcue.types import Example, Instance, LayerPrompt, Prompt
@@ -64,7 +64,7 @@ class ReadingEncoder(PromptEncoder):
             states = self.deep(summary).view(len(summary), self.prompt_length, -1) * layer
             return LayerPrompt(states, torch.full((len(summary),), not self.replaces))
 
-        return replace(full_prompt(tokens), layer_prompts=layer_prompts)
+        return replace(make_prompt(tokens), layer_prompts=layer_prompts)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         return [self.base]

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from softcue.api import train
     from softcue.backbones import load_backbone
     from softcue.cue.cue import Cue, load
+    from softcue.methods import register_method
     from softcue.serving.engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Cue", "Engine", "__version__", "errors", "load", "load_backbone", "train"]
+__all__ = ["Cue", "Engine", "__version__", "errors", "load", "load_backbone", "register_method", "train"]
 
 _HOMES = {
     "train": "softcue.api",
     "load": "softcue.cue",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",
+    "register_method": "softcue.methods",
     "Engine": "softcue.serving.engine.engine",
 }
 

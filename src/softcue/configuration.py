@@ -149,16 +149,13 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
 def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
     """Checked configuration. With the backbone's kind known, the method's preset for it lies underneath."""
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
-    if method_name not in METHODS:
-        raise ConfigurationError(
-            setting="method.name", got=method_name, expected="a known method", fix=near_matches(method_name, METHODS)
-        )
+    method_class = METHODS.find(method_name)
     under = preset(method_name, kind) if kind else {}
     whole = merged(under, settings, {"method": {"name": method_name}})
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
-        method=_checked("method", METHODS[method_name].Config, whole),
+        method=_checked("method", method_class.Config, whole),
         readout=_checked("readout", ReadoutConfig, whole),
         training=_checked("training", TrainingConfig, whole),
         mixture=_checked("mixture", MixtureConfig, whole),
@@ -173,7 +170,8 @@ def _presets() -> dict[str, dict[str, Settings]]:
 
 def preset(method: str, kind: str) -> Settings:
     """The settings with which a method learns out of the box on a kind of backbone."""
-    return _presets().get(method, {}).get(kind, {})
+    presets = _presets().get(method) or (METHODS[method].presets if method in METHODS else {})
+    return {section: dict(values) for section, values in presets.get(kind, {}).items()}
 
 
 def method_config(values: Mapping[str, Any]) -> MethodConfig:

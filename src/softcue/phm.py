@@ -1,7 +1,7 @@
 """Parameterised hypercomplex multiplication: W = sum_i A_i (x) B_i (Wu et al. 2022, equation 4; Compacter).
 
-A_i is n x n, B_i is (in/n) x (out/n): n^3 + in*out/n numbers stand for in*out. W is built once per pass, for all
-rows and layers that share it, never per example.
+A_i is n x n and B_i is (in/n) x (out/n): n^3 + in*out/n parameters instead of in*out. W is built once per pass for all
+rows and layers that share it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from softcue.errors import ConfigurationError
 
 
 def kronecker_sum(left: Tensor, right: Tensor) -> Tensor:
-    """sum_i A_i (x) B_i. [n a b], [n c d] -> [a*c b*d]
+    """Return sum_i A_i (x) B_i. [n a b], [n c d] -> [a*c b*d]
 
     Example:
         >>> left, right = torch.randn(2, 2, 2), torch.randn(2, 3, 4)
@@ -27,14 +27,14 @@ def kronecker_sum(left: Tensor, right: Tensor) -> Tensor:
 
 
 def check_divides(setting: str, n: int, sizes: dict[str, int]) -> None:
-    """PHM splits every side of its matrices into n equal parts.
+    """Raise an error if n does not divide all sizes: PHM splits each side of its matrices into n equal parts.
 
     Example:
         >>> check_divides("method.phm_n", 4, {"width": 12})
     """
     for name, size in sizes.items():
         if size % n:
-            fits = [k for k in range(1, 65) if all(value % k == 0 for value in sizes.values())]
+            divisors = [k for k in range(1, 65) if all(value % k == 0 for value in sizes.values())]
             raise ConfigurationError(
-                setting=setting, got=n, expected=f"a divisor of the {name}, {size}", fix=f"use one of {fits}"
+                setting=setting, got=n, expected=f"a divisor of the {name}, {size}", fix=f"use one of {divisors}"
             )

@@ -1,7 +1,7 @@
-"""Random draws that belong to a row's place in the global batch, not to the process or piece that runs it.
+"""Noise that belongs to a row's position in the global batch, not to the process or micro-batch that computes it.
 
-Every piece of a step starts from the same seed, draws for all rows of the global batch and takes its own, so
-several processes and gradient accumulation see the noise that one big batch would.
+Every micro-batch of a step starts from the same seed, draws for all rows of the global batch and uses the noise of its
+rows. Several processes and gradient accumulation then have the noise of one big batch.
 """
 
 from __future__ import annotations
@@ -14,46 +14,52 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-_places: ContextVar[tuple[Sequence[int], int] | None] = ContextVar("softcue_places", default=None)
+_positions: ContextVar[tuple[Sequence[int], int] | None] = ContextVar("softcue_batch_positions", default=None)
 
 
 @contextmanager
-def rows_of_global_batch(places: Sequence[int], total: int) -> Iterator[None]:
-    """While active, row i of a piece is row `places[i]` of a global batch of `total` rows."""
-    token = _places.set((places, total))
+def rows_of_global_batch(positions: Sequence[int], total: int) -> Iterator[None]:
+    """While active, row i of a micro-batch is row `positions[i]` of a global batch of `total` rows.
+
+    Example:
+        >>> with rows_of_global_batch([2, 0], total=4):
+        ...     batch_positions(2)
+        ([2, 0], 4)
+    """
+    token = _positions.set((positions, total))
     try:
         yield
     finally:
-        _places.reset(token)
+        _positions.reset(token)
 
 
 def uniform_like(values: Tensor) -> Tensor:
-    """U[0, 1) numbers of the shape of `values`, whose first axis is the rows.
+    """Draw from U[0, 1) in the shape of `values`, whose first axis is the rows.
 
     Example:
         >>> torch.manual_seed(0) is not None and uniform_like(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
-    places, total = batch_positions(len(values))
-    everything = torch.rand(total, *values.shape[1:], device=values.device)
-    return everything[torch.tensor(places, device=values.device)]
+    positions, total = batch_positions(len(values))
+    global_noise = torch.rand(total, *values.shape[1:], device=values.device)
+    return global_noise[torch.tensor(positions, device=values.device)]
 
 
 def batch_positions(num_rows: int) -> tuple[Sequence[int], int]:
-    """The places of a piece's rows in the global batch, and how many rows that has.
+    """Return the positions of a micro-batch's rows in the global batch, and the global batch's number of rows.
 
     Example:
         >>> batch_positions(2)
         (range(0, 2), 2)
     """
-    active = _places.get()
+    active = _positions.get()
     return (range(num_rows), num_rows) if active is None or len(active[0]) != num_rows else active
 
 
 def row_generators(num_rows: int) -> list[torch.Generator]:
-    """A random stream for each row of a piece, the same wherever the row is run.
+    """Return a generator for each row of a micro-batch, the same in whatever micro-batch the row is.
 
-    For noise whose shape depends on a row's length: drawn at its own length, it does not depend on padding either.
+    It is for noise whose shape depends on a row's length: drawn for the row alone, it does not depend on padding.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -61,11 +67,11 @@ def row_generators(num_rows: int) -> list[torch.Generator]:
         3
     """
     seed = int(torch.randint(2**62, ()))
-    return [torch.Generator().manual_seed(seed + place) for place in batch_positions(num_rows)[0]]
+    return [torch.Generator().manual_seed(seed + position) for position in batch_positions(num_rows)[0]]
 
 
 def text_generator(seed: int, ids: Sequence[int]) -> torch.Generator:
-    """A random stream that belongs to a text.
+    """Return a generator that depends only on the seed and a text's token ids.
 
     Example:
         >>> torch.equal(*(torch.rand(2, generator=text_generator(0, [5, 6])) for _ in range(2)))
@@ -76,14 +82,19 @@ def text_generator(seed: int, ids: Sequence[int]) -> torch.Generator:
 
 
 class RowDropout(nn.Module):
-    """Dropout whose noise follows a row wherever it is run."""
+    """Dropout whose noise does not depend on how a batch is split into micro-batches.
+
+    Example:
+        >>> RowDropout(0.5).eval()(torch.ones(1, 2))
+        tensor([[1., 1.]])
+    """
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
 
     def forward(self, values: Tensor) -> Tensor:
-        """Drop a share of the numbers in training and scale up the rest."""
+        """Set a share of the values to zero in training, and scale the others up."""
         if not self.training or self.share == 0:
             return values
         return values * (uniform_like(values) >= self.share) / (1 - self.share)

@@ -35,10 +35,10 @@ ROWS = [
 ]
 
 
-def rewriting_of(task: Task) -> Rewriting:
-    found = METHODS["efl"].rewriting(task)
-    assert found is not None
-    return found
+def reformulation_of(task: Task) -> Rewriting:
+    reformulation = METHODS["efl"].reformulate(task)
+    assert reformulation is not None
+    return reformulation
 
 
 def entailed(score: float) -> Prediction:
@@ -50,47 +50,47 @@ def entailed(score: float) -> Prediction:
 
 
 def test_a_binary_task_asks_for_one_description() -> None:
-    asked = rewriting_of(BINARY)
-    assert asked.split(Example(("A fine film.",), "1")) == [
+    reformulation = reformulation_of(BINARY)
+    assert reformulation.split(Example(("A fine film.",), "1")) == [
         Example(("A fine film.", "The film is worth seeing."), "entailment")
     ]
-    assert asked.split(Example(("A dull film.",), "0")) == [
+    assert reformulation.split(Example(("A dull film.",), "0")) == [
         Example(("A dull film.", "The film is worth seeing."), "not_entailment")
     ]
-    assert asked.split(Example(("Which?",))) == [Example(("Which?", "The film is worth seeing."), None)]
+    assert reformulation.split(Example(("Which?",))) == [Example(("Which?", "The film is worth seeing."), None)]
 
 
 @pytest.mark.parametrize("described", ["0", "1"])
 def test_one_description_will_do_for_two_labels(described: str) -> None:
     labels = {name: label if name == described else Label(words=label.words) for name, label in BINARY.labels.items()}
-    asked = rewriting_of(BINARY.model_copy(update={"labels": labels}))
+    reformulation = reformulation_of(BINARY.model_copy(update={"labels": labels}))
     for target in ("0", "1"):
-        (question,) = asked.split(Example(("A film.",), target))
+        (question,) = reformulation.split(Example(("A film.",), target))
         assert question.texts == ("A film.", BINARY.labels[described].description)
         assert question.target == ("entailment" if target == described else "not_entailment")
-    sure = asked.merge([entailed(0.9)])
+    sure = reformulation.merge([entailed(0.9)])
     assert sure.label == described
     assert sure.scores == pytest.approx({described: 0.9, {"0": "1", "1": "0"}[described]: 0.1})
     assert list(sure.scores or {}) == ["0", "1"]
 
 
 def test_three_classes_ask_one_question_each_and_one_of_them_is_true() -> None:
-    asked = rewriting_of(TASK)
+    reformulation = reformulation_of(TASK)
     for number, target in enumerate("abc"):
-        questions = asked.split(Example(("Hello.",), target))
+        questions = reformulation.split(Example(("Hello.",), target))
         assert [question.texts for question in questions] == [("Hello.", text) for text in THREE]
         wanted = ["not_entailment"] * 3
         wanted[number] = "entailment"
         assert [question.target for question in questions] == wanted
-    assert [question.target for question in asked.split(Example(("Hello.",)))] == [None] * 3
+    assert [question.target for question in reformulation.split(Example(("Hello.",)))] == [None] * 3
 
 
 def test_the_questions_are_a_pair_task_of_two_labels() -> None:
     for task in (BINARY, TASK):
-        asked = rewriting_of(task).task
-        assert len(asked.text) == 2
-        assert asked.label_names == ("entailment", "not_entailment")
-        assert asked.kind == "classification"
+        entailment_task = reformulation_of(task).task
+        assert len(entailment_task.text) == 2
+        assert entailment_task.label_names == ("entailment", "not_entailment")
+        assert entailment_task.kind == "classification"
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def test_tokens_are_the_text_a_separator_and_the_description() -> None:
 
 
 def test_tasks_of_two_texts_are_read_as_they_are() -> None:
-    assert METHODS["efl"].rewriting(PAIRS) is None
+    assert METHODS["efl"].reformulate(PAIRS) is None
     model = make_model(tiny("bert"), "efl", task=PAIRS)
     example = Example(("first", "second"), "same")
     assert model.split(example) == [example]
@@ -128,14 +128,14 @@ def test_tasks_of_two_texts_are_read_as_they_are() -> None:
 def test_missing_descriptions_are_named(labels: dict[str, str], named: list[str]) -> None:
     task = Task(name="bare", labels={name: Label(words=name, description=text) for name, text in labels.items()})
     with pytest.raises(ConfigurationError, match=rf"task\.label_descriptions.*{', '.join(named)}'") as caught:
-        rewriting_of(task)
+        reformulation_of(task)
     assert "task.label_descriptions." in caught.value.fix
 
 
 @pytest.mark.parametrize("kind", ["regression", "generation"])
 def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"efl.*classification.*{kind}"):
-        METHODS["efl"].rewriting(Task(name="other", kind=kind))
+        METHODS["efl"].reformulate(Task(name="other", kind=kind))
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -143,33 +143,33 @@ def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
 
 @pytest.mark.parametrize("scores", [(0.2, 0.7, 0.4), (0.9, 0.95, 0.99), (1e-9, 3e-9, 2e-9), (0.0, 0.0, 0.3), (1, 1, 0)])
 def test_the_surest_description_is_the_answer_and_scores_sum_to_one(scores: tuple[float, ...]) -> None:
-    found = rewriting_of(TASK).merge([entailed(score) for score in scores])
-    assert found.label == "abc"[scores.index(max(scores))]
-    assert list(found.scores or {}) == ["a", "b", "c"]
+    prediction = reformulation_of(TASK).merge([entailed(score) for score in scores])
+    assert prediction.label == "abc"[scores.index(max(scores))]
+    assert list(prediction.scores or {}) == ["a", "b", "c"]
     wanted = [score / sum(scores) for score in scores]
-    assert list((found.scores or {}).values()) == pytest.approx(wanted)
+    assert list((prediction.scores or {}).values()) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("score", [0.0, 0.3, 0.5, 0.501, 1.0])
 def test_a_binary_answer_is_the_described_label_or_its_absence(score: float) -> None:
-    found = rewriting_of(BINARY).merge([entailed(score)])
-    assert found.scores == pytest.approx({"0": 1 - score, "1": score})
+    prediction = reformulation_of(BINARY).merge([entailed(score)])
+    assert prediction.scores == pytest.approx({"0": 1 - score, "1": score})
     if score != 0.5:
-        assert found.label == ("1" if score > 0.5 else "0")
+        assert prediction.label == ("1" if score > 0.5 else "0")
 
 
 def test_scores_sum_to_one_even_where_nothing_is_entailed() -> None:
     nothing = [entailed(0.0)] * 3
     written = [Prediction("not_entailment")] * 3  # by greedy decoding, which has no scores
     for answers in (nothing, written):
-        found = rewriting_of(TASK).merge(answers)
-        assert math.fsum((found.scores or {}).values()) == pytest.approx(1)
-        assert found.label in TASK.labels
+        prediction = reformulation_of(TASK).merge(answers)
+        assert math.fsum((prediction.scores or {}).values()) == pytest.approx(1)
+        assert prediction.label in TASK.labels
 
 
 def test_written_answers_without_scores_count_as_sure() -> None:
     answers = [Prediction("not_entailment"), Prediction("entailment"), Prediction("not_entailment")]
-    assert rewriting_of(TASK).merge(answers).label == "b"
+    assert reformulation_of(TASK).merge(answers).label == "b"
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
@@ -177,13 +177,13 @@ def test_written_answers_without_scores_count_as_sure() -> None:
 def test_predictions_are_the_entailment_probabilities_of_each_question(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "efl")
-    found = predict(backbone, [(model, example) for example in EXAMPLES], batch_size=4).answers
-    for example, answer in zip(EXAMPLES, found, strict=True):
+    predictions = predict(backbone, [(model, example) for example in EXAMPLES], batch_size=4).answers
+    for example, answer in zip(EXAMPLES, predictions, strict=True):
         sure = []
         for question in model.split(example):
             batch = collate(model.rows(backbone, [question]), backbone.tokenizer.pad_token_id)
-            (own,) = model.readout.predict(model.read(model.method.view_of(backbone), batch)[0])
-            sure.append((own.scores or {})["entailment"])
+            (single,) = model.readout.predict(model.read(model.method.view_of(backbone), batch)[0])
+            sure.append((single.scores or {})["entailment"])
         wanted = dict(zip("abc", (value / sum(sure) for value in sure), strict=True))
         assert answer.scores == pytest.approx(wanted, abs=1e-4)
         assert answer.label == max(wanted, key=wanted.__getitem__)

@@ -85,8 +85,8 @@ def test_a_new_twin_reads_as_the_backbone_does(family: str) -> None:
         model.method.weights[name.replace(".", "/")].data.copy_(weight)  # type: ignore[index,union-attr]
     batch = collate(model.rows(backbone, EXAMPLES), backbone.tokenizer.pad_token_id)
     with torch.no_grad():
-        found = model.read(model.method.view_of(backbone), batch)[0].hidden()
-        assert torch.equal(found, backbone.read(batch, None, backbone.embed(batch.ids)).hidden())
+        hidden = model.read(model.method.view_of(backbone), batch)[0].hidden()
+        assert torch.equal(hidden, backbone.read(batch, None, backbone.embed(batch.ids)).hidden())
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
@@ -126,13 +126,13 @@ def test_tied_weights_stay_tied_in_the_twin(family: str, tied: list[str]) -> Non
         TrainingConfig(steps=1, batch_size=5, network_learning_rate=0.01),
     ).run()
     twin = twin_of(model, backbone)
-    own = twin.get_submodule(tied[0]).weight
-    assert own is not words
-    assert all(twin.get_submodule(path).weight is own for path in tied)
+    tied_weight = twin.get_submodule(tied[0]).weight
+    assert tied_weight is not words
+    assert all(twin.get_submodule(path).weight is tied_weight for path in tied)
     stored = [value for value in model.method.state_dict().values() if value.shape == words.shape]
     assert len(stored) == 1
-    assert torch.equal(stored[0], own)
-    assert not torch.equal(own, words)
+    assert torch.equal(stored[0], tied_weight)
+    assert not torch.equal(tied_weight, words)
 
 
 def test_a_label_word_readout_sees_the_trained_words() -> None:

@@ -61,5 +61,5 @@ def test_a_score_head_starts_as_ridge_regression() -> None:
     rows = model.rows(backbone, examples, with_answer=True)
     features = torch.stack([row.representation for row in rows if row.representation is not None])
     model.readout.solve(features, [row.label for row in rows if row.label is not None], strength=1000.0)
-    found = [answer.value for answer in predict(backbone, [(model, example) for example in examples]).answers]
-    assert found == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0], abs=0.05)
+    scores = [answer.value for answer in predict(backbone, [(model, example) for example in examples]).answers]
+    assert scores == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0], abs=0.05)

@@ -148,10 +148,10 @@ def test_nothing_of_the_first_cue_is_needed_to_load_the_second(tmp_path: Path) -
     assert softcue.load(tmp_path / "second", tiny("bert")).predict(texts) == second.predict(texts)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is an error ------------------------------------------------------------------------------------------------
 
 
-def refused(folder: Path, kind: type[SoftcueError], pattern: str, **settings: Any) -> None:
+def expect_error(folder: Path, kind: type[SoftcueError], pattern: str, **settings: Any) -> None:
     with pytest.raises(kind, match=pattern):
         train(folder, **settings)
     assert not folder.exists()
@@ -171,7 +171,7 @@ def test_another_method_or_length_is_refused(
     first: Cue, method: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     pattern = r"training\.init_from: got '.*nli \(prompt-tuning\)'; expected a cue of the same method and settings"
-    refused(tmp_path / "x", ConfigurationError, pattern, method=method, init_from=first.path, overrides=overrides)
+    expect_error(tmp_path / "x", ConfigurationError, pattern, method=method, init_from=first.path, overrides=overrides)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_another_method_or_length_is_refused(
 def test_settings_that_give_the_numbers_another_meaning_are_refused(
     change: dict[str, Any], generated: Cue, tmp_path: Path
 ) -> None:
-    refused(
+    expect_error(
         tmp_path / "x",
         ConfigurationError,
         r"training\.init_from",
@@ -213,14 +213,14 @@ def test_another_backbone_is_refused(first: Cue, tmp_path: Path) -> None:
     model = tiny_model("bert")
     model.bert.encoder.layer[0].output.dense.weight.data.mul_(1.5)
     other = Backbone(model, tiny_tokenizer("bert"), "other")
-    refused(tmp_path / "x", CueError, "weights differ", init_from=first.path, backbone=other)
-    refused(tmp_path / "x", CueError, "differ", init_from=first.path, backbone=tiny("t5"))
+    expect_error(tmp_path / "x", CueError, "weights differ", init_from=first.path, backbone=other)
+    expect_error(tmp_path / "x", CueError, "differ", init_from=first.path, backbone=tiny("t5"))
 
 
 def test_what_is_no_cue_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path / "x", CueError, "cue.json", init_from=tmp_path / "nowhere")
+    expect_error(tmp_path / "x", CueError, "cue.json", init_from=tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "x", CueError, "cue.json", init_from=tmp_path / "empty")
+    expect_error(tmp_path / "x", CueError, "cue.json", init_from=tmp_path / "empty")
 
 
 # --- what makes two runs the same ------------------------------------------------------------------------------------

@@ -29,14 +29,14 @@ STRENGTHS = [0.01, 0.1, 1.0, 10.0, 100.0]
 def rows_of(num_rows: int, teams: list[str], seed: int, noise: float = 0.3) -> list[dict[str, Any]]:
     """Messages whose words say the team, except for a share of them."""
     draw = random.Random(seed)
-    found = []
+    rows = []
     for number in range(num_rows):
         team = teams[number % len(teams)]
-        own = TEAMS[team].split() if draw.random() > noise else []
-        words = [*own, *draw.choices(WORDS, k=5)]
+        team_words = TEAMS[team].split() if draw.random() > noise else []
+        words = [*team_words, *draw.choices(WORDS, k=5)]
         draw.shuffle(words)
-        found.append({"text": " ".join(words), "label": team, "stars": len(" ".join(words)) / 10 + draw.random()})
-    return found
+        rows.append({"text": " ".join(words), "label": team, "stars": len(" ".join(words)) / 10 + draw.random()})
+    return rows
 
 
 TRAIN, VALIDATION, TEST = (rows_of(36, [*TEAMS], seed) for seed in (11, 20, 3))
@@ -48,7 +48,7 @@ def some(rows: list[dict[str, Any]], teams: list[str]) -> list[dict[str, Any]]:
 
 def features(backbone: Backbone, rows: list[dict[str, Any]]) -> Any:
     """Pooled last-layer states of each text alone: [CLS], the mean of T5's encoder, or the last of a decoder."""
-    found = []
+    feature_rows = []
     for row in rows:
         encoded = backbone.tokenizer(row["text"], return_tensors="pt")
         inputs = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
@@ -56,14 +56,14 @@ def features(backbone: Backbone, rows: list[dict[str, Any]]) -> Any:
         with torch.no_grad():
             states = reader(**inputs).last_hidden_state[0]
         pooled = {"encoder": states[0], "encoder-decoder": states.mean(dim=0), "decoder": states[-1]}[backbone.kind]
-        found.append(pooled.numpy())
-    return numpy.stack(found).astype(numpy.float64)
+        feature_rows.append(pooled.numpy())
+    return numpy.stack(feature_rows).astype(numpy.float64)
 
 
 def standardised(backbone: Backbone, train: list[dict[str, Any]], rows: list[dict[str, Any]]) -> tuple[Any, Any]:
-    known = features(backbone, train)
-    mean, scale = known.mean(axis=0), known.std(axis=0)
-    return (known - mean) / scale, (features(backbone, rows) - mean) / scale
+    train_features = features(backbone, train)
+    mean, scale = train_features.mean(axis=0), train_features.std(axis=0)
+    return (train_features - mean) / scale, (features(backbone, rows) - mean) / scale
 
 
 def probe(folder: Path, backbone: Backbone, train: list[dict[str, Any]], **settings: Any) -> softcue.Cue:
@@ -82,10 +82,10 @@ def test_probabilities_are_those_of_logistic_regression(family: str, teams: list
     cue = probe(
         tmp_path / "cue", backbone, train, validation=some(VALIDATION, teams), overrides={"method.strengths": [0.1]}
     )
-    known, asked = standardised(backbone, train, test)
-    wanted = LogisticRegression(C=0.1, max_iter=2000).fit(known, [row["label"] for row in train])
+    train_features, test_features = standardised(backbone, train, test)
+    wanted = LogisticRegression(C=0.1, max_iter=2000).fit(train_features, [row["label"] for row in train])
     for answer, chances in zip(
-        cue.predict([row["text"] for row in test]), wanted.predict_proba(asked).tolist(), strict=True
+        cue.predict([row["text"] for row in test]), wanted.predict_proba(test_features).tolist(), strict=True
     ):
         named = dict(zip(wanted.classes_, chances, strict=True))
         assert answer.scores == pytest.approx({name: named[name] for name in sorted(teams)}, abs=1e-4)
@@ -104,10 +104,10 @@ def test_a_score_is_that_of_ridge_regression(family: str, tmp_path: Path) -> Non
         label="stars",
         overrides={"task.kind": "regression", "method.strengths": [0.05], **readout},
     )
-    known, asked = standardised(backbone, TRAIN, TEST)
-    wanted = Ridge(alpha=1 / 0.05).fit(known, [row["stars"] for row in TRAIN]).predict(asked)
-    found = [answer.value for answer in cue.predict([row["text"] for row in TEST])]
-    assert found == pytest.approx(wanted.tolist(), abs=1e-3)
+    train_features, test_features = standardised(backbone, TRAIN, TEST)
+    wanted = Ridge(alpha=1 / 0.05).fit(train_features, [row["stars"] for row in TRAIN]).predict(test_features)
+    scores = [answer.value for answer in cue.predict([row["text"] for row in TEST])]
+    assert scores == pytest.approx(wanted.tolist(), abs=1e-3)
     assert numpy.std(wanted) > 0.05  # not merely the mean
 
 
@@ -121,10 +121,10 @@ def test_a_class_without_training_rows_never_answers() -> None:
     answers = predict(backbone, [(model, Example((row["text"],))) for row in TRAIN + TEST]).answers
     assert {answer.label for answer in answers} == {"a", "c"}
     assert all((answer.scores or {})["b"] < 1e-6 for answer in answers)
-    known, asked = standardised(backbone, some(TRAIN, [*names]), TRAIN + TEST)
+    train_features, test_features = standardised(backbone, some(TRAIN, [*names]), TRAIN + TEST)
     labels = [names[row["label"]] for row in some(TRAIN, [*names])]
     for strength in STRENGTHS:
-        chances = LogisticRegression(C=strength, max_iter=2000).fit(known, labels).predict_proba(asked)
+        chances = LogisticRegression(C=strength, max_iter=2000).fit(train_features, labels).predict_proba(test_features)
         if (answers[0].scores or {})["a"] == pytest.approx(float(chances[0, 0]), abs=1e-3):
             break
     else:
@@ -133,11 +133,13 @@ def test_a_class_without_training_rows_never_answers() -> None:
 
 def test_validation_rows_choose_the_strength(tmp_path: Path) -> None:
     backbone = tiny("bert")
-    known, asked = standardised(backbone, TRAIN, VALIDATION)
+    train_features, validation_features = standardised(backbone, TRAIN, VALIDATION)
     _, tested = standardised(backbone, TRAIN, TEST)
     labels, truth = ([row["label"] for row in rows] for rows in (TRAIN, VALIDATION))
-    solved = {c: LogisticRegression(C=c, max_iter=2000).fit(known, labels) for c in STRENGTHS}
-    scores = {c: 100 * float((one.predict(asked) == truth).mean()) for c, one in solved.items()}
+    solved = {c: LogisticRegression(C=c, max_iter=2000).fit(train_features, labels) for c in STRENGTHS}
+    scores = {
+        c: 100 * float((estimator.predict(validation_features) == truth).mean()) for c, estimator in solved.items()
+    }
     best = max(scores, key=scores.__getitem__)
     assert list(scores.values()).count(scores[best]) == 1, "the rows must tell the strengths apart"
     assert best not in (STRENGTHS[0], STRENGTHS[-1])
@@ -146,10 +148,10 @@ def test_validation_rows_choose_the_strength(tmp_path: Path) -> None:
     tried = cue.record.method["strengths"]
     assert sorted(tried) == STRENGTHS
     assert tried[cue.record.training["best_step"] - 1] == best
-    found = [list((answer.scores or {}).values()) for answer in cue.predict([row["text"] for row in TEST])]
-    numpy.testing.assert_allclose(found, solved[best].predict_proba(tested), atol=1e-3)
+    predicted_scores = [list((answer.scores or {}).values()) for answer in cue.predict([row["text"] for row in TEST])]
+    numpy.testing.assert_allclose(predicted_scores, solved[best].predict_proba(tested), atol=1e-3)
     other = next(c for c in STRENGTHS if c != best)
-    assert not numpy.allclose(found, solved[other].predict_proba(tested), atol=1e-2)
+    assert not numpy.allclose(predicted_scores, solved[other].predict_proba(tested), atol=1e-2)
 
 
 def test_a_saved_probe_answers_as_the_one_that_was_solved(tmp_path: Path) -> None:

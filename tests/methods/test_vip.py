@@ -1,4 +1,4 @@
-"""VIP and its ablations as a user meets them: saved and loaded, refused, reported, and mixed with other cues."""
+"""VIP and its ablations as a user meets them: saved and loaded, wrong settings, warnings, and mixed with other cues."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def train(folder: Path, method: str, family: str = "bert", overrides: Settings |
 
 
 def encoder_of(model: TaskModel) -> VIP:
-    found = model.method.encoder
-    assert isinstance(found, VIP)
-    return found
+    encoder = model.method.encoder
+    assert isinstance(encoder, VIP)
+    return encoder
 
 
 def codebook_of(model: TaskModel) -> Tensor:
@@ -88,7 +88,7 @@ def prompt_tokens(model: TaskModel, family: str) -> Tensor:
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_a_row_alone_is_answered_as_in_a_padded_batch_however_codes_are_chosen(family: str) -> None:
     backbone = tiny(family)
-    found = {}
+    tensors = {}
     for evaluation in ("expectation", "sample", "argmax"):
         model = make_model(backbone, "vip", evaluation=evaluation, draws=3)
         together = predict(backbone, [(model, example) for example in EXAMPLES]).answers
@@ -96,10 +96,10 @@ def test_a_row_alone_is_answered_as_in_a_padded_batch_however_codes_are_chosen(f
         for example, answer in zip(EXAMPLES, together, strict=True):
             (alone,) = predict(backbone, [(model, example)]).answers
             assert alone.scores == pytest.approx(answer.scores, abs=1e-5)
-        found[evaluation] = list((together[0].scores or {}).values())
-    assert found["expectation"] != pytest.approx(found["sample"], abs=1e-4)
-    assert found["expectation"] != pytest.approx(found["argmax"], abs=1e-4)
-    assert found["sample"] != pytest.approx(found["argmax"], abs=1e-4)
+        tensors[evaluation] = list((together[0].scores or {}).values())
+    assert tensors["expectation"] != pytest.approx(tensors["sample"], abs=1e-4)
+    assert tensors["expectation"] != pytest.approx(tensors["argmax"], abs=1e-4)
+    assert tensors["sample"] != pytest.approx(tensors["argmax"], abs=1e-4)
 
 
 def test_draws_outside_training_follow_their_own_seed_alone() -> None:
@@ -274,9 +274,9 @@ OUT_OF_RANGE: list[tuple[str, Settings]] = [
 def test_combinations_that_cannot_work_are_refused_with_a_way_out(
     method: str, words: Settings, setting: str, value: Any, expected: str, next_step: str
 ) -> None:
-    with pytest.raises(ConfigurationError) as refusal:
+    with pytest.raises(ConfigurationError) as caught:
         make_model(tiny("bert"), method, **{"prompt_length": 4, "width": 8, **words})
-    error = refusal.value
+    error = caught.value
     assert (error.setting, error.got) == (f"method.{setting}", value)
     assert expected in error.expected
     assert next_step in error.fix
@@ -285,10 +285,10 @@ def test_combinations_that_cannot_work_are_refused_with_a_way_out(
 @pytest.mark.parametrize(("method", "words"), OUT_OF_RANGE)
 def test_a_field_out_of_range_is_refused_by_its_name(method: str, words: Settings) -> None:
     ((key, value),) = words.items()
-    with pytest.raises(ConfigurationError) as refusal:
+    with pytest.raises(ConfigurationError) as caught:
         method_config({"name": method, **words})
-    assert (refusal.value.setting, refusal.value.got) == (f"method.{key}", value)
-    assert refusal.value.expected and refusal.value.fix
+    assert (caught.value.setting, caught.value.got) == (f"method.{key}", value)
+    assert caught.value.expected and caught.value.fix
 
 
 def test_the_nearest_settings_that_can_work_are_taken() -> None:
@@ -333,8 +333,8 @@ def test_refusals_are_one_line_and_exit_2_on_the_command_line(
     combinations = [(method, words, setting, value) for method, words, setting, value, *_ in REFUSED]
     fields = [(method, words, *next(iter(words.items()))) for method, words in OUT_OF_RANGE[:3]]
     for method, words, setting, value in [*combinations, *fields]:
-        given = [f"{key}={json.dumps(one)}" for key, one in SIZES[method].items()]
-        given += [f"method.{key}={json.dumps(one)}" for key, one in words.items()]
+        given = [f"{key}={json.dumps(value)}" for key, value in SIZES[method].items()]
+        given += [f"method.{key}={json.dumps(value)}" for key, value in words.items()]
         check_refused(run("train", "--method", method, *common, *given), f"method.{setting}: got {value};")
         assert not (tmp_path / "cue").exists()
         if setting != "codes" or "dedicated" in words:  # words to start from are no part of a count
@@ -439,19 +439,19 @@ def test_a_collapsed_codebook_is_warned_about_with_what_to_try() -> None:
     result = result_of(collapsed())
     assert result.progress.health["perplexity"] == pytest.approx(1.0)
     assert result.progress.health["codes_drawn"] == 1
-    (found,) = [text for text in health_warnings(result.warnings) if "collapsed" in text]
-    assert "of 40 codes 1.0 are in use" in found
+    (warning,) = [text for text in health_warnings(result.warnings) if "collapsed" in text]
+    assert "of 40 codes 1.0 are in use" in warning
     for setting in ("method.scale=0", "method.codes_from=context", "method.relative_temperature=true"):
-        assert setting in found
+        assert setting in warning
 
 
 @pytest.mark.parametrize("method", ["vip", "vip-c"])
 def test_a_prompt_that_does_not_read_the_input_is_warned_about(method: str) -> None:
     result = result_of(constant(method))
     assert result.progress.health["prompt_variation"] < 1e-6
-    (found,) = health_warnings(result.warnings)
-    assert "hardly depends on the input" in found
-    assert "training.network_learning_rate" in found
+    (warning,) = health_warnings(result.warnings)
+    assert "hardly depends on the input" in warning
+    assert "training.network_learning_rate" in warning
 
 
 @pytest.mark.parametrize("method", ["vip", "vip-c"])
@@ -487,10 +487,10 @@ def test_one_code_for_each_token_of_its_own_is_a_collapse_and_advice_is_news() -
     model = make_model(tiny("bert"), "vip", **settings)
     result = result_of(model, steps=1)
     health = {**result.progress.health, "perplexity": 4.5}  # four tokens
-    (found,) = [text for text in encoder_of(model).health_warnings(health) if "collapsed" in text]
-    assert "one each would be 4" in found
-    assert "method.scale=0" not in found
-    assert "method.dedicated" not in found
+    (warning,) = [text for text in encoder_of(model).health_warnings(health) if "collapsed" in text]
+    assert "one each would be 4" in warning
+    assert "method.scale=0" not in warning
+    assert "method.dedicated" not in warning
     assert not [
         text for text in encoder_of(model).health_warnings({**health, "perplexity": 6.5}) if "collapsed" in text
     ]
@@ -498,8 +498,8 @@ def test_one_code_for_each_token_of_its_own_is_a_collapse_and_advice_is_news() -
 
 def test_noise_resilience_that_never_had_rows_to_compare_is_warned_about() -> None:
     resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
-    (found,) = health_warnings(result_of(resilient, steps=2, batch_size=4, micro_batch_size=1).warnings)
-    assert "micro_batch_size" in found
+    (warning,) = health_warnings(result_of(resilient, steps=2, batch_size=4, micro_batch_size=1).warnings)
+    assert "micro_batch_size" in warning
     resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
     assert (
         health_warnings(result_of(resilient, steps=2, batch_size=4).warnings) == []
@@ -508,9 +508,9 @@ def test_noise_resilience_that_never_had_rows_to_compare_is_warned_about() -> No
 
 def test_a_run_that_ends_before_its_codebook_is_filled_says_so() -> None:
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=4)
-    (found,) = health_warnings(result_of(model, steps=3).warnings)
-    assert "codebook is still empty" in found
-    assert "method.fill_after" in found
+    (warning,) = health_warnings(result_of(model, steps=3).warnings)
+    assert "codebook is still empty" in warning
+    assert "method.fill_after" in warning
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=3)
     assert health_warnings(result_of(model, steps=3).warnings) == []
 
@@ -521,9 +521,9 @@ def test_best_numbers_of_a_time_before_the_codebook_are_no_early_end(monkeypatch
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=2)
     result = result_of(model, steps=3, evaluate_every=1)
     assert (result.progress.step, result.progress.best_step) == (3, 1)
-    (found,) = health_warnings(result.warnings)
-    assert "codebook is still empty" in found and "method.fill_after" in found
-    assert "ended" not in found
+    (warning,) = health_warnings(result.warnings)
+    assert "codebook is still empty" in warning and "method.fill_after" in warning
+    assert "ended" not in warning
 
 
 def test_warnings_reach_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -565,10 +565,10 @@ def test_several_cues_on_the_command_line_answer_as_each_alone(
     names = ["vip", "vip-c", "vip-idp", "prompt-tuning", "m-idpg-phm"]
     for name in names:
         train(tmp_path / name, name, backbone=folder)
-    found = run("predict", *(tmp_path / name for name in names), "--input", rows_file, "--json").json["rows"]
+    predictions = run("predict", *(tmp_path / name for name in names), "--input", rows_file, "--json").json["rows"]
     for name in names:
         alone = run("predict", tmp_path / name, "--input", rows_file, "--json").json["rows"]
-        for row, own in zip(found, alone, strict=True):
-            assert row["cues"][name]["label"] == own["label"]
-            assert row["cues"][name]["scores"] == pytest.approx(own["scores"], abs=1e-5)
-    assert len({json.dumps(row["cues"]["vip"]["scores"]) for row in found}) > 1
+        for row, single in zip(predictions, alone, strict=True):
+            assert row["cues"][name]["label"] == single["label"]
+            assert row["cues"][name]["scores"] == pytest.approx(single["scores"], abs=1e-5)
+    assert len({json.dumps(row["cues"]["vip"]["scores"]) for row in predictions}) > 1

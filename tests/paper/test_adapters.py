@@ -44,11 +44,11 @@ def matrices(adapter: Any) -> tuple[Tensor, Tensor]:
     """D and U; Compacter's by explicit Kronecker products of A_i and the rank-one s_i t_i."""
     if hasattr(adapter, "down"):
         return adapter.down, adapter.up
-    found = []
+    rows = []
     for s, t in ((adapter.down_s, adapter.down_t), (adapter.up_s, adapter.up_t)):
         products = [torch.kron(adapter.a[i], torch.outer(s[i].flatten(), t[i].flatten())) for i in range(len(s))]
-        found.append(torch.stack(products).sum(dim=0))
-    return found[0], found[1]
+        rows.append(torch.stack(products).sum(dim=0))
+    return rows[0], rows[1]
 
 
 def adapted(adapter: Any, states: Tensor, drop: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
@@ -64,8 +64,8 @@ def with_biases(model: TaskModel) -> TaskModel:
     return model
 
 
-def assert_like(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+def assert_like(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 # --- the identity ----------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def test_what_adapters_start_with_writes_as_the_bare_backbone_does(family: str) 
     candidates = model.readout.candidates
     moved = make_model(backbone, "adapter", readout=settings, up_std=0.5)
 
-    def outputs(one: TaskModel | None) -> list[Any]:
-        seen = backbone if one is None else one.method.view_of(backbone)
+    def outputs(with_method: TaskModel | None) -> list[Any]:
+        seen = backbone if with_method is None else with_method.method.view_of(backbone)
         plain = seen.read(batch, None, seen.embed(batch.ids))
         taught = seen.read(batch, None, seen.embed(batch.ids), with_target=True)
         return [
@@ -110,8 +110,8 @@ def test_what_adapters_start_with_writes_as_the_bare_backbone_does(family: str) 
             torch.tensor(plain.generate(Decoding(1, 5))),
         ]
 
-    for found, wanted, other in zip(outputs(model), outputs(None), outputs(moved), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, wanted, other in zip(outputs(model), outputs(None), outputs(moved), strict=True):
+        assert torch.equal(actual, wanted)
         assert other.shape != wanted.shape or not torch.equal(other, wanted)
 
 
@@ -128,8 +128,10 @@ def test_a_bert_layer_has_them_before_the_residual_sum_and_the_norm(case: str) -
     batch = batch_of(model, backbone, 1)
     hidden = backbone.model.bert.embeddings(input_ids=batch.ids)
     for number, layer in enumerate(backbone.model.bert.encoder.layer):
-        own = layer.attention.self
-        query, key, value = (part(hidden)[0].view(-1, 4, 8).transpose(0, 1) for part in (own.query, own.key, own.value))
+        attention = layer.attention.self
+        query, key, value = (
+            part(hidden)[0].view(-1, 4, 8).transpose(0, 1) for part in (attention.query, attention.key, attention.value)
+        )
         attended = (query @ key.transpose(1, 2) / math.sqrt(8)).softmax(dim=2) @ value
         projected = layer.attention.output.dense(attended.transpose(0, 1).reshape(1, -1, D))
         hidden = layer.attention.output.LayerNorm(adapted(modules[2 * number], projected) + hidden)
@@ -167,11 +169,13 @@ def test_t5_has_them_before_the_residual_sum_in_encoder_and_decoder() -> None:
     base = backbone.base
 
     def self_attended(part: Any, states: Tensor, bias: Tensor) -> Tensor:
-        own = part.SelfAttention
+        attention = part.SelfAttention
         normed = part.layer_norm(states)[0]
-        query, key, value = (what(normed).view(-1, 4, 8).transpose(0, 1) for what in (own.q, own.k, own.v))
+        query, key, value = (
+            what(normed).view(-1, 4, 8).transpose(0, 1) for what in (attention.q, attention.k, attention.v)
+        )
         weights = (query @ key.transpose(1, 2) + bias).softmax(dim=2)  # T5 does not scale
-        return own.o((weights @ value).transpose(0, 1).reshape(1, -1, D))  # type: ignore[no-any-return]
+        return attention.o((weights @ value).transpose(0, 1).reshape(1, -1, D))  # type: ignore[no-any-return]
 
     def bias_of(stack: Any, length: int) -> Tensor:
         return stack.block[0].layer[0].SelfAttention.compute_bias(length, length)[0]  # type: ignore[no-any-return]
@@ -201,8 +205,8 @@ def test_t5_has_them_before_the_residual_sum_in_encoder_and_decoder() -> None:
         hidden = hidden + adapted(modules[place + 1], fed(block.layer[2], hidden))
     scale = D**-0.5 if base.config.tie_word_embeddings else 1.0
     logits = backbone.model.lm_head(base.decoder.final_layer_norm(hidden) * scale)
-    found = read(model, backbone, batch).target_logits(target)
-    torch.testing.assert_close(found.log_softmax(dim=2), logits.log_softmax(dim=2), rtol=1e-3, atol=1e-3)
+    actual_logits = read(model, backbone, batch).target_logits(target)
+    torch.testing.assert_close(actual_logits.log_softmax(dim=2), logits.log_softmax(dim=2), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)

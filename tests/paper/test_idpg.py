@@ -53,17 +53,17 @@ def matrices_of(generator: Any) -> tuple[Tensor, Tensor]:
     """W1 and W2, with explicit Kronecker products."""
     if not generator.shape.phm_n:
         return generator.w[0].detach().double(), generator.w[1].detach().double()
-    found = []
+    matrices = []
     for a, b in ((generator.a[0], generator.b[0]), (generator.a[-1], generator.b[1])):
         products = [torch.kron(a[i].detach().double(), b[i].detach().double()) for i in range(len(a))]
-        found.append(torch.stack(products).sum(dim=0))
-    return found[0], found[1]
+        matrices.append(torch.stack(products).sum(dim=0))
+    return matrices[0], matrices[1]
 
 
 def generated(model: TaskModel, level: int, vector: Tensor, drop: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """G(h) = W2 . drop(act(W1 . h + b1)) + b2 for one example and one level. [R] -> [P X]"""
     encoder = encoder_of(model)
-    place = encoder.levels.numbers.index(level)
+    place = encoder.prompted_layers.layers.index(level)
     generator: Any = encoder.generators[place if len(encoder.generators) > 1 else 0]
     bias = encoder.biases[place if len(encoder.biases) > 1 else 0].detach().double()
     first, second = matrices_of(generator)
@@ -73,8 +73,8 @@ def generated(model: TaskModel, level: int, vector: Tensor, drop: Callable[[Tens
     return outer.reshape(encoder.prompt_length, -1)
 
 
-def assert_like(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-4)
+def assert_like(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-4, atol=1e-4)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -91,9 +91,9 @@ def instance_of(num_rows: int = 3, width: int = D) -> Instance:
 
 
 def prompt_of(model: TaskModel, instance: Instance) -> Prompt:
-    found = model.method.prompt(instance)
-    assert found is not None
-    return found
+    prompt = model.method.prompt(instance)
+    assert prompt is not None
+    return prompt
 
 
 def vectors_of(part: LayerPrompt | None) -> Tensor:
@@ -108,31 +108,31 @@ def vectors_of(part: LayerPrompt | None) -> Tensor:
 def by_level(model: TaskModel, instance: Instance, hidden: Tensor) -> dict[int, Tensor]:
     """What every level takes when the text's states are the same everywhere."""
     prompt = prompt_of(model, instance)
-    levels = encoder_of(model).levels
-    found = {0: prompt.tokens} if levels.has_embeddings else {}
+    prompted_layers = encoder_of(model).prompted_layers
+    vectors = {0: prompt.tokens} if prompted_layers.has_embedding_prompt else {}
     for layer in range(LEVELS):
         if (
             prompt.layer_prompts is not None
             and (part := prompt.layer_prompts(layer, hidden, instance.mask)) is not None
         ):
-            found[layer] = vectors_of(part)
-    return found
+            vectors[layer] = vectors_of(part)
+    return vectors
 
 
 @contextmanager
 def captured(backbone: Backbone) -> Iterator[dict[int, Tensor]]:
     """The output of every layer of the passes meanwhile, by the number of the layer it enters."""
-    found: dict[int, Tensor] = {}
+    vectors: dict[int, Tensor] = {}
 
     def keep(number: int) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            found[number + 1] = (output[0] if isinstance(output, tuple) else output).detach().clone()
+            vectors[number + 1] = (output[0] if isinstance(output, tuple) else output).detach().clone()
 
         return hook
 
     handles = [layer.register_forward_hook(keep(number)) for number, layer in enumerate(backbone.layers)]
     try:
-        yield found
+        yield vectors
     finally:
         for handle in handles:
             handle.remove()
@@ -208,9 +208,9 @@ def test_every_level_is_the_equation_of_what_it_reads(case: str, rule: str, shar
         model = make_model(tiny("bert"), case, rule=rule, sharing=sharing, input=source, pooling="cls")
         for bias in encoder_of(model).biases:
             bias.data.normal_()
-        found = by_level(model, instance, hidden)
-        assert list(found) == [0, 1, 2]
-        for level, vectors in found.items():
+        actual = by_level(model, instance, hidden)
+        assert list(actual) == [0, 1, 2]
+        for level, vectors in actual.items():
             reads = hidden[:, 0] if source == "previous" and level > 0 else instance.representation
             for row in range(3):
                 assert_like(vectors[row], generated(model, level, reads[row]))
@@ -255,8 +255,8 @@ def test_a_single_layer_generator_without_w_is_prompt_tuning_bit_for_bit(family:
     without_w(model, how)
     encoder_of(model).biases[0].data.copy_(plain.method.encoder.prompt.flatten())  # type: ignore[union-attr,operator]
     batch = batch_of(model, backbone, EXAMPLES)
-    found, wanted = (one.read(backbone, batch)[0].hidden() for one in (model, plain))
-    assert torch.equal(found, wanted)
+    actual, wanted = (some_model.read(backbone, batch)[0].hidden() for some_model in (model, plain))
+    assert torch.equal(actual, wanted)
     model.train()  # no noise is left to be seen either
     assert torch.equal(model.read(backbone, batch)[0].hidden(), wanted)
 
@@ -279,8 +279,8 @@ def test_a_multi_layer_generator_without_w_is_p_tuning_v2_bit_for_bit(
         for bias, values in zip(encoder_of(model).biases, prompts, strict=True):  # type: ignore[arg-type]
             bias.data.copy_(values.flatten())
         batch = batch_of(model, backbone, EXAMPLES)
-        found, wanted = (one.read(backbone, batch)[0].hidden() for one in (model, plain))
-        assert torch.equal(found, wanted)
+        actual, wanted = (some_model.read(backbone, batch)[0].hidden() for some_model in (model, plain))
+        assert torch.equal(actual, wanted)
     bare = make_model(backbone, "no-prompt", readout=HEAD)
     unprompted = bare.read(backbone, batch)[0].text()
     assert not torch.allclose(plain.read(backbone, batch)[0].text(), unprompted, atol=1e-3)
@@ -520,11 +520,11 @@ def test_first_reads_the_sentence_vector_at_every_level(family: str, rule: str) 
     batch = batch_of(model, backbone, EXAMPLES)
     prompt, taken, _ = read_and_recorded(model, backbone, batch)
     assert batch.representation is not None
-    found = {level: vectors_of(part) for level, part in taken.items() if part is not None}
+    layer_vectors = {level: vectors_of(part) for level, part in taken.items() if part is not None}
     if rule != "kv":
-        found[0] = prompt.tokens
-    assert sorted(found) == [0, 1, 2]
-    for level, vectors in found.items():
+        layer_vectors[0] = prompt.tokens
+    assert sorted(layer_vectors) == [0, 1, 2]
+    for level, vectors in layer_vectors.items():
         for row, vector in enumerate(batch.representation):
             assert_like(vectors[row], generated(model, level, vector))
 
@@ -646,13 +646,13 @@ def test_keys_and_values_on_an_encoder_are_seen_by_every_text_token_and_by_nothi
     positions = torch.tensor([[0, *range(1 + P, P + length)]])
     hidden = backbone.model.bert.embeddings(input_ids=batch.ids, position_ids=positions)
     for layer, vectors in zip(backbone.model.bert.encoder.layer, prompts_of(model), strict=True):
-        own = layer.attention.self
-        keys = torch.cat([vectors[:, :D], own.key(hidden)[0]])
-        values = torch.cat([vectors[:, D:], own.value(hidden)[0]])
+        self_attention = layer.attention.self
+        keys = torch.cat([vectors[:, :D], self_attention.key(hidden)[0]])
+        values = torch.cat([vectors[:, D:], self_attention.value(hidden)[0]])
         heads = []
         for head in range(4):
             part = slice(head * 8, head * 8 + 8)
-            weights = (own.query(hidden)[0, :, part] @ keys[:, part].T / math.sqrt(8)).softmax(dim=1)
+            weights = (self_attention.query(hidden)[0, :, part] @ keys[:, part].T / math.sqrt(8)).softmax(dim=1)
             heads.append(weights @ values[:, part])
         attended = layer.attention.output(torch.cat(heads, dim=1).unsqueeze(0), hidden)
         hidden = layer.output(layer.intermediate(attended), attended)
@@ -677,14 +677,14 @@ def test_the_sentence_vector_is_the_unprompted_backbones_pooled_last_layer(famil
     backbone = tiny(family)
     model = make_model(backbone, "m-idpg-phm", pooling=pooling)
     assert model.method.representation is not None
-    found = sentence_vectors_of(model.method.representation, backbone, TASK, EXAMPLES)
+    vectors = sentence_vectors_of(model.method.representation, backbone, TASK, EXAMPLES)
     rows = model.rows(backbone, EXAMPLES)
     for row, example in enumerate(EXAMPLES):
         states = alone(backbone, example.texts[0])
-        assert_like(found[row], pooled_literally(states, list(range(len(states))), pooling))
-        own = rows[row].representation
-        assert own is not None
-        assert torch.equal(own, found[row])
+        assert_like(vectors[row], pooled_literally(states, list(range(len(states))), pooling))
+        vector = rows[row].representation
+        assert vector is not None
+        assert torch.equal(vector, vectors[row])
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])

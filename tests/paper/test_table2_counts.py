@@ -111,12 +111,12 @@ def test_the_head_is_reported_apart(roberta_large: dict[str, dict[str, int]]) ->
 
 @pytest.mark.parametrize("like", SHAPES)
 def test_the_formulas_hold_on_other_shapes(like: str) -> None:
-    found = counted("--like", like)
+    counts = counted("--like", like)
     for name, wanted in expected(*SHAPES[like]).items():
-        assert (name, found[name]["gradient"], found[name]["stored"]) == (name, wanted, wanted)
+        assert (name, counts[name]["gradient"], counts[name]["stored"]) == (name, wanted, wanted)
     has_head = like in ("roberta-large", "bert-base-uncased", "minilm")
     d = SHAPES[like][0]
-    assert found["m-idpg-phm"]["head"] == (d * d + d + 2 * d + 2 if has_head else 0)
+    assert counts["m-idpg-phm"]["head"] == (d * d + d + 2 * d + 2 if has_head else 0)
 
 
 def test_the_formulas_give_the_integers_of_table_2() -> None:
@@ -125,26 +125,26 @@ def test_the_formulas_give_the_integers_of_table_2() -> None:
 
 
 def test_compacters_own_form_shares_one_a_among_all_modules() -> None:
-    found = counted("--like", "roberta-large", "--method", "compacter", "method.share_a=all")
-    assert found["compacter"]["gradient"] == found["compacter"]["stored"] == 149_824
+    counts = counted("--like", "roberta-large", "--method", "compacter", "method.share_a=all")
+    assert counts["compacter"]["gradient"] == counts["compacter"]["stored"] == 149_824
 
 
 @pytest.mark.parametrize("like", SHAPES)
 @pytest.mark.parametrize(("length", "hidden"), [(5, 512), (7, 96)])
 def test_a_reparameterised_prefix_has_table_network_and_biases(like: str, length: int, hidden: int) -> None:
     words = [f"method.reparameterise={hidden}", f"method.prompt_length={length}"]
-    found = counted("--like", like, "--method", "prefix-tuning", *words)
+    counts = counted("--like", like, "--method", "prefix-tuning", *words)
     d, n, _, keys = SHAPES[like]
     outputs = 2 * n * keys
-    assert found["prefix-tuning"]["gradient"] == length * d + d * hidden + hidden + hidden * outputs + outputs
+    assert counts["prefix-tuning"]["gradient"] == length * d + d * hidden + hidden + hidden * outputs + outputs
 
 
 @pytest.mark.parametrize("rule", ["add", "replace", "kv"])
 def test_p_tuning_v2_in_its_original_form_has_twice_the_numbers(rule: str) -> None:
-    found = counted("--like", "roberta-large", "--method", "p-tuning-v2", f"method.rule={rule}")
-    assert found["p-tuning-v2"]["gradient"] == (245_760 if rule == "kv" else 122_880)
+    counts = counted("--like", "roberta-large", "--method", "p-tuning-v2", f"method.rule={rule}")
+    assert counts["p-tuning-v2"]["gradient"] == (245_760 if rule == "kv" else 122_880)
 
 
 def test_a_single_layer_generator_with_two_sets_of_a_is_the_released_codes() -> None:
-    found = counted("--like", "roberta-large", "--method", "s-idpg-phm", "method.share_a=false")
-    assert found["s-idpg-phm"]["gradient"] == 111_872
+    counts = counted("--like", "roberta-large", "--method", "s-idpg-phm", "method.share_a=false")
+    assert counts["s-idpg-phm"]["gradient"] == 111_872

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from softcue.prompts import VIP, ContextShape, Projection, Quantizer, QuantizerShape, Weights
+from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
 from softcue.prompts.contextualizer import Contextualizer, EncoderLayer, RowNoise
 from softcue.prompts.quantizer import perplexity
 from softcue.prompts.vip import commitment, noise_resilience
@@ -46,13 +46,13 @@ SHAPE = QuantizerShape(
 # --- the paper's equations, one number at a time ---------------------------------------------------------------------
 
 
-def squared_distance(one: Tensor, other: Tensor) -> float:
-    return math.fsum((a - b) ** 2 for a, b in zip(one.tolist(), other.tolist(), strict=True))
+def squared_distance(vector: Tensor, other: Tensor) -> float:
+    return math.fsum((a - b) ** 2 for a, b in zip(vector.tolist(), other.tolist(), strict=True))
 
 
 def mean_pair_distance(codes: Tensor, num_blocks: int = 1) -> float:
     """Over all ordered pairs that one token may take, those of a code and itself included: K^2, or n (K/n)^2."""
-    every = [squared_distance(one, other) for own in codes.chunk(num_blocks) for one in own for other in own]
+    every = [squared_distance(code, other) for block in codes.chunk(num_blocks) for code in block for other in block]
     assert len(every) == len(codes) ** 2 / num_blocks
     return math.fsum(every) / len(every)
 
@@ -96,19 +96,24 @@ def literal_draw(shares: Sequence[float], number: float) -> int:
 
 def literal_mean(quantizer: Quantizer, codes: Sequence[int]) -> Tensor:
     """Equation 5. [D]"""
-    found = torch.zeros(quantizer.codebook.shape[1], dtype=torch.float64)
+    mean = torch.zeros(quantizer.codebook.shape[1], dtype=torch.float64)
     for code in codes:
-        found += quantizer.codebook[code].double() / len(codes)
-    return found
+        mean += quantizer.codebook[code].double() / len(codes)
+    return mean
 
 
 def literal_codes(quantizer: Quantizer, vectors: Tensor, noise: Sequence[Tensor]) -> list[list[list[int]]]:
     """Equation 4: row, token, draw."""
-    found = []
+    codes = []
     for row, numbers in zip(vectors, noise, strict=True):
         shares = [literal_shares(literal_logits(quantizer, vector, token)) for token, vector in enumerate(row)]
-        found.append([[literal_draw(own, float(u)) for u in line] for own, line in zip(shares, numbers, strict=True)])
-    return found
+        codes.append(
+            [
+                [literal_draw(distribution, float(u)) for u in line]
+                for distribution, line in zip(shares, numbers, strict=True)
+            ]
+        )
+    return codes
 
 
 def literal_evaluation(quantizer: Quantizer, vector: Tensor, token: int, noise: Tensor) -> Tensor:
@@ -145,8 +150,8 @@ def literal_smoothed(counts: Tensor, epsilon: float) -> Tensor:
     return (counts + epsilon) / (total + len(counts) * epsilon) * total
 
 
-def assert_like(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance)
+def assert_like(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -157,18 +162,18 @@ def quantizer_of(**changes: Any) -> Quantizer:
     return Quantizer(shape, 2 * torch.randn(shape.codes, D))
 
 
-def streams_of(seed: int, num_rows: int) -> list[torch.Generator]:
+def generators_of(seed: int, num_rows: int) -> list[torch.Generator]:
     torch.manual_seed(seed)
     return row_generators(num_rows)
 
 
 def noise_of(seed: int, num_rows: int, draws: int = M) -> list[Tensor]:
-    return [torch.rand(N, draws, generator=stream) for stream in streams_of(seed, num_rows)]
+    return [torch.rand(N, draws, generator=generator) for generator in generators_of(seed, num_rows)]
 
 
 def trained(quantizer: Quantizer, vectors: Tensor, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    found: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, streams_of(seed, len(vectors)))
-    return found
+    output: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, generators_of(seed, len(vectors)))
+    return output
 
 
 def evaluated(quantizer: Quantizer, vectors: Tensor) -> Tensor:
@@ -233,23 +238,23 @@ def vip_of(
     num_soft: int = 2,
     num_hard: int = 0,
     skip: bool = True,
-    weights: Weights | None = None,
+    weights: LossWeights | None = None,
     quantised: bool = True,
     is_empty: bool = False,
     context: dict[str, Any] | None = None,
     **quantizer: Any,
 ) -> VIP:
     torch.manual_seed(11)
-    own = quantizer_of(**quantizer)
+    codebook = quantizer_of(**quantizer)
     if is_empty:
-        own.codebook.zero_()
+        codebook.codebook.zero_()
     encoder = VIP(
         torch.randn(num_soft + N, D),
         num_soft,
         context_shape(**(context or {})),
-        own if quantised else None,
+        codebook if quantised else None,
         skip,
-        weights or Weights(),
+        weights or LossWeights(),
         torch.randn(num_hard, D),
     )
     shuffled(encoder.contextualizer)
@@ -258,9 +263,9 @@ def vip_of(
 
 def prompted(encoder: VIP, instance: Instance, seed: int = 0) -> Prompt:
     torch.manual_seed(seed)
-    found = encoder(instance)
-    assert isinstance(found, Prompt)
-    return found
+    prompt = encoder(instance)
+    assert isinstance(prompt, Prompt)
+    return prompt
 
 
 def quantizer_in(encoder: VIP) -> Quantizer:
@@ -270,12 +275,12 @@ def quantizer_in(encoder: VIP) -> Quantizer:
 
 def in_pieces(encoder: VIP, texts: Sequence[Tensor], seed: int = 0) -> list[tuple[list[int], Prompt]]:
     """A step in pieces: each from the same seed, each with padding of its own."""
-    found = []
+    parts = []
     for number, places in enumerate(PIECES):
         instance = instance_of([texts[place] for place in places], SIDES[number % 2], extra=number)
         with rows_of_global_batch(places, len(texts)):
-            found.append((places, prompted(encoder, instance, seed)))
-    return found
+            parts.append((places, prompted(encoder, instance, seed)))
+    return parts
 
 
 # --- places and streams ----------------------------------------------------------------------------------------------
@@ -292,12 +297,12 @@ def test_rows_have_their_own_numbers_unless_a_piece_says_otherwise() -> None:
 
 
 def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
-    whole = [torch.rand(4, generator=stream) for stream in streams_of(5, 6)]
+    whole = [torch.rand(4, generator=generator) for generator in generators_of(5, 6)]
     with rows_of_global_batch([4, 1], 6):
-        piece = [torch.rand(4, generator=stream) for stream in streams_of(5, 2)]
+        piece = [torch.rand(4, generator=generator) for generator in generators_of(5, 2)]
     assert torch.equal(piece[0], whole[4]) and torch.equal(piece[1], whole[1])
-    others = [torch.rand(4, generator=stream) for stream in streams_of(6, 6)]
-    following = [torch.rand(4, generator=stream) for stream in row_generators(6)]
+    others = [torch.rand(4, generator=generator) for generator in generators_of(6, 6)]
+    following = [torch.rand(4, generator=generator) for generator in row_generators(6)]
     every = torch.stack(whole + others + following)
     assert len(every.unique(dim=0)) == 18
 
@@ -305,7 +310,7 @@ def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
 def test_streams_take_as_much_of_the_common_noise_for_one_row_as_for_many() -> None:
     after = []
     for num_rows in (1, 7):
-        streams_of(3, num_rows)
+        generators_of(3, num_rows)
         after.append(torch.rand(3))
     assert torch.equal(after[0], after[1])
 
@@ -318,12 +323,12 @@ def test_streams_take_as_much_of_the_common_noise_for_one_row_as_for_many() -> N
 def test_logits_are_squared_distances_over_the_temperature(is_relative: bool, tokens: int) -> None:
     quantizer = quantizer_of(is_relative=is_relative, temperature=0.3 if is_relative else 8.0, tokens=tokens)
     vectors = torch.randn(2, N, D)
-    found = quantizer.logits(vectors)
-    assert found.shape == (2, N, K // N if tokens else K)
+    logits = quantizer.logits(vectors)
+    assert logits.shape == (2, N, K // N if tokens else K)
     for row in range(2):
         for token in range(N):
-            wanted = [one for one in literal_logits(quantizer, vectors[row, token], token) if one != -math.inf]
-            assert_like(found[row, token], torch.tensor(wanted))
+            wanted = [logit for logit in literal_logits(quantizer, vectors[row, token], token) if logit != -math.inf]
+            assert_like(logits[row, token], torch.tensor(wanted))
 
 
 def test_a_relative_temperature_counts_all_pairs_of_codes_also_those_of_one_code() -> None:
@@ -356,20 +361,20 @@ def test_logits_keep_their_digits_at_large_norms(tokens: int) -> None:
     vectors = long_vectors(2 * N, 64).view(2, N, 64)
     vectors[0, 1] = quantizer.codebook[2]
     vectors[1, 1] = quantizer.codebook[2] + 0.1 * torch.randn(64)
-    found = quantizer.logits(vectors)
-    assert (found <= 0).all()
+    logits = quantizer.logits(vectors)
+    assert (logits <= 0).all()
     for row in range(2):
         for token in range(N):
-            wanted = [one for one in literal_logits(quantizer, vectors[row, token], token) if one != -math.inf]
-            torch.testing.assert_close(found[row, token], torch.tensor(wanted), rtol=1e-6, atol=1e-3)
+            wanted = [logit for logit in literal_logits(quantizer, vectors[row, token], token) if logit != -math.inf]
+            torch.testing.assert_close(logits[row, token], torch.tensor(wanted), rtol=1e-6, atol=1e-3)
 
 
 def test_a_vector_that_is_a_code_is_at_no_distance_of_it_whatever_is_rounded() -> None:
     quantizer = Quantizer(replace(SHAPE, codes=60, temperature=1.0), long_vectors(60, 64))
-    found = quantizer.logits(quantizer.codebook.unsqueeze(0))[0]
-    assert (found <= 0).all()
-    assert torch.equal(found.argmax(1), torch.arange(60))
-    torch.testing.assert_close(found.diagonal(), torch.zeros(60), rtol=0, atol=0.1)
+    logits = quantizer.logits(quantizer.codebook.unsqueeze(0))[0]
+    assert (logits <= 0).all()
+    assert torch.equal(logits.argmax(1), torch.arange(60))
+    torch.testing.assert_close(logits.diagonal(), torch.zeros(60), rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -382,8 +387,8 @@ def test_mixed_precision_changes_nothing(tokens: int) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             mixed = [quantizer.logits(vectors), quantizer.assignment(vectors), evaluated(quantizer, vectors)]
             mixed += [trained(quantizer, vectors)[0], *trained(quantizer, vectors)[1].values()]
-        for one, other in zip(plain, mixed, strict=True):
-            assert other.dtype == torch.float32 and torch.equal(one, other)
+        for plain_value, other in zip(plain, mixed, strict=True):
+            assert other.dtype == torch.float32 and torch.equal(plain_value, other)
 
 
 def test_vectors_in_bfloat16_are_measured_in_float32() -> None:
@@ -411,14 +416,14 @@ def test_draws_are_the_codes_whose_share_of_the_unit_interval_the_noise_falls_in
     for row in range(4):
         for token in range(N):
             assert_like(values[row, token], literal_mean(quantizer, codes[row][token]))
-    assert len({code for row in codes for own in row for code in own}) > 2
+    assert len({code for row in codes for token_codes in row for code in token_codes}) > 2
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
     quantizer, vectors = quantizer_of(), torch.randn(4, N, D)
-    one, again, other = (draws_in(quantizer, trained(quantizer, vectors, seed)[0]) for seed in (1, 1, 2))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
+    first, again, other = (draws_in(quantizer, trained(quantizer, vectors, seed)[0]) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -460,7 +465,7 @@ def test_codes_of_no_probability_are_never_drawn() -> None:
     logits = 3 * torch.randn(2000, 1, K)
     logits[..., far] = -1e4
     for noise in (0.0, 2**-24, 1 - 2**-24):  # all that torch.rand can give lies between
-        codes = quantizer._sampled(logits, torch.full((2000, 1, 1), noise))
+        codes = quantizer._draw_codes(logits, torch.full((2000, 1, 1), noise))
         assert not torch.isin(codes, torch.tensor(far)).any()
         assert (codes == (1 if noise < 0.5 else K - 2)).all()
 
@@ -506,7 +511,7 @@ def test_the_codebook_is_a_buffer_and_the_only_one_that_a_cue_keeps() -> None:
     assert list(quantizer_in(encoder).parameters()) == []
     assert list(quantizer_in(encoder).state_dict()) == ["codebook"]
     assert set(dict(quantizer_in(encoder).named_buffers())) == {"codebook", "counts", "recent", "drawn", "steps"}
-    assert [one is encoder.prompt for one in encoder.prompt_parameters()] == [True]
+    assert [parameter is encoder.prompt for parameter in encoder.prompt_parameters()] == [True]
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
@@ -516,27 +521,27 @@ def test_the_codebook_is_a_buffer_and_the_only_one_that_a_cue_keeps() -> None:
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_evaluation_is_a_mean_of_codes_that_depends_on_the_vector_alone(evaluation: str, tokens: int) -> None:
     quantizer, vectors = quantizer_of(evaluation=evaluation, tokens=tokens), torch.randn(4, N, D)
-    found = evaluated(quantizer, vectors)
+    quantised = evaluated(quantizer, vectors)
     noise = torch.rand(N, M, generator=torch.Generator().manual_seed(SHAPE.sample_seed))
     for row in range(4):
         for token in range(N):
-            assert_like(found[row, token], literal_evaluation(quantizer, vectors[row, token], token, noise))
-        assert_like(evaluated(quantizer, vectors[row : row + 1])[0], found[row], 1e-6)
+            assert_like(quantised[row, token], literal_evaluation(quantizer, vectors[row, token], token, noise))
+        assert_like(evaluated(quantizer, vectors[row : row + 1])[0], quantised[row], 1e-6)
     torch.manual_seed(99)
-    assert torch.equal(evaluated(quantizer, vectors), found)
+    assert torch.equal(evaluated(quantizer, vectors), quantised)
 
 
 def test_drawn_evaluation_follows_its_own_seed_and_gives_equal_rows_equal_draws() -> None:
     quantizer = quantizer_of(evaluation="sample")
     vectors = torch.randn(1, N, D).expand(3, N, D)
-    found = evaluated(quantizer, vectors)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    draws_in(quantizer, found)
+    quantised = evaluated(quantizer, vectors)
+    assert torch.equal(quantised[0], quantised[1]) and torch.equal(quantised[0], quantised[2])
+    draws_in(quantizer, quantised)
     others = []
     for seed in range(4, 8):
         other = Quantizer(replace(quantizer.shape, sample_seed=seed), quantizer.codebook)
         others.append(evaluated(other, vectors))
-    assert any(not torch.allclose(found, other) for other in others)
+    assert any(not torch.allclose(quantised, other) for other in others)
     before = torch.random.get_rng_state()
     evaluated(quantizer, torch.zeros(2, N, D))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -545,13 +550,13 @@ def test_drawn_evaluation_follows_its_own_seed_and_gives_equal_rows_equal_draws(
 @pytest.mark.parametrize("tokens", [0, N])
 def test_an_assignment_is_the_probability_of_each_of_all_codes(tokens: int) -> None:
     quantizer, vectors = quantizer_of(tokens=tokens), torch.randn(3, N, D)
-    found = quantizer.assignment(vectors)
-    assert found.shape == (3, N, K)
+    probabilities = quantizer.assignment(vectors)
+    assert probabilities.shape == (3, N, K)
     for row in range(3):
         for token in range(N):
             shares = literal_shares(literal_logits(quantizer, vectors[row, token], token))
-            assert_like(found[row, token], torch.tensor(shares))
-            assert not any(found[row, token, code] for code in range(K) if not may_take(quantizer, token, code))
+            assert_like(probabilities[row, token], torch.tensor(shares))
+            assert not any(probabilities[row, token, code] for code in range(K) if not may_take(quantizer, token, code))
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -576,15 +581,15 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(evaluation: str, tokens: i
 def test_commitment_is_the_squared_distance_to_a_constant(reduction: Any) -> None:
     context = torch.randn(2, N, D, requires_grad=True)
     quantised = torch.randn(2, N, D, requires_grad=True)
-    found = commitment(context, quantised, reduction)
-    found.backward()
+    loss = commitment(context, quantised, reduction)
+    loss.backward()
     total, gradient = 0.0, torch.zeros(2, N, D)
     for row in range(2):
         for token in range(N):
             total += squared_distance(context[row, token], quantised[row, token])
             gradient[row, token] = 2 * (context[row, token] - quantised[row, token]).detach()
     divisor = 2 * N * D if reduction == "mean" else 2  # rows
-    assert found.item() == pytest.approx(total / divisor, rel=1e-5)
+    assert loss.item() == pytest.approx(total / divisor, rel=1e-5)
     assert_like(context.grad, gradient / divisor)  # type: ignore[arg-type]
     assert quantised.grad is None
 
@@ -592,32 +597,34 @@ def test_commitment_is_the_squared_distance_to_a_constant(reduction: Any) -> Non
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("resilience", [0.0, 0.7])
 def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(reduction: Any, resilience: float) -> None:
-    weights = Weights(commitment=0.4, reduction=reduction, noise_resilience=resilience)
+    weights = LossWeights(commitment=0.4, reduction=reduction, noise_resilience=resilience)
     encoder, instance = vip_of(num_hard=1, weights=weights).train(), instance_of(texts_of())
     pull = torch.randn(len(LENGTHS), 1 + 2 + N, D)
     prompt = prompted(encoder, instance)
     ((prompt.tokens * pull).sum() + prompt.aux_loss).backward()
-    found = {name: one.grad.clone() for name, one in encoder.named_parameters() if one.grad is not None}
+    gradients = {
+        name: parameter.grad.clone() for name, parameter in encoder.named_parameters() if parameter.grad is not None
+    }
     encoder.zero_grad()
 
-    streams = streams_of(0, len(LENGTHS))
-    context = encoder.contextualised(instance, streams)
+    generators = generators_of(0, len(LENGTHS))
+    context = encoder.contextualize(instance, generators)
     values = (prompt.tokens[:, 3:] - encoder.prompt[2:]).detach()  # P^q, a constant
     draws_in(quantizer_in(encoder), values)
     squares = (context - values).square()
     loss = 0.4 * (squares.mean() if reduction == "mean" else squares.sum((1, 2)).mean())
     if resilience:
-        for stream in streams:  # the quantiser's noise lies between the two views
-            torch.rand(N, M, generator=stream)
-        again = encoder.contextualised(instance, streams)
+        for generator in generators:  # the quantiser's noise lies between the two views
+            torch.rand(N, M, generator=generator)
+        again = encoder.contextualize(instance, generators)
         loss = loss + resilience * literal_resilience(context, again, includes_self=False)
     assert_like(prompt.aux_loss, loss, 1e-4)
     tokens = torch.cat([encoder.prompt[:2].expand(len(LENGTHS), -1, -1), encoder.prompt[2:] + context], dim=1)
     ((tokens * pull[:, 1:]).sum() + loss).backward()
-    assert set(found) == {name for name, _ in encoder.named_parameters()}
+    assert set(gradients) == {name for name, _ in encoder.named_parameters()}
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None
-        assert_like(found[name], parameter.grad, 2e-4)
+        assert_like(gradients[name], parameter.grad, 2e-4)
     assert prompt.statistics["commitment"] == pytest.approx(commitment(context, values, reduction).item() * 5, rel=1e-4)
 
 
@@ -655,7 +662,7 @@ def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
         {"reset_below": 0.1},
         {"reset_below": 0.1, "tokens": N, "codes": 12},
         {"is_relative": True, "temperature": 0.3},
-        {"weights": Weights(noise_resilience=1.0)},
+        {"weights": LossWeights(noise_resilience=1.0)},
     ],
     ids=str,
 )
@@ -688,7 +695,7 @@ def test_tallies_of_pieces_add_up_to_that_of_the_whole_batch(settings: dict[str,
 def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
     settings: dict[str, Any], resilience: float
 ) -> None:
-    encoder = vip_of(weights=Weights(noise_resilience=resilience), **settings).train()
+    encoder = vip_of(weights=LossWeights(noise_resilience=resilience), **settings).train()
     statistics, blank = prompted(encoder, instance_of(texts_of())).statistics, encoder.zero_statistics()
     assert set(statistics) == set(blank)
     assert ("noise_resilience" in blank) == (resilience > 0) and ("commitment" in blank) == (
@@ -710,12 +717,12 @@ def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
 
 def steps_of(num: int, undrawn: Sequence[int] = ()) -> list[dict[str, Tensor]]:
     """Tallies as training gives them, in which some codes are not drawn."""
-    found = []
+    steps = []
     for _ in range(num):
         counts, sums = 4 * torch.rand(K), 4 * torch.randn(K, D)
         counts[list(undrawn)], sums[list(undrawn)] = 0.0, 0.0
-        found.append({"counts": counts, "sums": sums, "distance": torch.tensor(6.0), "vectors": torch.tensor(2.0)})
-    return found
+        steps.append({"counts": counts, "sums": sums, "distance": torch.tensor(6.0), "vectors": torch.tensor(2.0)})
+    return steps
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.2])
@@ -768,9 +775,9 @@ def test_an_undrawn_code_of_the_rule_vqvae_keeps_its_place_and_comes_back_where_
     ratio = kept / first
     assert_like(ratio, ratio[0].expand(D), 1e-3)  # shrunk by c / (c + eps), which is a half at c = eps
     assert 0.49 < float(ratio[0]) < 0.6
-    quantizer.update_state(statistics[0], epoch_begins=False)
+    quantizer.update_state(steps[0], epoch_begins=False)
     assert torch.equal(quantizer.codebook[1], kept)
-    drawn = {name: sums.clone() for name, sums in statistics[0].items()}
+    drawn = {name: sums.clone() for name, sums in steps[0].items()}
     drawn["counts"][1], drawn["sums"][1] = 2.0, 2 * torch.arange(8.0)
     quantizer.update_state(drawn, epoch_begins=False)
     assert_like(quantizer.codebook[1], torch.arange(8.0), 2e-3)
@@ -853,16 +860,16 @@ def test_what_is_logged_of_a_codebook_is_what_was_drawn() -> None:
     recent = [0.0] * K
     drawn = [0.0] * K
     for step, statistics in enumerate([*steps_of(2, undrawn=[0, 1]), *steps_of(2, undrawn=[1, 2])]):
-        found = quantizer.update_state(statistics, epoch_begins=step == 2)
+        health = quantizer.update_state(statistics, epoch_begins=step == 2)
         drawn = [0.0] * K if step == 2 else drawn
         for code, count in enumerate(statistics["counts"].tolist()):
             recent[code] = 0.95 * recent[code] + 0.05 * count
             drawn[code] += count
-        shares = [one / sum(recent) for one in recent if one]
-        assert found["perplexity"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-4)
-        assert found["codes_drawn"] == sum(one > 0 for one in drawn) == 4
-        assert found["code_distance"] == 3.0
-        assert found["temperature"] == SHAPE.temperature
+        shares = [count / sum(recent) for count in recent if count]
+        assert health["perplexity"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-4)
+        assert health["codes_drawn"] == sum(count > 0 for count in drawn) == 4
+        assert health["code_distance"] == 3.0
+        assert health["temperature"] == SHAPE.temperature
     assert float(perplexity(torch.ones(K))) == pytest.approx(K)
 
 
@@ -881,8 +888,8 @@ def test_a_code_drawn_too_seldom_is_put_on_a_vector_of_the_batch(rule: str, toke
         vectors = torch.randn(8, N, D)
         _, statistics = trained(quantizer, vectors, seed)
         for code in range(K):  # whatever is dead, there is a vector for it
-            own = vectors[:, code // (K // N)] if tokens else vectors.flatten(0, 1)
-            assert (statistics["candidates"][code] == own).all(1).any()
+            candidates = vectors[:, code // (K // N)] if tokens else vectors.flatten(0, 1)
+            assert (statistics["candidates"][code] == candidates).all(1).any()
         health = quantizer.update_state(statistics, epoch_begins=False)
         plain.update_state(statistics, epoch_begins=False)
         dead = [code for code in range(K) if plain.counts[code] < 0.2 * plain.counts.mean()]
@@ -917,7 +924,7 @@ def learned_from(encoder: VIP, texts: Sequence[Tensor], seed: int) -> tuple[Tens
     """A step; P^c of its batch, and what was logged."""
     instance = instance_of(texts)
     prompt = prompted(encoder, instance, seed)
-    context = encoder.contextualised(instance, streams_of(seed, len(texts)))
+    context = encoder.contextualize(instance, generators_of(seed, len(texts)))
     return context.detach(), encoder.update_state(prompt.statistics, epoch_begins=seed == 0)
 
 
@@ -930,7 +937,7 @@ def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_afte
     for step in range(fill_after):
         assert quantizer.is_empty and encoder.codebook() is None
         prompt = prompted(encoder, instance, step)
-        context = encoder.contextualised(instance, streams_of(step, len(texts)))
+        context = encoder.contextualize(instance, generators_of(step, len(texts)))
         assert torch.equal(prompt.tokens[:, 2:], context)
         assert (
             prompt.aux_loss.item() == 0
@@ -939,14 +946,14 @@ def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_afte
         )
         prompt.tokens.sum().backward()
         encoder.eval()
-        assert torch.equal(prompted(encoder, instance).tokens[:, 2:], encoder.contextualised(instance))
+        assert torch.equal(prompted(encoder, instance).tokens[:, 2:], encoder.contextualize(instance))
         encoder.train()
         _, health = learned_from(encoder, texts, step)
         assert "perplexity" not in health
     assert not quantizer.is_empty
     for code in range(K):
-        own = context[:, code // (K // N)] if tokens else context.flatten(0, 1)
-        assert sum(int(torch.allclose(quantizer.codebook[code], one, atol=1e-6)) for one in own) == 1
+        candidates = context[:, code // (K // N)] if tokens else context.flatten(0, 1)
+        assert sum(int(torch.allclose(quantizer.codebook[code], candidate, atol=1e-6)) for candidate in candidates) == 1
     assert len(quantizer.codebook.unique(dim=0)) == K  # there were enough for all
     assert_like(quantizer.counts, torch.ones(K))
     before = quantizer.codebook.clone()
@@ -975,20 +982,20 @@ def test_codes_of_a_token_take_every_vector_of_it_once_before_any_twice(each: in
     orders = []
     for token in range(N):
         rows = [[row for row in range(5) if torch.equal(code, vectors[row, token])] for code in candidates[token]]
-        orders.append([row for own in rows for row in own])
+        orders.append([row for micro_batch in rows for row in micro_batch])
         times = [orders[token].count(row) for row in range(5)]
         assert sum(times) == each and max(times) - min(times) <= 1
     assert orders[0] != orders[1]
 
 
 def test_which_vectors_become_codes_is_a_matter_of_the_seed() -> None:
-    found = []
+    results = []
     for seed in (0, 0, 1):
         encoder = vip_of(is_empty=True, context={"dropout": 0.0}).train()
         learned_from(encoder, texts_of(), seed)
-        found.append(quantizer_in(encoder).codebook)
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+        results.append(quantizer_in(encoder).codebook)
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -1017,24 +1024,24 @@ def test_candidates_of_two_pieces_are_those_of_the_whole_batch(tokens: int, is_e
 def test_noise_resilience_and_its_gradient_are_the_equation(num_rows: int, includes_self: bool) -> None:
     first = torch.randn(num_rows, N, D)
     second = first + 0.3 * torch.randn(num_rows, N, D)
-    own = [view.clone().requires_grad_() for view in (first, second)]
+    views = [view.clone().requires_grad_() for view in (first, second)]
     literal = [view.double().requires_grad_() for view in (first, second)]
-    found = noise_resilience(own[0], own[1], includes_self)
+    loss = noise_resilience(views[0], views[1], includes_self)
     wanted = literal_resilience(literal[0], literal[1], includes_self)
-    found.backward()
+    loss.backward()
     wanted.backward()
-    assert_like(found, wanted)
-    for one, other in zip(own, literal, strict=True):
-        assert one.grad is not None and other.grad is not None
-        assert_like(one.grad, other.grad)
+    assert_like(loss, wanted)
+    for actual_view, other in zip(views, literal, strict=True):
+        assert actual_view.grad is not None and other.grad is not None
+        assert_like(actual_view.grad, other.grad)
     if num_rows > 1:
-        assert not torch.allclose(found, noise_resilience(first, second, not includes_self))
+        assert not torch.allclose(loss, noise_resilience(first, second, not includes_self))
 
 
 def test_noise_resilience_leaves_the_self_term_out_unless_asked_for() -> None:
     first, second = torch.randn(3, N, D), torch.randn(3, N, D)
     assert torch.equal(noise_resilience(first, second), noise_resilience(first, second, includes_self=False))
-    assert Weights().noise_self is False and Weights().noise_resilience == 0.0
+    assert LossWeights().noise_self is False and LossWeights().noise_resilience == 0.0
 
 
 @pytest.mark.parametrize("includes_self", [False, True])
@@ -1045,9 +1052,9 @@ def test_noise_resilience_of_far_views_does_not_overflow(includes_self: bool) ->
     first.requires_grad_()
     # row 0: its view is 3e4 away, the nearest other 1e4 (or 0, itself); row 1: by Pythagoras
     to_own, nearest = [3e4, math.hypot(1e4, 4e4)], [0.0, 0.0] if includes_self else [1e4, 1e4]
-    found = noise_resilience(first, second, includes_self)
-    found.backward()
-    assert found.item() == pytest.approx((sum(to_own) - sum(nearest)) / 2, rel=1e-5)
+    loss = noise_resilience(first, second, includes_self)
+    loss.backward()
+    assert loss.item() == pytest.approx((sum(to_own) - sum(nearest)) / 2, rel=1e-5)
     assert first.grad is not None and first.grad.isfinite().all() and first.grad.any()
 
 
@@ -1060,16 +1067,16 @@ def test_views_that_are_the_same_have_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("noise_self", [False, True])
 def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_self: bool) -> None:
-    weights = Weights(commitment=0.0, noise_resilience=2.0, noise_self=noise_self)
+    weights = LossWeights(commitment=0.0, noise_resilience=2.0, noise_self=noise_self)
     instance = instance_of(texts_of())
     for quantised in (True, False):
         encoder = vip_of(weights=weights, quantised=quantised).train()
         prompt = prompted(encoder, instance)
-        streams = streams_of(0, 5)
-        first = encoder.contextualised(instance, streams)
+        generators = generators_of(0, 5)
+        first = encoder.contextualize(instance, generators)
         if quantised:
-            _ = [torch.rand(N, M, generator=stream) for stream in streams]
-        second = encoder.contextualised(instance, streams)
+            _ = [torch.rand(N, M, generator=generator) for generator in generators]
+        second = encoder.contextualize(instance, generators)
         assert not torch.allclose(first, second, atol=0.1)
         wanted = literal_resilience(first.double(), second.double(), noise_self)
         assert_like(prompt.aux_loss, 2 * wanted, 1e-4)
@@ -1081,29 +1088,35 @@ def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_
 # --- the contextualiser ----------------------------------------------------------------------------------------------
 
 
-def torch_layer(own: EncoderLayer) -> nn.TransformerEncoderLayer:
-    width = own.merge.in_features
-    found = nn.TransformerEncoderLayer(
-        width, own.heads, dim_feedforward=2 * width, dropout=0.3, activation="relu", batch_first=True, norm_first=False
+def torch_layer(layer: EncoderLayer) -> nn.TransformerEncoderLayer:
+    width = layer.merge.in_features
+    twin = nn.TransformerEncoderLayer(
+        width,
+        layer.heads,
+        dim_feedforward=2 * width,
+        dropout=0.3,
+        activation="relu",
+        batch_first=True,
+        norm_first=False,
     )
     pairs = {
-        "self_attn.in_proj_weight": own.attend.weight,
-        "self_attn.in_proj_bias": own.attend.bias,
-        "self_attn.out_proj.weight": own.merge.weight,
-        "self_attn.out_proj.bias": own.merge.bias,
-        "linear1.weight": own.up.weight,
-        "linear1.bias": own.up.bias,
-        "linear2.weight": own.down.weight,
-        "linear2.bias": own.down.bias,
-        "norm1.weight": own.norms[0].weight,
-        "norm1.bias": own.norms[0].bias,
-        "norm2.weight": own.norms[1].weight,
-        "norm2.bias": own.norms[1].bias,
+        "self_attn.in_proj_weight": layer.attend.weight,
+        "self_attn.in_proj_bias": layer.attend.bias,
+        "self_attn.out_proj.weight": layer.merge.weight,
+        "self_attn.out_proj.bias": layer.merge.bias,
+        "linear1.weight": layer.up.weight,
+        "linear1.bias": layer.up.bias,
+        "linear2.weight": layer.down.weight,
+        "linear2.bias": layer.down.bias,
+        "norm1.weight": layer.norms[0].weight,
+        "norm1.bias": layer.norms[0].bias,
+        "norm2.weight": layer.norms[1].weight,
+        "norm2.bias": layer.norms[1].bias,
     }
-    missing = found.load_state_dict({name: value.detach().clone() for name, value in pairs.items()})  # type: ignore[operator]
+    missing = twin.load_state_dict({name: value.detach().clone() for name, value in pairs.items()})  # type: ignore[operator]
     assert not missing.missing_keys and not missing.unexpected_keys
-    assert len(list(own.parameters())) == len(pairs)
-    return found.eval()
+    assert len(list(layer.parameters())) == len(pairs)
+    return twin.eval()
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -1112,9 +1125,9 @@ def test_the_contextualiser_is_torchs_encoder_between_two_projections(layers: in
     context = Contextualizer(context_shape(layers=layers)).eval()
     shuffled(context)
     prompt, instance = torch.randn(N, D, requires_grad=True), instance_of(texts_of(), side)
-    found = context(prompt, instance, [])
-    pull = torch.randn_like(found)
-    (gradient,) = torch.autograd.grad((found * pull).sum(), prompt)
+    actual = context(prompt, instance, [])
+    pull = torch.randn_like(actual)
+    (gradient,) = torch.autograd.grad((actual * pull).sum(), prompt)
 
     stack = [torch_layer(layer) for layer in context.layers]  # type: ignore[arg-type]
     weight, bias = context.project.weight, context.project.bias
@@ -1123,7 +1136,7 @@ def test_the_contextualiser_is_torchs_encoder_between_two_projections(layers: in
     for layer in stack:
         states = layer(states, src_key_padding_mask=is_padding)
     wanted = states[:, :N] @ context.back.weight.T + context.back.bias
-    assert_like(found, wanted)
+    assert_like(actual, wanted)
     (wanted_gradient,) = torch.autograd.grad((wanted * pull).sum(), prompt)
     assert_like(gradient, wanted_gradient, 1e-4)
 
@@ -1143,10 +1156,10 @@ class MarkedNoise(RowNoise):
     def __init__(self) -> None:
         pass
 
-    def on_tokens(self, values: Tensor) -> Tensor:
+    def drop_states(self, values: Tensor) -> Tensor:
         return values * 1.7
 
-    def on_weights(self, values: Tensor) -> Tensor:
+    def drop_weights(self, values: Tensor) -> Tensor:
         return values * 0.6
 
 
@@ -1163,9 +1176,9 @@ def test_noise_enters_a_layer_where_torchs_dropout_does() -> None:
     states, visible = torch.randn(2, 5, INNER), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     wanted = reference(states, src_key_padding_mask=~visible)
     for num_queries in (5, 2):
-        found = layer(states, visible, num_queries, MarkedNoise())
-        assert_like(found[0], wanted[0, :num_queries])
-        assert_like(found[1, :3], wanted[1, : min(num_queries, 3)])
+        actual = layer(states, visible, num_queries, MarkedNoise())
+        assert_like(actual[0], wanted[0, :num_queries])
+        assert_like(actual[1, :3], wanted[1, : min(num_queries, 3)])
 
 
 def test_the_contextualiser_has_no_sense_of_order_in_the_text() -> None:
@@ -1191,9 +1204,9 @@ def test_the_contextualiser_reads_embeddings_of_any_format_in_float32() -> None:
     shuffled(context)
     prompt, instance = torch.randn(N, D), instance_of(texts_of())
     rounded = replace(instance, embeds=instance.embeds.bfloat16())
-    found = context(prompt, rounded, [])
-    assert found.dtype == torch.float32
-    assert torch.equal(found, context(prompt, replace(instance, embeds=rounded.embeds.float()), []))
+    actual = context(prompt, rounded, [])
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, context(prompt, replace(instance, embeds=rounded.embeds.float()), []))
 
 
 @pytest.mark.parametrize("with_noise", [False, True])
@@ -1202,8 +1215,8 @@ def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
 
     def context_of(places: Sequence[int], side: str, extra: int) -> Tensor:
         with rows_of_global_batch(places, len(texts)):
-            streams = streams_of(4, len(places)) if with_noise else []
-        return encoder.contextualised(instance_of([texts[place] for place in places], side, extra), streams)
+            generators = generators_of(4, len(places)) if with_noise else []
+        return encoder.contextualize(instance_of([texts[place] for place in places], side, extra), generators)
 
     whole = context_of(range(5), "right", 0)
     assert_like(context_of(range(5), "right", 4), whole)
@@ -1211,7 +1224,7 @@ def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
     for number, places in enumerate(PIECES):
         assert_like(context_of(places, SIDES[number % 2], number), whole[places])
     if with_noise:
-        assert not torch.allclose(whole, encoder.contextualised(instance_of(texts)), atol=0.1)
+        assert not torch.allclose(whole, encoder.contextualize(instance_of(texts)), atol=0.1)
 
 
 def test_a_text_without_tokens_leaves_the_prompt_to_itself() -> None:
@@ -1227,51 +1240,54 @@ def test_noise_drops_its_share_of_a_rows_own_numbers_and_scales_up_the_rest(shar
     visible = torch.ones(20, 30, dtype=torch.bool)
     visible[:10, 20:] = False
     visible[10:, 5:15] = False  # whatever the padding, 20 positions are a row's own
-    noise = RowNoise(streams_of(0, 20), visible, share)
-    tokens = noise.on_tokens(torch.ones(20, 30, 16))
-    weights = noise.on_weights(torch.ones(20, 4, 30, 30))
+    noise = RowNoise(generators_of(0, 20), visible, share)
+    tokens = noise.drop_states(torch.ones(20, 30, 16))
+    weights = noise.drop_weights(torch.ones(20, 4, 30, 30))
     pairs = (visible[:, :, None] & visible[:, None, :])[:, None].expand(-1, 4, -1, -1)
-    for values, own in ((tokens, visible[..., None].expand(-1, -1, 16)), (weights, pairs)):
-        assert (values[~own] == 1).all()
-        kept = values[own]
+    for values, is_real in ((tokens, visible[..., None].expand(-1, -1, 16)), (weights, pairs)):
+        assert (values[~is_real] == 1).all()
+        kept = values[is_real]
         assert_like(kept.unique(), torch.tensor([0.0, 1 / (1 - share)]))
         allowed = 4 * math.sqrt(share * (1 - share) / len(kept))
         assert abs(float((kept == 0).double().mean()) - share) < allowed
-    assert len({tuple(row[own].flatten().tolist()) for row, own in zip(tokens, visible, strict=True)}) == 20
+    assert len({tuple(row[is_real].flatten().tolist()) for row, is_real in zip(tokens, visible, strict=True)}) == 20
     assert not torch.equal(weights[:, 0], weights[:, 1])  # heads have noise of their own
-    assert not torch.equal(noise.on_tokens(torch.ones(20, 30, 16)), tokens)
+    assert not torch.equal(noise.drop_states(torch.ones(20, 30, 16)), tokens)
     for values in (torch.randn(20, 30, 16), torch.randn(20, 4, 30, 30)):
-        silent = RowNoise(streams_of(0, 20), visible, 0.0)
-        assert torch.equal(silent.on_tokens(values) if values.ndim == 3 else silent.on_weights(values), values)
+        silent = RowNoise(generators_of(0, 20), visible, 0.0)
+        assert torch.equal(silent.drop_states(values) if values.ndim == 3 else silent.drop_weights(values), values)
 
 
 def test_noise_of_a_row_is_drawn_at_its_own_length() -> None:
-    own = torch.tensor([True] * N + [True] * 4)
-    right, left = torch.cat([own, torch.zeros(3).bool()]), torch.cat([own[:N], torch.zeros(2).bool(), own[N:]])
-    found = []
-    for visible in (own, right, left):
-        noise = RowNoise(streams_of(1, 1), visible.unsqueeze(0), 0.5)
+    visible_tokens = torch.tensor([True] * N + [True] * 4)
+    right, left = (
+        torch.cat([visible_tokens, torch.zeros(3).bool()]),
+        torch.cat([visible_tokens[:N], torch.zeros(2).bool(), visible_tokens[N:]]),
+    )
+    results = []
+    for visible in (visible_tokens, right, left):
+        noise = RowNoise(generators_of(1, 1), visible.unsqueeze(0), 0.5)
         size = len(visible)
-        parts = [noise.on_tokens(torch.ones(1, size, 3))[:, visible]]
-        parts.append(noise.on_weights(torch.ones(1, 2, size, size))[:, :, visible][..., visible])
-        parts.append(noise.on_weights(torch.ones(1, 2, N, size))[..., visible])  # the prompt alone asks
-        parts.append(noise.on_tokens(torch.ones(1, N, 3)))
-        found.append(torch.cat([part.flatten() for part in parts]))
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        parts = [noise.drop_states(torch.ones(1, size, 3))[:, visible]]
+        parts.append(noise.drop_weights(torch.ones(1, 2, size, size))[:, :, visible][..., visible])
+        parts.append(noise.drop_weights(torch.ones(1, 2, N, size))[..., visible])  # the prompt alone asks
+        parts.append(noise.drop_states(torch.ones(1, N, 3)))
+        results.append(torch.cat([part.flatten() for part in parts]))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 def test_dropout_of_zero_is_the_same_in_training_as_in_evaluation() -> None:
     encoder, instance = vip_of(context={"dropout": 0.0}), instance_of(texts_of())
-    assert torch.equal(encoder.contextualised(instance, streams_of(0, 5)), encoder.contextualised(instance))
+    assert torch.equal(encoder.contextualize(instance, generators_of(0, 5)), encoder.contextualize(instance))
 
 
 def test_a_contextualiser_starts_as_torch_starts_one() -> None:
-    one, other, third = (Contextualizer(context_shape(inner=32, heads=4)) for _ in range(3))
-    for context, seed in ((one, 1), (other, 1), (third, 2)):
-        context.start(torch.Generator().manual_seed(seed))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert not torch.equal(one.back.weight, third.back.weight)
-    for layer in one.layers:
+    first, other, third = (Contextualizer(context_shape(inner=32, heads=4)) for _ in range(3))
+    for context, seed in ((first, 1), (other, 1), (third, 2)):
+        context.initialize(torch.Generator().manual_seed(seed))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(first.back.weight, third.back.weight)
+    for layer in first.layers:
         assert isinstance(layer, EncoderLayer)
         assert not layer.attend.bias.any() and not layer.merge.bias.any()
         bounds = {
@@ -1286,15 +1302,15 @@ def test_a_contextualiser_starts_as_torch_starts_one() -> None:
             assert 0.8 * bound < values.abs().max().item() <= bound
         for norm in layer.norms:
             assert isinstance(norm, nn.LayerNorm) and (norm.weight == 1).all() and not norm.bias.any()
-    for linear in (one.project, one.back):
+    for linear in (first.project, first.back):
         for values in linear.parameters():
             assert 0.8 * linear.in_features**-0.5 < values.abs().max().item() <= linear.in_features**-0.5
 
 
 def test_the_contextualiser_has_the_papers_number_of_parameters() -> None:
     context = Contextualizer(ContextShape(768, 32, layers=2, heads=4, dropout=0.1, scale=1.0))
-    assert sum(one.numel() for one in context.parameters()) == 67_040
-    assert sum(one.numel() for one in context.layers[0].parameters()) == 8 * 32**2 + 11 * 32
+    assert sum(parameter.numel() for parameter in context.parameters()) == 67_040
+    assert sum(parameter.numel() for parameter in context.layers[0].parameters()) == 8 * 32**2 + 11 * 32
 
 
 # --- the whole prompt ------------------------------------------------------------------------------------------------
@@ -1350,7 +1366,7 @@ def test_soft_vectors_and_hard_words_do_not_enter_the_contextualiser() -> None:
 
 
 def test_what_is_logged_of_a_prompt_is_its_size_and_its_losses() -> None:
-    encoder = vip_of(weights=Weights(commitment=0.4, noise_resilience=0.5), skip=False).train()
+    encoder = vip_of(weights=LossWeights(commitment=0.4, noise_resilience=0.5), skip=False).train()
     prompt = prompted(encoder, instance_of(texts_of()))
     values = prompt.tokens[:, 2:].detach()
     energy = math.fsum(squared_distance(vector, torch.zeros(D)) for row in values for vector in row) / (5 * N)
@@ -1380,7 +1396,7 @@ class Sizes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.names.add(str(func))
-        self.largest = max([self.largest, *(one.numel() for one in tree_leaves(result) if isinstance(one, Tensor))])
+        self.largest = max([self.largest, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))])
         return result
 
 
@@ -1396,7 +1412,7 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
         context_shape(width=width),
         Quantizer(shape, torch.randn(codes, width)),
         True,
-        Weights(noise_resilience=1.0),
+        LossWeights(noise_resilience=1.0),
         torch.zeros(0, width),
     ).train()
     instance = instance_of(texts_of([3, 6, 2, 4], width))
@@ -1415,9 +1431,9 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
 
 
 def test_vip_idp_is_two_matrices_without_biases() -> None:
-    projection = Projection(inputs=7, inner=4, length=N, width=D)
-    projection.start(torch.Generator().manual_seed(0))
-    assert {name: tuple(one.shape) for name, one in projection.named_parameters()} == {
+    projection = VIPIDP(inputs=7, inner=4, length=N, width=D)
+    projection.initialize(torch.Generator().manual_seed(0))
+    assert {name: tuple(parameter.shape) for name, parameter in projection.named_parameters()} == {
         "down.weight": (4, 7),
         "up.weight": (N * D, 4),
     }
@@ -1441,5 +1457,5 @@ def test_vip_idp_is_two_matrices_without_biases() -> None:
 
 
 def test_vip_idp_of_width_12_has_930816_numbers_on_t5_base() -> None:
-    projection = Projection(inputs=768, inner=12, length=100, width=768)
-    assert sum(one.numel() for one in projection.parameters()) == 12 * 768 * 101 == 930_816
+    projection = VIPIDP(inputs=768, inner=12, length=100, width=768)
+    assert sum(parameter.numel() for parameter in projection.parameters()) == 12 * 768 * 101 == 930_816

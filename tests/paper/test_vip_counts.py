@@ -31,9 +31,9 @@ MIXTURES = {
 
 @cache
 def counted() -> dict[str, dict[str, Any]]:
-    found = run("params", "--like", "t5-base", "--json").json
-    assert found["backbone"] == "t5-base"
-    return {row["name"]: row for row in found["methods"]}
+    output = run("params", "--like", "t5-base", "--json").json
+    assert output["backbone"] == "t5-base"
+    return {row["name"]: row for row in output["methods"]}
 
 
 def test_the_blocks_are_those_of_the_notes() -> None:
@@ -47,16 +47,16 @@ def test_a_mixture_stores_prompt_network_and_ten_codes_per_vip_token(row: str) -
     codebook = CODES * forward_pass * WIDTH
     assert soft + forward_pass == LENGTH
     assert stored == PROMPT + NETWORK + codebook
-    found = counted()[row]
-    assert (found["stored"], found["gradient"], found["ema"]) == (stored, 143_840, codebook)
-    assert found["gradient"] == PROMPT + NETWORK
-    assert found["ema"] == found["stored"] - found["gradient"]
-    assert found["head"] == 0
+    counts = counted()[row]
+    assert (counts["stored"], counts["gradient"], counts["ema"]) == (stored, 143_840, codebook)
+    assert counts["gradient"] == PROMPT + NETWORK
+    assert counts["ema"] == counts["stored"] - counts["gradient"]
+    assert counts["head"] == 0
 
 
 def test_without_vip_tokens_there_is_a_plain_prompt() -> None:
-    found = counted()["vip-100-0"]
-    assert (found["stored"], found["gradient"], found["ema"]) == (76_800, PROMPT, 0)
+    counts = counted()["vip-100-0"]
+    assert (counts["stored"], counts["gradient"], counts["ema"]) == (76_800, PROMPT, 0)
 
 
 def test_the_ablations_have_no_codebook() -> None:
@@ -81,6 +81,6 @@ def test_the_ablations_have_no_codebook() -> None:
     ],
 )
 def test_settings_change_the_count_as_the_formula_says(settings: list[str], stored: int) -> None:
-    (found,) = run("params", "--like", "t5-base", "--method", "vip", *settings, "--json").json["methods"]
-    assert found["stored"] == stored
-    assert found["stored"] == found["gradient"] + found["ema"]
+    (counts,) = run("params", "--like", "t5-base", "--method", "vip", *settings, "--json").json["methods"]
+    assert counts["stored"] == stored
+    assert counts["stored"] == counts["gradient"] + counts["ema"]

@@ -15,7 +15,7 @@ from softcue.evaluation import evaluate
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import NO_LABEL, NOWHERE, collate
 from softcue.readouts.generation import same_referent
-from softcue.readouts.spans_and_tags import GOES_ON, SpanHead, TagHead, located, written
+from softcue.readouts.spans_and_tags import CONTINUES, SpanHead, TagHead, parse_spans, spans_as_text
 from softcue.tasks import Label, Task
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Example, Prediction, Span
@@ -67,8 +67,8 @@ def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_among_the_context(
         math.log(sum(math.exp(float(logits[index, edge])) for index in candidates)) - float(logits[answer, edge])
         for edge, answer in enumerate((inside[0], inside[-1]))
     ]
-    found = model.readout.loss(forward_pass, batch)
-    assert float(found.total.detach()) / found.count == pytest.approx(sum(losses) / 2, rel=1e-5)
+    loss = model.readout.loss(forward_pass, batch)
+    assert float(loss.total.detach()) / loss.count == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
 def test_a_context_without_the_answer_points_at_the_first_token() -> None:
@@ -118,7 +118,7 @@ def test_an_answer_in_a_padded_mixed_batch_is_the_answer_alone() -> None:
     tags = make_model(backbone, task=NER, seed=3)
     other = Example(("When?", "It left on Monday " * 3))
     together = predict(backbone, [(model, QUESTION), (tags, MARKED), (model, other)]).answers
-    alone = [predict(backbone, [one]).answers[0] for one in ((model, QUESTION), (tags, MARKED), (model, other))]
+    alone = [predict(backbone, [request]).answers[0] for request in ((model, QUESTION), (tags, MARKED), (model, other))]
     for ours, theirs in zip(together, alone, strict=True):
         assert (ours.label, ours.spans) == (theirs.label, theirs.spans)
 
@@ -213,9 +213,9 @@ def test_a_span_cut_by_a_window_is_taught_in_both_and_joined_again() -> None:
     def joined(label: str, *spans: Span) -> tuple[Span, ...] | None:
         return model.readout.merge(Example((text,)), [first, Prediction(label, spans=spans)]).spans
 
-    assert joined(GOES_ON, Span(edge, end, "PER")) == (Span(start, end, "PER"),)
+    assert joined(CONTINUES, Span(edge, end, "PER")) == (Span(start, end, "PER"),)
     assert joined("", Span(edge, end, "PER")) == (Span(start, edge - 1, "PER"), Span(edge, end, "PER"))
-    assert len(joined(GOES_ON, Span(edge, end, "LOC")) or ()) == 2
+    assert len(joined(CONTINUES, Span(edge, end, "LOC")) or ()) == 2
     assert joined("") == first.spans
 
 
@@ -266,15 +266,15 @@ def test_dropout_of_token_heads_does_not_depend_on_padding() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, task=NER, readout={"dropout": 0.5}).train()
     longer = replace(MARKED, texts=(MARKED.texts[0] + " and more words than that one has",))
-    found = []
+    predictions = []
     for rows in ([MARKED], [MARKED, longer]):
         batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
         torch.manual_seed(0)
         forward_pass, _ = model.read(backbone, batch)
-        found.append(model.readout.outputs(forward_pass)[0])  # type: ignore[operator]
-    length = len(found[0])
+        predictions.append(model.readout.outputs(forward_pass)[0])  # type: ignore[operator]
+    length = len(predictions[0])
     torch.manual_seed(0)
-    assert torch.allclose(found[0], found[1][:length], atol=1e-4)
+    assert torch.allclose(predictions[0], predictions[1][:length], atol=1e-4)
 
 
 @pytest.mark.parametrize(("task", "name"), [(QA, "span"), (NER, "tags")])
@@ -295,14 +295,14 @@ def test_all_spans_of_a_text_get_more_room_than_one_answer() -> None:
 
 
 def test_what_is_written_of_marked_spans_is_found_again() -> None:
-    text = written(NER, MARKED, MARKED.spans)
+    text = spans_as_text(NER, MARKED, MARKED.spans)
     assert text == "Ann Lee ! person ; Bob ! person ; Oslo ! place"
-    assert located(NER, MARKED, text) == (MARKED.spans, True)
-    assert located(NER, MARKED, written(NER, MARKED, ())) == ((), True)
+    assert parse_spans(NER, MARKED, text) == (MARKED.spans, True)
+    assert parse_spans(NER, MARKED, spans_as_text(NER, MARKED, ())) == ((), True)
 
 
 @pytest.mark.parametrize(
-    ("answer", "spans", "is_usable"),
+    ("answer", "spans", "is_legal"),
     [
         ("Bob ! person", (Span(12, 15, "PER"),), True),
         ("Bob ! person ; Bob ! person", (Span(12, 15, "PER"),), False),  # only one Bob is there
@@ -313,13 +313,13 @@ def test_what_is_written_of_marked_spans_is_found_again() -> None:
         ("Oslo ! place;Ann Lee ! person", (Span(0, 7, "PER"), Span(19, 23, "LOC")), True),
     ],
 )
-def test_unusable_parts_of_a_written_answer_are_told(answer: str, spans: tuple[Span, ...], is_usable: bool) -> None:
-    assert located(NER, MARKED, answer) == (spans, is_usable)
+def test_unusable_parts_of_a_written_answer_are_told(answer: str, spans: tuple[Span, ...], is_legal: bool) -> None:
+    assert parse_spans(NER, MARKED, answer) == (spans, is_legal)
 
 
 def test_the_second_of_two_equal_entities_is_found_at_its_own_place() -> None:
     twice = Example(("Oslo beat Oslo",))
-    assert located(NER, twice, "Oslo ! place ; Oslo ! place")[0] == (Span(0, 4, "LOC"), Span(10, 14, "LOC"))
+    assert parse_spans(NER, twice, "Oslo ! place ; Oslo ! place")[0] == (Span(0, 4, "LOC"), Span(10, 14, "LOC"))
 
 
 def test_a_text_to_text_backbone_learns_spans_marks_and_scores_as_text() -> None:
@@ -402,4 +402,6 @@ def test_names_are_the_same_by_t5s_rule(text: str, candidate: str, is_same: bool
 def test_every_right_answer_among_options_is_a_lesson() -> None:
     task = Task(name="record", kind="span", text=("query", "passage"))
     example = Example(("who?", "Ann and Bob"), "Ann", answers=("Ann", "Bob"), options=("Ann", "Bob", "Eve"))
-    assert [one.target for one in make_model(tiny("t5"), task=task).training_examples([example])] == ["Ann", "Bob"]
+    assert [
+        training_example.target for training_example in make_model(tiny("t5"), task=task).training_examples([example])
+    ] == ["Ann", "Bob"]

@@ -39,14 +39,14 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def parsings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were parsed rather than mapped."""
-    found: list[Path] = []
+    paths: list[Path] = []
     parse = module._text_rows
-    monkeypatch.setattr(module, "_text_rows", lambda path: (found.append(path), parse(path))[1])
-    return found
+    monkeypatch.setattr(module, "_text_rows", lambda path: (paths.append(path), parse(path))[1])
+    return paths
 
 
 def as_a_new_process(source: Path) -> Glove:
-    module._loaded.cache_clear()
+    module._load_cached.cache_clear()
     return load_glove(str(source))
 
 
@@ -55,7 +55,7 @@ def conversion(home: Path) -> Path:
     return folder
 
 
-def refusal(content: str | bytes, path: Path) -> str:
+def error_message(content: str | bytes, path: Path) -> str:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError) as caught:
         load_glove(str(path))
@@ -101,10 +101,10 @@ def test_the_order_of_words_does_not_matter(tmp_path: Path) -> None:
 
 def test_a_rows_texts_are_read_as_one(file: Path) -> None:
     glove = load_glove(str(file))
-    found = glove.vectors([("good", "bad bad"), ("the",), ("", "nothing"), ()])
-    assert found.shape == (4, 3)
-    assert torch.equal(found[0], glove.vector("good bad bad"))
-    assert torch.equal(found[2:], torch.zeros(2, 3))
+    vectors = glove.vectors([("good", "bad bad"), ("the",), ("", "nothing"), ()])
+    assert vectors.shape == (4, 3)
+    assert torch.equal(vectors[0], glove.vector("good bad bad"))
+    assert torch.equal(vectors[2:], torch.zeros(2, 3))
     assert glove.vectors([]).shape == (0, 3)
 
 
@@ -231,7 +231,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "\n\n", " \n"])
 def test_no_vectors(tmp_path: Path, content: str) -> None:
-    assert "lines of a word and its vector" in refusal(content, tmp_path / "v.txt")
+    assert "lines of a word and its vector" in error_message(content, tmp_path / "v.txt")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_no_vectors(tmp_path: Path, content: str) -> None:
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: str | bytes, message: str) -> None:
-    assert message in refusal(content, tmp_path / "v.txt")
+    assert message in error_message(content, tmp_path / "v.txt")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str | bytes, message: str)
     ids=["no gzip", "empty", "cut", "overwritten"],  # the bytes hold the time of day: workers must agree on names
 )
 def test_a_damaged_gzip(tmp_path: Path, content: bytes) -> None:
-    refusal(content, tmp_path / "v.txt.gz")
+    error_message(content, tmp_path / "v.txt.gz")
 
 
 def test_a_cache_that_cannot_be_written_is_named(file: Path, home: Path) -> None:

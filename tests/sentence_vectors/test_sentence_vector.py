@@ -54,14 +54,14 @@ def word_vectors(tmp_path: Path) -> str:
 @contextmanager
 def passes(*backbones: Backbone) -> Iterator[list[int]]:
     """The rows of every pass that any of the backbones runs meanwhile."""
-    found: list[int] = []
+    lengths: list[int] = []
 
     def count(module: Any, args: Any, kwargs: Any) -> None:
-        found.append(len(args[0] if args else kwargs["hidden_states"]))
+        lengths.append(len(args[0] if args else kwargs["hidden_states"]))
 
-    handles = [one.layers[0].register_forward_pre_hook(count, with_kwargs=True) for one in backbones]
+    handles = [backbone.layers[0].register_forward_pre_hook(count, with_kwargs=True) for backbone in backbones]
     try:
-        yield found
+        yield lengths
     finally:
         for handle in handles:
             handle.remove()
@@ -103,9 +103,13 @@ def test_only_texts_that_are_new_are_read_and_each_of_them_once() -> None:
     backbone = tiny("bert")
     sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS[:1])
     with passes(backbone) as ran:
-        found = sentence_vectors_of(SentenceVector(), backbone, TASK, [*TEXTS, TEXTS[1], TEXTS[0], TEXTS[1]])
+        vectors = sentence_vectors_of(SentenceVector(), backbone, TASK, [*TEXTS, TEXTS[1], TEXTS[0], TEXTS[1]])
     assert ran == [2]
-    assert torch.equal(found[3], found[1]) and torch.equal(found[5], found[1]) and torch.equal(found[4], found[0])
+    assert (
+        torch.equal(vectors[3], vectors[1])
+        and torch.equal(vectors[5], vectors[1])
+        and torch.equal(vectors[4], vectors[0])
+    )
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
@@ -116,7 +120,10 @@ def test_vectors_do_not_depend_on_the_batch_they_are_computed_in(family: str, mo
         together = sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, EXAMPLES)
         small = sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, EXAMPLES, batch_size=2)
         alone = torch.cat(
-            [sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, [one]) for one in EXAMPLES]
+            [
+                sentence_vectors_of(SentenceVector("backbone", pooling), backbone, TASK, [example])
+                for example in EXAMPLES
+            ]
         )
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(small, alone, rtol=1e-4, atol=1e-5)
@@ -177,11 +184,11 @@ def test_for_a_text_to_text_backbone_the_text_is_what_the_template_makes_of_it(f
 def test_where_one_text_ends_and_the_next_begins_counts() -> None:
     backbone = tiny("bert")
     with passes(backbone) as ran:
-        found = sentence_vectors_of(SentenceVector(), backbone, PAIRS, PAIR)
+        vectors = sentence_vectors_of(SentenceVector(), backbone, PAIRS, PAIR)
         join_prompts = sentence_vectors_of(SentenceVector(), backbone, TASK, [Example(("My invoice is wrong",))])
     assert ran == [2, 1]
-    assert not torch.allclose(found[0], found[1], atol=1e-4)
-    assert not torch.allclose(found[0], join_prompts[0], atol=1e-4)
+    assert not torch.allclose(vectors[0], vectors[1], atol=1e-4)
+    assert not torch.allclose(vectors[0], join_prompts[0], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -197,21 +204,21 @@ def test_where_one_text_ends_and_the_next_begins_counts() -> None:
 )
 def test_another_backbone_never_gets_this_ones_vectors(changes: dict[str, Any], hits: bool) -> None:
     first, second = fresh(), fresh(**changes)
-    known = sentence_vectors_of(SentenceVector(), first, TASK, TEXTS)
+    first_vectors = sentence_vectors_of(SentenceVector(), first, TASK, TEXTS)
     with passes(second) as ran:
-        found = sentence_vectors_of(SentenceVector(), second, TASK, TEXTS)
+        second_vectors = sentence_vectors_of(SentenceVector(), second, TASK, TEXTS)
     assert ran == ([] if hits else [3])
-    assert torch.equal(found, known) == hits or "words" in changes or "settings" in changes
+    assert torch.equal(second_vectors, first_vectors) == hits or "words" in changes or "settings" in changes
 
 
 def test_another_pooling_is_another_vector() -> None:
     backbone = tiny("bert")
     kinds: list[Summary] = [*POOLINGS, "compared"]
     with passes(backbone) as ran:
-        found = [sentence_vectors_of(SentenceVector("backbone", kind), backbone, PAIRS, PAIR) for kind in kinds]
+        vectors = [sentence_vectors_of(SentenceVector("backbone", kind), backbone, PAIRS, PAIR) for kind in kinds]
     assert ran == [2] * 4
-    assert [tuple(one.shape) for one in found] == [(2, 32)] * 3 + [(2, 64)]
-    assert len({tuple(one[0, :4].tolist()) for one in found}) == 4
+    assert [tuple(pooled.shape) for pooled in vectors] == [(2, 32)] * 3 + [(2, 64)]
+    assert len({tuple(pooled[0, :4].tolist()) for pooled in vectors}) == 4
 
 
 def test_without_a_store_everything_is_computed_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -228,11 +235,11 @@ def test_words_and_word_vectors_run_nothing_and_keep_nothing(word_vectors: str, 
     backbone = tiny("bert")
     with passes(backbone) as ran:
         sentence_vectors_of(SentenceVector("words", "mean"), backbone, TASK, TEXTS)
-        found = sentence_vectors_of(
+        vectors = sentence_vectors_of(
             SentenceVector("glove", "mean", glove=word_vectors, glove_width=8), backbone, TASK, TEXTS
         )
     assert ran == []
-    assert found[:, 0].tolist() == [-0.5, 0.0, 2.0]  # the mean over the words that are known
+    assert vectors[:, 0].tolist() == [-0.5, 0.0, 2.0]  # the mean over the words that are known
     assert not list((tmp_path / "home").rglob("representations.sqlite"))
 
 
@@ -269,8 +276,8 @@ def test_a_cue_answers_the_same_with_a_full_an_empty_and_no_store(
     assert loaded.predict(texts) == full
     for variable, value in (("SOFTCUE_HOME", str(tmp_path / "other")), ("SOFTCUE_CACHE_MB", "0")):
         monkeypatch.setenv(variable, value)
-        for found, wanted in zip(loaded.predict(texts), full, strict=True):
-            assert found.scores == pytest.approx(wanted.scores, abs=1e-6)
+        for prediction, wanted in zip(loaded.predict(texts), full, strict=True):
+            assert prediction.scores == pytest.approx(wanted.scores, abs=1e-6)
         assert loaded.predict(texts[:1])[0].scores == pytest.approx(full[0].scores, abs=1e-5)
 
 
@@ -313,9 +320,9 @@ def batch_of(model: TaskModel, backbone: Backbone, answers: bool = False) -> Bat
 
 
 def tokens_of(model: TaskModel, backbone: Backbone, batch: Batch) -> Tensor:
-    found = model.prompt(backbone, batch, backbone.embed(batch.ids))
-    assert found is not None
-    return found.tokens.detach()
+    prompt = model.prompt(backbone, batch, backbone.embed(batch.ids))
+    assert prompt is not None
+    return prompt.tokens.detach()
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)

@@ -43,17 +43,17 @@ def vectors_of(keys: Sequence[str], width: int = WIDTH) -> dict[str, Tensor]:
     return {key: vector_of(key, width) for key in keys}
 
 
-def assert_right(found: dict[str, Tensor], width: int = WIDTH) -> None:
-    for key, vector in found.items():
+def assert_right(vectors: dict[str, Tensor], width: int = WIDTH) -> None:
+    for key, vector in vectors.items():
         assert torch.equal(vector, vector_of(key, width))
 
 
 def assert_usable(store: VectorStore) -> None:
     wanted = vectors_of(keys_of(range(100_000, 100_020)))
     store.put(wanted)
-    found = store.get(list(wanted))
-    assert found.keys() == wanted.keys()
-    assert_right(found)
+    stored = store.get(list(wanted))
+    assert stored.keys() == wanted.keys()
+    assert_right(stored)
 
 
 @pytest.fixture(autouse=True)
@@ -71,20 +71,20 @@ def test_vectors_come_back_bit_for_bit(store: VectorStore) -> None:
     bits = torch.randint(-(2**31), 2**31, (WIDTH,), dtype=torch.int64).to(torch.int32)
     bits[:4] = torch.tensor([0x7FC00001, -0x80000000, 1, 0x7F800000])  # NaN with a payload, -0.0, subnormal, infinity
     store.put({"a": bits.view(torch.float32), "b": torch.zeros(0)})
-    found = store.get(["a", "b", "c"])
-    assert found.keys() == {"a", "b"}
-    assert torch.equal(found["a"].view(torch.int32), bits)
-    assert found["b"].shape == (0,)
-    found["a"][0] = 1.0  # the caller's own
+    stored = store.get(["a", "b", "c"])
+    assert stored.keys() == {"a", "b"}
+    assert torch.equal(stored["a"].view(torch.int32), bits)
+    assert stored["b"].shape == (0,)
+    stored["a"][0] = 1.0  # the caller's own
 
 
 def test_other_types_and_layouts_are_kept_as_float32(store: VectorStore) -> None:
     across = torch.randn(5, 7, requires_grad=True)
     store.put({"half": torch.tensor([0.1], dtype=torch.bfloat16), "column": across[:, 3], "whole": torch.tensor([3])})
-    found = store.get(["half", "column", "whole"])
-    assert {vector.dtype for vector in found.values()} == {torch.float32}
-    assert torch.equal(found["column"], across[:, 3].detach())
-    assert found["half"].item() == torch.tensor(0.1, dtype=torch.bfloat16).item()
+    stored = store.get(["half", "column", "whole"])
+    assert {vector.dtype for vector in stored.values()} == {torch.float32}
+    assert torch.equal(stored["column"], across[:, 3].detach())
+    assert stored["half"].item() == torch.tensor(0.1, dtype=torch.bfloat16).item()
 
 
 def test_only_vectors_are_taken(store: VectorStore) -> None:
@@ -108,9 +108,9 @@ def test_thousands_of_keys_in_one_call(tmp_path: Path) -> None:
     store = VectorStore(tmp_path / "vectors.sqlite", 64 * MEGABYTE)
     keys = keys_of(range(5000))
     store.put(vectors_of(keys[::2], 32))
-    found = store.get(keys * 7)  # more than SQLite has variables
-    assert found.keys() == set(keys[::2])
-    assert_right(found, 32)
+    stored = store.get(keys * 7)  # more than SQLite has variables
+    assert stored.keys() == set(keys[::2])
+    assert_right(stored, 32)
 
 
 def test_keys_are_unambiguous_and_take_any_text() -> None:
@@ -129,18 +129,18 @@ def test_the_file_stays_below_its_bound_and_is_well_filled(tmp_path: Path, width
     for start in range(0, len(keys), step):
         store.put(vectors_of(keys[start : start + step], width))
         assert store.path.stat().st_size <= bound
-    found = store.get(keys)
-    assert_right(found, width)
-    assert list(found) and set(found) == set(keys[-len(found) :])
-    assert len(found) * row_bytes > 0.7 * bound
+    stored = store.get(keys)
+    assert_right(stored, width)
+    assert list(stored) and set(stored) == set(keys[-len(stored) :])
+    assert len(stored) * row_bytes > 0.7 * bound
 
 
 def test_a_put_above_the_bound_keeps_its_last_ones(tmp_path: Path) -> None:
     store = VectorStore(tmp_path / "vectors.sqlite", MEGABYTE)
     keys = keys_of(range(2000))
     store.put(vectors_of(keys))
-    found = store.get(keys)
-    assert len(found) > 400 and set(found) == set(keys[-len(found) :])
+    stored = store.get(keys)
+    assert len(stored) > 400 and set(stored) == set(keys[-len(stored) :])
     assert store.path.stat().st_size <= MEGABYTE
 
 
@@ -192,8 +192,8 @@ def work(path: Path, seed: int) -> None:
     draws.shuffle(keys)
     for start in range(0, len(keys), 40):
         store.put(vectors_of(keys[start : start + 40]))
-        found = store.get(draws.sample(keys, 50))
-        assert_right(found)
+        stored = store.get(draws.sample(keys, 50))
+        assert_right(stored)
         assert len(store.get(keys[: start + 40])) == start + 40
 
 
@@ -209,9 +209,9 @@ def run_at_once(target: Callable[..., None], *arguments: tuple[object, ...]) -> 
 def test_processes_at_once_lose_nothing_and_see_only_right_vectors(tmp_path: Path) -> None:
     path = tmp_path / "vectors.sqlite"
     run_at_once(work, *((path, seed) for seed in range(4)))
-    found = VectorStore(path, 32 * MEGABYTE).get(keys_of(range(400)))
-    assert len(found) == 400
-    assert_right(found)
+    stored = VectorStore(path, 32 * MEGABYTE).get(keys_of(range(400)))
+    assert len(stored) == 400
+    assert_right(stored)
 
 
 def repair(path: Path, seed: int) -> None:
@@ -273,9 +273,9 @@ def test_killed_inside_a_put_all_is_as_before(tmp_path: Path) -> None:
     assert child.exitcode == -signal.SIGKILL
     assert Path(f"{path}-journal").stat().st_size
     store = VectorStore(path, 16 * MEGABYTE)
-    found = store.get(keys_of(range(4000)))
-    assert found.keys() == set(keys_of(range(2000)))
-    assert_right(found)
+    stored = store.get(keys_of(range(4000)))
+    assert stored.keys() == set(keys_of(range(2000)))
+    assert_right(stored)
     assert_usable(store)
 
 
@@ -307,9 +307,9 @@ def test_a_changed_byte_costs_one_row_until_it_is_put_again(store: VectorStore) 
     data = bytearray(store.path.read_bytes())
     data[data.index(vectors[hit].numpy().tobytes()) + 100] ^= 1
     store.path.write_bytes(data)
-    found = store.get(list(vectors))
-    assert found.keys() == vectors.keys() - {hit}
-    assert_right(found)
+    stored = store.get(list(vectors))
+    assert stored.keys() == vectors.keys() - {hit}
+    assert_right(stored)
     store.put({hit: vectors[hit]})
     assert store.get(list(vectors)).keys() == vectors.keys()
 

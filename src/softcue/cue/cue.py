@@ -184,7 +184,7 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     cue = load(origin, backbone)
     theirs, ours = cue.model.method.state_dict(), model.method.state_dict()
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, ours)]
-    meanings = [one.method.config.meaning() for one in (cue.model, model)]
+    meanings = [one.method.config.inference_settings() for one in (cue.model, model)]
     if not ours or shapes[0] != shapes[1] or meanings[0] != meanings[1]:
         raise ConfigurationError(
             setting="training.init_from",

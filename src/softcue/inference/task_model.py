@@ -180,13 +180,13 @@ class TaskModel(nn.Module):
 
         None where none does, or there are not two rows.
         """
-        if not self.method.num_reading or len(rows) < 2:
+        if not self.method.num_input_dependent or len(rows) < 2:
             return None
         batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
         seen = self.method.view_of(backbone)
         prompt = self.prompt(seen, batch, seen.input_states(batch))
         assert prompt is not None
-        tokens = prompt.tokens[:, -self.method.num_reading :].float()  # [B n D]
+        tokens = prompt.tokens[:, -self.method.num_input_dependent :].float()  # [B n D]
         spread = (tokens - tokens.mean(0)).square().mean()
         return float((spread / tokens.square().mean().clamp(min=1e-12)).sqrt())
 
@@ -236,7 +236,7 @@ def with_readout(
     task: Task, method: Method, readout: ReadoutConfig, backbone: Backbone, max_length: int | None = None
 ) -> TaskModel:
     """A task's model on a method that is there already, and may serve other tasks too."""
-    rewriting = method.rewriting(task)
+    rewriting = method.reformulate(task)
     read_task = task if rewriting is None else rewriting.task
     if method.needs_head and readout.name == "auto":
         readout = readout.model_copy(update={"name": "regression" if task.kind == "regression" else "classifier"})

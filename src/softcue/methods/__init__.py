@@ -1,4 +1,4 @@
-"""What can be trained: name -> class. Adding a method is one file and one line here."""
+"""What can be trained. A new method is one file and one line in METHODS, or an entry point of another package."""
 
 from __future__ import annotations
 
@@ -6,31 +6,45 @@ from softcue.methods.adapter import AdapterTuning, Compacter
 from softcue.methods.efl import EFL
 from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.idpg import MultiLayerDNN, MultiLayerGloVe, MultiLayerPHM, SingleLayerDNN, SingleLayerPHM
-from softcue.methods.linear_probe import LinearProbe
-from softcue.methods.method import Method, MethodConfig
+from softcue.methods.linear_probe import LinearProbe, NoPrompt
+from softcue.methods.method import DeepConfig, Method, MethodConfig, Prompted, PromptedConfig
 from softcue.methods.p_tuning_v2 import PrefixTuning, PTuningV2
 from softcue.methods.prompt_tuning import PromptTuning
-from softcue.methods.prompted import NoPrompt
-from softcue.methods.vip import Contextualised, InstanceProjected, VectorQuantised
+from softcue.methods.registry import MethodRegistry
+from softcue.methods.vip import VIPCMethod, VIPIDPMethod, VIPMethod
 
-__all__ = ["METHODS", "Method", "MethodConfig"]
+__all__ = ["METHODS", "DeepConfig", "Method", "MethodConfig", "Prompted", "PromptedConfig", "register_method"]
 
-METHODS: dict[str, type[Method]] = {
-    "prompt-tuning": PromptTuning,
-    "s-idpg-phm": SingleLayerPHM,
-    "s-idpg-dnn": SingleLayerDNN,
-    "m-idpg-phm": MultiLayerPHM,
-    "m-idpg-dnn": MultiLayerDNN,
-    "m-idpg-phm-glove": MultiLayerGloVe,
-    "vip": VectorQuantised,
-    "vip-c": Contextualised,
-    "vip-idp": InstanceProjected,
-    "p-tuning-v2": PTuningV2,
-    "prefix-tuning": PrefixTuning,
-    "adapter": AdapterTuning,
-    "compacter": Compacter,
-    "fine-tuning": FineTuning,
-    "efl": EFL,
-    "linear-probe": LinearProbe,
-    "no-prompt": NoPrompt,
-}
+METHODS = MethodRegistry(
+    {
+        "prompt-tuning": PromptTuning,
+        "s-idpg-phm": SingleLayerPHM,
+        "s-idpg-dnn": SingleLayerDNN,
+        "m-idpg-phm": MultiLayerPHM,
+        "m-idpg-dnn": MultiLayerDNN,
+        "m-idpg-phm-glove": MultiLayerGloVe,
+        "vip": VIPMethod,
+        "vip-c": VIPCMethod,
+        "vip-idp": VIPIDPMethod,
+        "p-tuning-v2": PTuningV2,
+        "prefix-tuning": PrefixTuning,
+        "adapter": AdapterTuning,
+        "compacter": Compacter,
+        "fine-tuning": FineTuning,
+        "efl": EFL,
+        "linear-probe": LinearProbe,
+        "no-prompt": NoPrompt,
+    }
+)
+
+
+def register_method(name: str, method_class: type[Method]) -> None:
+    """Add a method from outside softcue, for this process. A name that is taken is an error.
+
+    An installed package can use the entry-point group `softcue.methods` instead.
+
+    Example:
+        softcue.register_method("my-method", MyMethod)
+        softcue.train("cues/tickets", task="tickets", backbone="minilm", method="my-method")
+    """
+    METHODS.register(name, method_class)

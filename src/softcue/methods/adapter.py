@@ -1,7 +1,7 @@
 """Adapters (Houlsby et al. 2019) and Compacter (Karimi Mahabadi et al. 2021), as IDPG compares with them.
 
-Two modules per layer, on the attention's and on the feed-forward's output, before the residual sum and its
-LayerNorm: x + drop(U . act(D . x)). The backbone, its LayerNorms included, stays frozen. Nothing here is a prompt.
+Each layer has two modules, on the output of the attention and of the feed-forward network, before the residual sum
+and its LayerNorm: x + drop(U . act(D . x)). The backbone stays frozen, also its LayerNorms. There is no prompt.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from softcue.tasks import Task
 
 
 class BottleneckConfig(MethodConfig):
-    """Width and dropout of modules on sub-layers."""
+    """Width and dropout of the modules on sub-layers."""
 
-    only_training: ClassVar[tuple[str, ...]] = (
-        "init_std",
-        "up_std",
-    )
+    training_only_fields: ClassVar[tuple[str, ...]] = ("init_std", "up_std")
 
     bottleneck: int = Field(16, ge=1, description="m, the adapter's inner width")
-    dropout: float = Field(0.1, ge=0, lt=1, description="on the adapter's output, in training: channels of a row")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="on the adapter's output, in training; it drops whole channels of a row"
+    )
 
 
 class AdapterConfig(BottleneckConfig):
-    """Adapters: width, dropout and start."""
+    """Adapters: width, dropout and initial values."""
 
-    init_std: float = Field(0.02, ge=0, description="spread of the first down-projections")
-    up_std: float = Field(0.0, ge=0, description="spread of the first up-projections; 0 starts as the identity")
+    init_std: float = Field(0.02, ge=0, description="standard deviation of the initial down-projections")
+    up_std: float = Field(0.0, ge=0, description="standard deviation of the initial up-projections; 0: the identity")
 
 
 class Bottleneck(nn.Module):
     """x + drop(U . gelu(D . x)).
 
-    The noise is one draw per row and channel, the same at all positions: a row's noise then does not depend on how
-    far its batch is padded.
+    Dropout draws once per row and channel, the same for all positions. A row's noise then does not depend on the
+    padding of its batch.
     """
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -52,20 +51,20 @@ class Bottleneck(nn.Module):
         self.dropout = RowDropout(dropout)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """D [width m], its bias, U [m width], its bias."""
+        """Return D [width m], its bias, U [m width], its bias."""
         raise NotImplementedError
 
     def forward(self, states: Tensor) -> Tensor:
-        """[B S D] -> [B S D]"""
+        """Add the bottleneck's output to the hidden states. [B S D] -> [B S D]"""
         down, down_bias, up, up_bias = self.matrices()
-        own = states.float()
-        change = functional.gelu(own @ down + down_bias) @ up + up_bias
-        changed: Tensor = own + change * self.dropout(torch.ones_like(change[:, :1]))  # [B S D] * [B 1 D]
+        inputs = states.float()
+        change = functional.gelu(inputs @ down + down_bias) @ up + up_bias
+        changed: Tensor = inputs + change * self.dropout(torch.ones_like(change[:, :1]))  # [B S D] * [B 1 D]
         return changed.to(states.dtype)
 
 
 class Adapter(Bottleneck):
-    """Plain matrices: 2*D*m + m + D numbers."""
+    """A bottleneck with plain matrices: 2*D*m + m + D parameters."""
 
     def __init__(self, width: int, config: AdapterConfig) -> None:
         super().__init__(width, config.dropout)
@@ -74,26 +73,26 @@ class Adapter(Bottleneck):
         self.up = nn.Parameter(torch.zeros(config.bottleneck, width))
         self.up_bias = nn.Parameter(torch.zeros(width))
 
-    def start(self, config: AdapterConfig, generator: torch.Generator) -> None:
-        """Near the identity."""
+    def initialize(self, config: AdapterConfig, generator: torch.Generator) -> None:
+        """Draw initial values near the identity."""
         self.down.data.normal_(std=config.init_std, generator=generator)
         self.up.data.normal_(std=config.up_std, generator=generator)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As they are."""
+        """Return the parameters themselves."""
         return self.down, self.down_bias, self.up, self.up_bias
 
 
-def _started(adapters: nn.ModuleList, config: MethodConfig, generator: torch.Generator | None) -> nn.ModuleList:
-    """The modules with their first numbers, unless these wait to be loaded."""
+def _initialize(adapters: nn.ModuleList, config: MethodConfig, generator: torch.Generator | None) -> nn.ModuleList:
+    """Draw the initial values of all modules, unless saved ones will be loaded."""
     if generator is not None:
         for adapter in adapters:
-            adapter.start(config, generator)  # type: ignore[operator]
+            adapter.initialize(config, generator)  # type: ignore[operator]
     return adapters
 
 
 class AdapterTuning(Method):
-    """Houlsby's adapters."""
+    """Adapters (Houlsby et al. 2019)."""
 
     Config: ClassVar[type[MethodConfig]] = AdapterConfig
     summary = "small bottleneck networks on every attention and feed-forward output"
@@ -106,13 +105,13 @@ class AdapterTuning(Method):
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """One adapter per sub-layer."""
+        """Make one adapter per sub-layer."""
         assert isinstance(config, AdapterConfig)
         adapters = nn.ModuleList(Adapter(backbone.hidden_width, config) for _ in backbone.sublayers)
-        return cls(_started(adapters, config, generator), config)
+        return cls(_initialize(adapters, config, generator), config)
 
     def view_of(self, backbone: Backbone) -> Backbone:
-        """The backbone with the adapters in it."""
+        """Return the backbone with the adapters in it."""
         return backbone.with_sublayers(list(self.adapters))
 
 
@@ -120,14 +119,14 @@ class CompacterConfig(BottleneckConfig):
     """Compacter: adapters whose matrices are PHM sums of rank-one factors."""
 
     phm_n: int = Field(4, ge=1, description="n of the PHM layers; divides width and bottleneck")
-    init_std: float = Field(0.05, ge=0, description="spread of all first factors")
+    init_std: float = Field(0.05, ge=0, description="standard deviation of all initial factors")
     share_a: Literal["module", "all"] = Field(
-        "module", description="A common to a module's two projections (IDPG's form), or to all modules (Compacter's)"
+        "module", description="A is shared by a module's two projections (IDPG's form), or by all modules (Compacter's)"
     )
 
 
 class CompacterModule(Bottleneck):
-    """W = sum_i A_i (x) (s_i t_i): n^3 numbers of A, D + m per projection, and biases."""
+    """A bottleneck with W = sum_i A_i (x) (s_i t_i): n^3 parameters of A, D + m per projection, and biases."""
 
     def __init__(self, width: int, config: CompacterConfig, a: nn.Parameter | None) -> None:
         super().__init__(width, config.dropout)
@@ -135,7 +134,8 @@ class CompacterModule(Bottleneck):
         check_divides("method.phm_n", n, {"width": width, "bottleneck": m})
         if a is None:
             self.own_a = nn.Parameter(torch.zeros(n, n, n))
-        self._common = None if a is None else (a,)  # in a tuple: the method registers it, once for all modules
+        # In a tuple, so that torch does not register it here: the method does, once for all modules.
+        self._shared_a = None if a is None else (a,)
         self.down_s, self.down_t = nn.Parameter(torch.zeros(n, width // n, 1)), nn.Parameter(torch.zeros(n, 1, m // n))
         self.up_s, self.up_t = nn.Parameter(torch.zeros(n, m // n, 1)), nn.Parameter(torch.zeros(n, 1, width // n))
         self.down_bias = nn.Parameter(torch.zeros(m))
@@ -143,23 +143,23 @@ class CompacterModule(Bottleneck):
 
     @property
     def a(self) -> nn.Parameter:
-        """A_i of both projections. [n n n]"""
-        return self.own_a if self._common is None else self._common[0]
+        """The A_i of both projections. [n n n]"""
+        return self.own_a if self._shared_a is None else self._shared_a[0]
 
-    def start(self, config: CompacterConfig, generator: torch.Generator) -> None:
-        """All factors N(0, 0.05): a product of three is near zero."""
+    def initialize(self, config: CompacterConfig, generator: torch.Generator) -> None:
+        """Draw all factors from N(0, init_std): a product of three is near zero."""
         for factor in (self.a, self.down_s, self.down_t, self.up_s, self.up_t):
             factor.data.normal_(std=config.init_std, generator=generator)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Built from the factors."""
+        """Build the matrices from their factors."""
         down = kronecker_sum(self.a, self.down_s @ self.down_t)  # [D m]
         up = kronecker_sum(self.a, self.up_s @ self.up_t)  # [m D]
         return down, self.down_bias, up, self.up_bias
 
 
 class Compacter(AdapterTuning):
-    """Compacter."""
+    """Compacter (Karimi Mahabadi et al. 2021)."""
 
     Config: ClassVar[type[MethodConfig]] = CompacterConfig
     summary = "adapters with Kronecker-factored matrices of rank one"
@@ -167,12 +167,12 @@ class Compacter(AdapterTuning):
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """One module per sub-layer."""
+        """Make one module per sub-layer."""
         assert isinstance(config, CompacterConfig)
         n = config.phm_n
-        common = None if config.share_a == "module" else nn.Parameter(torch.zeros(n, n, n))
-        adapters = nn.ModuleList(CompacterModule(backbone.hidden_width, config, common) for _ in backbone.sublayers)
-        method = cls(_started(adapters, config, generator), config)
-        if common is not None:
-            method.common_a = common
+        shared_a = None if config.share_a == "module" else nn.Parameter(torch.zeros(n, n, n))
+        adapters = nn.ModuleList(CompacterModule(backbone.hidden_width, config, shared_a) for _ in backbone.sublayers)
+        method = cls(_initialize(adapters, config, generator), config)
+        if shared_a is not None:
+            method.common_a = shared_a
         return method

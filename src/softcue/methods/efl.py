@@ -1,8 +1,9 @@
-"""EFL, entailment as few-shot learner (Wang et al. 2021): every task asked as "does the text entail this?".
+"""EFL, entailment as few-shot learner (Wang et al. 2021): a task is asked as "does the text entail this sentence?".
 
-One text: the pair (text, description of a label); a binary task asks for one label only, a task of more classes
-asks for each and takes the surest. Two texts: the two as they are. The backbone is fine-tuned; start from a cue
-of an NLI task (`--init-from`) as the paper does.
+A task with one text becomes pairs of the text and the description of a label. A binary task uses one description.
+A task with more classes uses all of them, and the label with the highest entailment score wins. A task with two
+texts stays as it is. The backbone is fine-tuned. The paper starts from a model trained on NLI: use `--init-from`
+with a cue of an NLI task.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ ENTAILED, NOT_ENTAILED = "entailment", "not_entailment"
 
 
 class EFLConfig(FineTuningConfig):
-    """EFL has the settings of fine-tuning; descriptions belong to the task."""
+    """EFL has the settings of fine-tuning. Label descriptions belong to the task."""
 
 
 class Entailment:
-    """Examples of a task with one text as questions of entailment."""
+    """A classification task with one text, asked as entailment of label descriptions."""
 
     def __init__(self, task: Task) -> None:
         self.labels = task.label_names
         missing = [name for name, label in task.labels.items() if not label.description]
-        self.asked = [name for name in self.labels if name not in missing]
-        if len(self.labels) == 2:  # one description will do: the other label is its absence
-            self.asked = self.asked[-1:]
-        if not self.asked or (len(self.labels) > 2 and missing):
+        described = [name for name in self.labels if name not in missing]
+        if len(self.labels) == 2:  # one description is enough: the other label is its negation
+            described = described[-1:]
+        if not described or (len(self.labels) > 2 and missing):
             raise ConfigurationError(
                 setting="task.label_descriptions",
                 got=f"none for {', '.join(missing)}",
                 expected="what each label means, in a sentence",
                 fix="set task.label_descriptions.LABEL='...'",
             )
-        self.descriptions = {name: task.labels[name].description for name in self.asked}
+        self.descriptions = {name: task.labels[name].description for name in described}
         self.task = Task(
             name=f"{task.name} as entailment",
             text=("text", "description"),
@@ -49,41 +50,43 @@ class Entailment:
         )
 
     def split(self, example: Example) -> list[Example]:
-        """One question per asked label."""
+        """Return a pair of the text and a description for each described label."""
         return [
             Example(
-                (*example.texts, text),
+                (*example.texts, description),
                 None if example.target is None else ENTAILED if example.target == name else NOT_ENTAILED,
             )
-            for name, text in self.descriptions.items()
+            for name, description in self.descriptions.items()
         ]
 
-    def merge(self, answers: Sequence[Prediction]) -> Prediction:
-        """The label whose description is entailed most surely; scores are the entailment scores, made to sum to 1."""
-        sure = [dict(answer.scores or {answer.label or "": 1.0}).get(ENTAILED, 0.0) for answer in answers]
+    def merge(self, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the label with the highest entailment score. Scores are normalised to sum to 1."""
+        entailment = [
+            dict(prediction.scores or {prediction.label or "": 1.0}).get(ENTAILED, 0.0) for prediction in predictions
+        ]
         if len(self.labels) == 2:
-            asked = self.asked[0]
-            other = next(name for name in self.labels if name != asked)
-            found = {asked: sure[0], other: 1.0 - sure[0]}
+            described = next(iter(self.descriptions))
+            other = next(name for name in self.labels if name != described)
+            normalised = {described: entailment[0], other: 1.0 - entailment[0]}
         else:
-            total = math.fsum(sure)
-            if not total:  # nothing is entailed at all, as written answers may say: no label is likelier
-                sure, total = [1.0] * len(sure), float(len(sure))
-            found = {name: value / total for name, value in zip(self.asked, sure, strict=True)}
-        scores = {name: found[name] for name in self.labels}
+            total = math.fsum(entailment)
+            if not total:  # generated text may say "not entailed" for all labels: then all are equally likely
+                entailment, total = [1.0] * len(entailment), float(len(entailment))
+            normalised = {name: score / total for name, score in zip(self.descriptions, entailment, strict=True)}
+        scores = {name: normalised[name] for name in self.labels}
         return Prediction(max(scores, key=scores.__getitem__), scores=scores)
 
 
 class EFL(FineTuning):
-    """Fine-tuning on the task rewritten as entailment."""
+    """Fine-tuning on the task asked as entailment."""
 
     Config: ClassVar[type[MethodConfig]] = EFLConfig
     summary = "fine-tuning on the task rewritten as entailment of label descriptions (a baseline)"
     paper = "Wang et al. 2021"
 
     @classmethod
-    def rewriting(cls, task: Task) -> Rewriting | None:
-        """Entailment for one text; two texts stay as they are."""
+    def reformulate(cls, task: Task) -> Rewriting | None:
+        """Ask a task with one text as entailment. A task with two texts stays as it is."""
         if task.kind != "classification":
             raise ConfigurationError(
                 setting="method.name",

@@ -1,4 +1,4 @@
-"""Fine-tuning: every weight of the backbone is trained, in a copy; the shared backbone itself never changes."""
+"""Fine-tuning: all weights of the backbone are trained, in a copy. The shared backbone itself never changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class FineTuningConfig(MethodConfig):
 
     dropout: bool = Field(
         False,
-        description="the backbone's own dropout in training, as in RoBERTa's recipe; pieces of a batch share its noise",
+        description="the backbone's own dropout in training, as in RoBERTa's recipe; "
+        "micro-batches of a batch share its noise",
     )
 
 
 class FineTuning(Method):
-    """All weights trained; the cue holds a whole copy of them."""
+    """All weights are trained. The cue holds a full copy of them."""
 
     Config: ClassVar[type[MethodConfig]] = FineTuningConfig
     summary = "all weights of the backbone are trained: a copy per task (a baseline)"
@@ -31,24 +32,24 @@ class FineTuning(Method):
 
     def __init__(self, weights: dict[str, nn.Parameter], config: FineTuningConfig) -> None:
         super().__init__()
-        # A parameter's name may not hold dots.
+        # A parameter's name may not contain dots.
         self.weights = nn.ParameterDict({name.replace(".", "/"): value for name, value in weights.items()})
         self.config: FineTuningConfig = config
-        self._twin: tuple[Backbone, Backbone] | None = None  # the frozen one it was made from, and the trained one
+        self._twin: tuple[Backbone, Backbone] | None = None  # the frozen backbone and its fine-tuned twin
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """A copy of the weights."""
+        """Copy the backbone's weights."""
         assert isinstance(config, FineTuningConfig)
         weights = {name: nn.Parameter(value.detach().clone().float()) for name, value in backbone.weights().items()}
         return cls(weights, config)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """The backbone's weights take `learning_rate`, so that a new head can learn faster than they do."""
+        """Return the backbone's weights: they use `learning_rate`, so a new head can learn faster than they do."""
         return list(self.weights.values())
 
     def view_of(self, backbone: Backbone) -> Backbone:
-        """A twin of the backbone that has these weights."""
+        """Return a twin of the backbone that has these weights."""
         if self._twin is None or self._twin[0] is not backbone:
             weights = {name.replace("/", "."): value for name, value in self.weights.items()}
             self._twin = (backbone, backbone.with_weights(weights))

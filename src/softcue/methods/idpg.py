@@ -1,4 +1,4 @@
-"""IDPG (Wu et al. 2022): its settings, and the five variants of the paper's tables by name."""
+"""IDPG (Wu et al. 2022): its settings, and the five variants in the paper's tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pydantic import Field, create_model
 
 from softcue.backbones import Backbone, pool
 from softcue.errors import ConfigurationError
-from softcue.methods.method import MethodConfig
-from softcue.methods.prompt_tuning import InitialConfig, initial_prompt
-from softcue.methods.prompted import DeepConfig, Prompted, levels_of
+from softcue.methods.method import DeepConfig, MethodConfig, Prompted, select_layers
+from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import IDPG, GeneratorShape, PromptedLayers
 from softcue.sentence_vectors import SentenceVector
 from softcue.sentence_vectors.glove import PACKAGED, load_glove
@@ -23,10 +22,10 @@ from softcue.tasks import Task
 from softcue.types import Instance, Prompt
 
 
-class IDPGConfig(DeepConfig, InitialConfig):
-    """IDPG: the generator, what it reads, and where its prompts go."""
+class IDPGConfig(DeepConfig, InitConfig):
+    """IDPG: the generator, its input, and where its prompts go."""
 
-    only_training: ClassVar[tuple[str, ...]] = (
+    training_only_fields: ClassVar[tuple[str, ...]] = (
         "init_std",
         "factor_std",
         "representation_dropout",
@@ -47,28 +46,32 @@ class IDPGConfig(DeepConfig, InitialConfig):
         "M", description="between layers: S shares W and b, M has an output bias per layer, L shares nothing"
     )
     input: Literal["previous", "first"] = Field(
-        "previous", description="what deeper generators read: the layer before, in the same pass, or M(x) again"
+        "previous",
+        description="input of the generators of deeper layers: the states of the layer before, or M(x) again",
     )
     representation: Literal["auto", "backbone", "words", "glove", "entering"] = Field(
         "auto",
-        description="M(x): the frozen backbone's last states, its word embeddings, GloVe vectors, or the states that "
-        "enter insert_layer, which are there anyway; auto: backbone, with insert_layer the latter",
+        description="source of M(x). backbone: the frozen backbone's last states; words: its word embeddings; glove: "
+        "GloVe vectors; entering: the hidden states that enter layer insert_layer, which need no second pass. "
+        "auto: entering with insert_layer, else backbone",
     )
     pooling: Literal["auto", "cls", "mean", "last"] = Field(
         "auto",
-        description="how M(x) is taken from states; auto: the backbone's own way, of words the mean",
+        description="how states become M(x); auto: the mean of word embeddings, else the backbone's own pooling",
     )
     representation_dropout: bool = Field(
-        False, description="the backbone's dropout on while M(x) is computed in training, as the authors' code has it"
+        False, description="use the backbone's dropout for M(x) in training, as the authors' code does"
     )
     glove: str = Field("kumo", description="representation=glove: a text file, or kumo for the package of that name")
-    glove_width: int = Field(300, ge=1, description="numbers per GloVe vector")
-    glove_digest: str = Field("", description="set by training: which vectors a cue was trained with")
+    glove_width: int = Field(300, ge=1, description="width of the GloVe vectors")
+    glove_digest: str = Field("", description="set by training: identifies the GloVe vectors of a cue")
     init: Literal["normal", "uniform", "vocabulary", "labels", "text", "file"] = Field(  # type: ignore[assignment]
-        "normal", description="where output biases (plain soft prompts) start; words for level 0 only"
+        "normal", description="initial output biases (plain soft prompts); words only among the embeddings"
     )
-    init_std: float = Field(0.02, ge=0, description="spread of the first output biases")
-    factor_std: float = Field(0.05, ge=0, description="spread of the first PHM factors (plain matrices: 0.02)")
+    init_std: float = Field(0.02, ge=0, description="standard deviation of the initial output biases")
+    factor_std: float = Field(
+        0.05, ge=0, description="standard deviation of the initial PHM factors (plain matrices: 0.02)"
+    )
 
     @property
     def shares_a(self) -> bool:
@@ -76,8 +79,8 @@ class IDPGConfig(DeepConfig, InitialConfig):
         return self.depth == "single" if self.share_a is None else self.share_a
 
 
-class InstanceDependent(Prompted):
-    """Prompts generated from the input."""
+class IDPGMethod(Prompted):
+    """Instance-dependent prompt generation: prompts generated from the input."""
 
     Config: ClassVar[type[MethodConfig]] = IDPGConfig
     summary = "prompts in every layer, generated from the input by a small shared network"
@@ -85,21 +88,21 @@ class InstanceDependent(Prompted):
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """A generator started as in the paper."""
+        """Make the generators, with the paper's initial values."""
         assert isinstance(config, IDPGConfig)
         if config.representation == "auto":
             source = "entering" if config.insert_layer else "backbone"
             config = config.model_copy(update={"representation": source})
         if config.representation == "glove" and generator is not None:
-            # by its full path, so that the cue finds it from any working directory
-            place = config.glove if config.glove == PACKAGED else str(Path(config.glove).expanduser().resolve())
-            config = config.model_copy(update={"glove": place, "glove_digest": load_glove(place).digest})
+            # The full path, so that the cue works from any working directory.
+            glove = config.glove if config.glove == PACKAGED else str(Path(config.glove).expanduser().resolve())
+            config = config.model_copy(update={"glove": glove, "glove_digest": load_glove(glove).digest})
         if config.pooling == "auto":
-            # a single word's embedding, [CLS] or the last, says nothing of the text
+            # The embedding of one word, such as [CLS] or the last, does not describe the text.
             pooling = "mean" if config.representation == "words" else backbone.natural_pooling
             config = config.model_copy(update={"pooling": pooling})
         assert config.pooling != "auto" and config.representation != "auto"
-        levels = levels_of(config, backbone, deepest=1 if config.depth == "single" else None)
+        prompted_layers = select_layers(config, backbone, num_layers=1 if config.depth == "single" else None)
         representation = None
         if config.representation != "entering":
             representation = SentenceVector(
@@ -111,9 +114,9 @@ class InstanceDependent(Prompted):
                 config.glove_digest,
             )
         width = backbone.width if representation is None else representation.width(backbone)
-        _check(config, levels, width, backbone)
+        _check(config, prompted_layers, width, backbone)
         encoder = IDPG(
-            levels,
+            prompted_layers,
             config.prompt_length,
             GeneratorShape(
                 inputs=width,
@@ -123,7 +126,7 @@ class InstanceDependent(Prompted):
                 shares_a=config.shares_a,
                 activation=config.activation,
                 dropout=config.dropout,
-                first_std=config.factor_std if config.generator == "phm" else 0.02,
+                init_std=config.factor_std if config.generator == "phm" else 0.02,
             ),
             config.sharing,
             config.input == "previous",
@@ -132,23 +135,23 @@ class InstanceDependent(Prompted):
             config.layer_norm,
         )
         if generator is not None:
-            _start(encoder, config, backbone, task, generator)
+            _initialize(encoder, config, backbone, task, generator)
         method = cls(encoder, config)
         method.representation = representation
         return method
 
     def prompt(self, instance: Instance) -> Prompt:
-        """Generated from M(x), which may be what is there already."""
+        """Generate prompts from M(x), or from the states that enter layer `insert_layer`."""
         if self.representation is None:
             assert isinstance(self.config, IDPGConfig) and self.config.pooling != "auto"
-            summary = pool(instance.embeds, instance.mask, self.config.pooling)
-            instance = replace(instance, representation=summary)
+            sentence_vectors = pool(instance.embeds, instance.mask, self.config.pooling)  # [B R]
+            instance = replace(instance, representation=sentence_vectors)
         return super().prompt(instance)
 
 
-def _check(config: IDPGConfig, levels: PromptedLayers, width: int, backbone: Backbone) -> None:
-    """Combinations that cannot work, with the reason."""
-    widths = {levels.width_of(level) for level in levels.numbers}
+def _check(config: IDPGConfig, prompted_layers: PromptedLayers, width: int, backbone: Backbone) -> None:
+    """Raise an error for settings that do not work together. `width` is that of M(x)."""
+    widths = {prompted_layers.vector_width(layer) for layer in prompted_layers.layers}
     if len(widths) > 1 and config.sharing != "L":
         raise ConfigurationError(
             setting="method.sharing",
@@ -156,7 +159,7 @@ def _check(config: IDPGConfig, levels: PromptedLayers, width: int, backbone: Bac
             expected=f"L with {backbone.name}",
             fix="its embeddings and hidden states differ in width: no sharing",
         )
-    reads_layers = config.input == "previous" and any(level > 0 for level in levels.numbers)
+    reads_layers = config.input == "previous" and any(layer > 0 for layer in prompted_layers.layers)
     if reads_layers and width != backbone.hidden_width:
         raise ConfigurationError(
             setting="method.input",
@@ -185,7 +188,7 @@ def _check(config: IDPGConfig, levels: PromptedLayers, width: int, backbone: Bac
             expected=f"prompt vectors as wide as M(x), {width}",
             fix=f"they have {sorted(widths)}; leave residual out",
         )
-    if config.init not in ("normal", "uniform") and not levels.has_embeddings:
+    if config.init not in ("normal", "uniform") and not prompted_layers.has_embedding_prompt:
         raise ConfigurationError(
             setting="method.init",
             got=config.init,
@@ -194,24 +197,27 @@ def _check(config: IDPGConfig, levels: PromptedLayers, width: int, backbone: Bac
         )
     if config.layer_norm and len(widths) > 1:
         raise ConfigurationError(
-            setting="method.layer_norm", got=True, expected="levels of one width", fix=f"they have {sorted(widths)}"
+            setting="method.layer_norm",
+            got=True,
+            expected="prompts of one width in all layers",
+            fix=f"they have {sorted(widths)}",
         )
 
 
-def _start(encoder: IDPG, config: IDPGConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> None:
-    for part in encoder.generators:
-        part.start(generator)  # type: ignore[operator]
+def _initialize(encoder: IDPG, config: IDPGConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> None:
+    for prompt_generator in encoder.generators:
+        prompt_generator.initialize(generator)  # type: ignore[operator]
     for number, bias in enumerate(encoder.biases):
         if config.init == "uniform":
             bias.data.uniform_(-0.5, 0.5, generator=generator)
-        elif config.init == "normal" or number > 0 or not encoder.levels.has_embeddings:
+        elif config.init == "normal" or number > 0 or not encoder.prompted_layers.has_embedding_prompt:
             bias.data.normal_(std=config.init_std, generator=generator)
         else:
             bias.data.copy_(initial_prompt(config, backbone, task, generator).flatten())
 
 
-def _config(name: str, **defaults: Any) -> type[IDPGConfig]:
-    """IDPG's settings with other values to start from."""
+def _make_config(name: str, **defaults: Any) -> type[IDPGConfig]:
+    """Make a configuration class with other defaults than IDPG's."""
     fields: dict[str, Any] = {}
     for key, value in defaults.items():
         field = copy(IDPGConfig.model_fields[key])
@@ -220,36 +226,36 @@ def _config(name: str, **defaults: Any) -> type[IDPGConfig]:
     return create_model(name, __base__=IDPGConfig, __doc__=IDPGConfig.__doc__, **fields)
 
 
-class SingleLayerPHM(InstanceDependent):
+class SingleLayerPHM(IDPGMethod):
     """S-IDPG-PHM."""
 
-    Config = _config("SingleLayerPHMConfig", depth="single", bottleneck=256)
+    Config = _make_config("SingleLayerPHMConfig", depth="single", bottleneck=256)
     summary = "one prompt among the embeddings, generated from the input (PHM generator)"
 
 
-class SingleLayerDNN(InstanceDependent):
+class SingleLayerDNN(IDPGMethod):
     """S-IDPG-DNN."""
 
-    Config = _config("SingleLayerDNNConfig", depth="single", bottleneck=256, generator="dnn")
+    Config = _make_config("SingleLayerDNNConfig", depth="single", bottleneck=256, generator="dnn")
     summary = "one prompt among the embeddings, generated from the input (plain generator)"
 
 
-class MultiLayerPHM(InstanceDependent):
+class MultiLayerPHM(IDPGMethod):
     """M-IDPG-PHM."""
 
-    Config = _config("MultiLayerPHMConfig")
+    Config = _make_config("MultiLayerPHMConfig")
     summary = "prompts in every layer, generated from the input by one shared PHM generator"
 
 
-class MultiLayerDNN(InstanceDependent):
+class MultiLayerDNN(IDPGMethod):
     """M-IDPG-DNN."""
 
-    Config = _config("MultiLayerDNNConfig", generator="dnn")
+    Config = _make_config("MultiLayerDNNConfig", generator="dnn")
     summary = "prompts in every layer, generated from the input by one shared plain generator"
 
 
-class MultiLayerGloVe(InstanceDependent):
+class MultiLayerGloVe(IDPGMethod):
     """M-IDPG-PHM-GloVe."""
 
-    Config = _config("MultiLayerGloVeConfig", representation="glove", input="first", phm_n=4)
+    Config = _make_config("MultiLayerGloVeConfig", representation="glove", input="first", phm_n=4)
     summary = "prompts in every layer, generated from the mean of the input's GloVe vectors"

@@ -1,24 +1,50 @@
-"""Linear probe: logistic (or ridge) regression on the frozen representation, solved rather than trained by steps."""
+"""Baselines that train only a head: by steps (no-prompt), or in closed form (linear-probe).
+
+The backbone computes each row's features once, because nothing trainable stands between text and head.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field
 
-from softcue.methods.method import MethodConfig
-from softcue.methods.prompted import NoPrompt
+from softcue.backbones import Backbone
+from softcue.methods.method import Method, MethodConfig
 from softcue.readouts import Readout
 from softcue.readouts.closed_form import STRENGTHS
+from softcue.tasks import Task
 from softcue.types import TokenizedRow
 
 
-class LinearProbeConfig(MethodConfig):
-    """How strongly the probe is held back."""
+class NoPromptConfig(MethodConfig):
+    """The backbone without a prompt has no settings."""
 
-    only_training: ClassVar[tuple[str, ...]] = ("strengths",)
+
+class NoPrompt(Method):
+    """The backbone as it is. Only the readout's head is trained, if there is one."""
+
+    Config: ClassVar[type[MethodConfig]] = NoPromptConfig
+    summary = "no prompt at all: only the readout's head is trained (a baseline)"
+    paper = "-"
+    changes_reading = False
+
+    def __init__(self, config: MethodConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """Make a method without parameters."""
+        return cls(config)
+
+
+class LinearProbeConfig(MethodConfig):
+    """Linear probe: its regularisation."""
+
+    training_only_fields: ClassVar[tuple[str, ...]] = ("strengths",)
 
     strengths: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         STRENGTHS, min_length=1, description="inverse regularisation; validation rows choose one"
@@ -26,7 +52,7 @@ class LinearProbeConfig(MethodConfig):
 
 
 class LinearProbe(NoPrompt):
-    """A head solved in closed form on features that are computed once."""
+    """Logistic or ridge regression on the frozen backbone's features."""
 
     Config: ClassVar[type[MethodConfig]] = LinearProbeConfig
     summary = "logistic regression on the frozen representation (a baseline)"
@@ -34,7 +60,7 @@ class LinearProbe(NoPrompt):
     needs_head = True
 
     def solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None]:
-        """One solution per strength."""
+        """Solve for the head with each strength."""
         assert isinstance(self.config, LinearProbeConfig)
         features = torch.stack([row.representation for row in rows if row.representation is not None])  # [N R]
         for strength in self.config.strengths:

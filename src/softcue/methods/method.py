@@ -1,101 +1,216 @@
-"""What can be trained on a frozen backbone. The trainer, the injection and the server know only this."""
+"""The contract of a method: what is trained for one task on a frozen backbone.
+
+The trainer, the injection and the server know only this contract. Most methods are one prompt encoder: they
+subclass `Prompted` and `PromptedConfig`, or `DeepConfig` if they put prompts into several layers.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import nn
 
 from softcue.backbones import Backbone
-from softcue.inputs.formatter import InsertAt
-from softcue.prompts import PromptEncoder
+from softcue.errors import ConfigurationError
+from softcue.inputs.formatter import NUMBERED_PLACES, InsertAt
+from softcue.prompts import PromptedLayers, PromptEncoder, Rule
 from softcue.readouts import Readout
 from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
 from softcue.types import Example, Instance, Prediction, Prompt, TokenizedRow
 
+Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]  # kind of backbone -> section -> key -> value
+
 
 class MethodConfig(BaseModel):
-    """Settings every method has; each adds its own."""
+    """Settings that every method has. Each method adds its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    only_training: ClassVar[tuple[str, ...]] = ("dropout",)  # each class names its own
+    # Fields that only say how parameters start or how they are trained. A subclass names its own fields.
+    training_only_fields: ClassVar[tuple[str, ...]] = ("dropout",)
 
     name: str = Field(description="what the user types")
 
     def view_of(self, backbone: Backbone) -> Backbone:
-        """The backbone as the method's passes see it."""
+        """Return the backbone that a method with these settings is built for."""
         return backbone
 
-    def meaning(self) -> dict[str, Any]:
-        """The settings without those that only say how numbers start or how they are trained."""
-        left_out = {name for one in type(self).__mro__ for name in vars(one).get("only_training", ())}
+    def inference_settings(self) -> dict[str, Any]:
+        """Return the settings that decide what trained parameters compute: all but `training_only_fields`."""
+        left_out = {
+            name for config_class in type(self).__mro__ for name in vars(config_class).get("training_only_fields", ())
+        }
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in left_out}
 
 
 class Rewriting(Protocol):
-    """Another task that a task's examples are asked as, and the way back."""
+    """A task asked as another task: how its examples become examples of that task, and predictions come back."""
 
     task: Task
 
     def split(self, example: Example) -> list[Example]:
-        """The example as questions of the other task."""
+        """Return the examples of the other task that stand for this example."""
 
-    def merge(self, answers: Sequence[Prediction]) -> Prediction:
-        """The answers to those questions as one answer of the task."""
+    def merge(self, predictions: Sequence[Prediction]) -> Prediction:
+        """Join the predictions for those examples into one prediction of the original task."""
 
 
 class Method(nn.Module, ABC):
-    """The numbers one task adds to the backbone, its readout's head apart."""
+    """The trainable parameters that one task adds to the backbone, without its readout's head."""
 
     Config: ClassVar[type[MethodConfig]]
     summary: ClassVar[str]  # one line for `softcue methods`
-    paper: ClassVar[str]
+    paper: ClassVar[str]  # authors and year, or "-"
+    presets: ClassVar[Presets] = {}  # of a method outside softcue; softcue's own are in presets.yaml
+    needs_head: ClassVar[bool] = False  # it trains a head only, so it needs one also on backbones that write text
 
-    config: MethodConfig  # with everything settled, for the cue to record
+    config: MethodConfig  # without any `auto` left, as the cue records it
     prompt_length: int = 0
     insert_at: InsertAt = "start"
-    representation: SentenceVector | None = None  # the M(x) its prompts read, if they do
-    needs_head: ClassVar[bool] = False  # whether it is nothing without a head, also on backbones that write text
-    num_reading: int = 0  # how many prompt tokens, the last ones, are to differ between inputs
-    changes_reading: bool = True  # whether the backbone reads a text other than it would by itself
+    representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
+    num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
+    changes_reading: bool = True  # False: the backbone computes the same states as without the method
 
     @property
     def reads_input(self) -> bool:
         """Whether prompts differ between inputs."""
-        return self.num_reading > 0 or self.representation is not None
+        return self.num_input_dependent > 0 or self.representation is not None
 
     @classmethod
     @abstractmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """A new method for a task; without a generator its numbers wait to be loaded."""
+        """Make a new method for a task.
+
+        The generator draws the initial values. None means that saved values will be loaded: use zeros of the
+        right shapes.
+        """
 
     @classmethod
-    def rewriting(cls, task: Task) -> Rewriting | None:
-        """How the task's examples are put to the backbone, if not as they are."""
+    def reformulate(cls, task: Task) -> Rewriting | None:
+        """Return how the task is asked as another task, or None if it is asked as it is."""
         return None
 
     def prompt(self, instance: Instance) -> Prompt | None:
-        """The prompt of each row, or None for a method that has none."""
+        """Return the prompt of each row, or None for a method without prompts."""
         return None
 
     def view_of(self, backbone: Backbone) -> Backbone:
-        """The backbone as this method's passes see it; rows of methods that see the same one share a batch."""
+        """Return the backbone with this method's changes, such as adapters or fine-tuned weights.
+
+        Rows of several methods share a batch if this returns the same object for all of them.
+        """
         return self.config.view_of(backbone)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """Prompt vectors, which take `training.learning_rate`; the other parameters take `network_learning_rate`."""
+        """Return the prompt vectors: `training.learning_rate`. The others use `training.network_learning_rate`."""
         return []
 
     def prompt_encoder(self) -> PromptEncoder | None:
-        """What makes its prompts, for those who teach it beside the gradients or look into it."""
+        """Return the prompt encoder, if there is one: for its codebook, and to inspect its vectors."""
         return None
 
     def solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None] | None:
-        """For methods with a closed form: sets one solution after the other; the best on validation rows is kept."""
+        """Set one closed-form solution after the other, for methods that have them.
+
+        The trainer keeps the best on the validation rows. None means that the method is trained by steps.
+        """
         return None
+
+
+class PromptedConfig(MethodConfig):
+    """Settings of every method that puts prompt vectors beside the text."""
+
+    training_only_fields: ClassVar[tuple[str, ...]] = ("insert_at",)
+
+    prompt_length: int = Field(20, ge=1, le=1000, description="number of prompt vectors, P")
+    insert_at: InsertAt = Field(
+        "start",
+        description="front: before everything; start: after a leading [CLS]/BOS; first-end, second-start: of two "
+        "texts; end: after the text; appended: behind it between separators; or IDPG's numbers 0 to 4 for "
+        "start, first-end, second-start, end, appended",
+    )
+
+    insert_layer: int = Field(
+        0,
+        ge=0,
+        description="the layer at which prompts enter; the layers below read the text alone, once (0: word embeddings)",
+    )
+
+    def view_of(self, backbone: Backbone) -> Backbone:
+        """Return the part of the backbone from the layer on at which prompts enter."""
+        return backbone.from_layer(self.insert_layer) if self.insert_layer else backbone
+
+    @field_validator("insert_at", mode="before")
+    @classmethod
+    def _name_position(cls, position: object) -> object:
+        """Turn IDPG's number of a position into its name."""
+        if str(position).isdigit() and not isinstance(position, bool) and int(str(position)) < len(NUMBERED_PLACES):
+            return NUMBERED_PLACES[int(str(position))]
+        return position
+
+
+class DeepConfig(PromptedConfig):
+    """Settings of methods that put prompts into every layer."""
+
+    rule: Rule = Field(
+        "add", description="how a layer takes its prompt: add to hidden states, replace them, or kv (keys and values)"
+    )
+    layers: tuple[int, ...] = Field((), description="layers that get prompts, from 0; empty: all of them")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _parse_layers(cls, layers: object) -> object:
+        """Accept `0,2,4` as on the command line, or one number."""
+        if isinstance(layers, int) and not isinstance(layers, bool):
+            return (layers,)
+        return tuple(part.strip() for part in layers.split(",")) if isinstance(layers, str) and layers else layers
+
+
+def select_layers(config: DeepConfig, backbone: Backbone, num_layers: int | None = None) -> PromptedLayers:
+    """Return the layers that a configuration names, among the first `num_layers` of the backbone (unset: all)."""
+    available = range(backbone.num_layers if num_layers is None else num_layers)
+    layers = tuple(sorted(set(config.layers))) or tuple(available)
+    if unknown := [layer for layer in layers if layer not in available]:
+        raise ConfigurationError(
+            setting="method.layers",
+            got=unknown[0],
+            expected=f"layers 0 to {len(available) - 1} of {backbone.name}",
+            fix="leave it out for all of them",
+        )
+    if config.rule == "kv" and len(layers) < backbone.num_layers:
+        raise ConfigurationError(
+            setting="method.rule",
+            got="kv",
+            expected="prompts in every layer, or the rules add and replace",
+            fix="elsewhere the text would attend to empty positions",
+        )
+    key_width = backbone.key_width if config.rule == "kv" else 0
+    return PromptedLayers(layers, config.rule, backbone.width, backbone.hidden_width, key_width)
+
+
+class Prompted(Method):
+    """A method whose only trainable part is a prompt encoder."""
+
+    def __init__(self, encoder: PromptEncoder, config: PromptedConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.config = config
+        self.prompt_length = encoder.prompt_length
+        self.insert_at = config.insert_at
+
+    def prompt(self, instance: Instance) -> Prompt:
+        """Return the encoder's prompt."""
+        return self.encoder(instance)  # type: ignore[no-any-return]
+
+    def prompt_parameters(self) -> list[nn.Parameter]:
+        """Return the encoder's prompt vectors."""
+        return self.encoder.prompt_parameters()
+
+    def prompt_encoder(self) -> PromptEncoder:
+        """Return the encoder."""
+        return self.encoder

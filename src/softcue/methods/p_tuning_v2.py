@@ -1,7 +1,7 @@
 """P-tuning v2 (Liu et al. 2022) and prefix tuning (Li and Liang 2021): trained prompts in every layer.
 
-P-tuning v2 here is by default the form IDPG compares with (Wu et al. 2022, table 2): t*L*D numbers, added to the
-hidden states. `rule=kv` is the original form, with keys and values: 2*t*L*D numbers.
+By default P-tuning v2 has the form that IDPG compares with (Wu et al. 2022, table 2): t*L*D parameters, added to the
+hidden states. `rule=kv` is the original form with keys and values: 2*t*L*D parameters.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.inputs.formatter import InsertAt
-from softcue.methods.method import MethodConfig
-from softcue.methods.prompted import DeepConfig, Prompted, levels_of
-from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule, initial
+from softcue.methods.method import DeepConfig, MethodConfig, Prompted, select_layers
+from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
+from softcue.prompts.prompt_tuning import uniform_vectors
 from softcue.tasks import Task
 
 
 class PTuningV2Config(DeepConfig):
-    """P-tuning v2: how layers take their prompts, and where these start."""
+    """P-tuning v2: how layers take their prompts, and the initial values."""
 
-    only_training: ClassVar[tuple[str, ...]] = ("init", "init_std")
+    training_only_fields: ClassVar[tuple[str, ...]] = ("init", "init_std")
 
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="on the prompt's numbers, in training; P-tuning v2's code has 0.1"
+        0.0, ge=0, lt=1, description="on the prompt vectors, in training; P-tuning v2's code has 0.1"
     )
     init: Literal["normal", "uniform"] = Field("normal", description="N(0, init_std), or U(-0.5, 0.5)")
-    init_std: float = Field(0.02, ge=0, description="spread of the first vectors with init=normal")
+    init_std: float = Field(0.02, ge=0, description="standard deviation of the initial vectors with init=normal")
 
 
 class PTuningV2(Prompted):
@@ -42,33 +42,40 @@ class PTuningV2(Prompted):
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """A prompt for every layer."""
+        """Make a prompt for every layer."""
         assert isinstance(config, PTuningV2Config)
-        return cls(cls._encoder(config, levels_of(config, backbone), backbone, generator), config)
+        return cls(cls._make_encoder(config, select_layers(config, backbone), backbone, generator), config)
 
     @classmethod
-    def _encoder(
-        cls, config: PTuningV2Config, levels: PromptedLayers, backbone: Backbone, generator: torch.Generator | None
+    def _make_encoder(
+        cls,
+        config: PTuningV2Config,
+        prompted_layers: PromptedLayers,
+        backbone: Backbone,
+        generator: torch.Generator | None,
     ) -> DeepPrompt:
-        first = [_first(config, levels.width_of(level), generator) for level in levels.numbers]
-        return DeepPrompt(levels, first, config.dropout)
+        initial = [
+            _initial_vectors(config, prompted_layers.vector_width(layer), generator) for layer in prompted_layers.layers
+        ]
+        return DeepPrompt(prompted_layers, initial, config.dropout)
 
 
-def _first(config: PTuningV2Config, width: int, generator: torch.Generator | None) -> Tensor:
+def _initial_vectors(config: PTuningV2Config, width: int, generator: torch.Generator | None) -> Tensor:
+    """Return the initial vectors of one layer. [P X]"""
     if generator is None:
         return torch.zeros(config.prompt_length, width)
     if config.init == "uniform":
-        return initial.uniform(config.prompt_length, width, generator)
+        return uniform_vectors(config.prompt_length, width, generator)
     return torch.randn(config.prompt_length, width, generator=generator) * config.init_std
 
 
 class PrefixTuningConfig(PTuningV2Config):
-    """Prefix tuning: keys and values, through a small network if asked."""
+    """Prefix tuning: keys and values, optionally made by a small network."""
 
     rule: Rule = Field("kv", description="kv: trained keys and values; add and replace work on hidden states")
-    insert_at: InsertAt = Field("front", description="where the prefix stands; before everything in the paper")
+    insert_at: InsertAt = Field("front", description="where the prefix goes; in the paper before everything")
     reparameterise: int = Field(
-        0, ge=0, description="hidden width of the network that makes the prefix from a table; 0 trains it directly"
+        0, ge=0, description="hidden width of the network that makes the prefix from a table; 0: no network"
     )
 
 
@@ -80,11 +87,15 @@ class PrefixTuning(PTuningV2):
     paper = "Li and Liang 2021"
 
     @classmethod
-    def _encoder(
-        cls, config: PTuningV2Config, levels: PromptedLayers, backbone: Backbone, generator: torch.Generator | None
+    def _make_encoder(
+        cls,
+        config: PTuningV2Config,
+        prompted_layers: PromptedLayers,
+        backbone: Backbone,
+        generator: torch.Generator | None,
     ) -> DeepPrompt:
         assert isinstance(config, PrefixTuningConfig)
         if not config.reparameterise:
-            return super()._encoder(config, levels, backbone, generator)
-        table = _first(config, backbone.width, generator)  # [P D], however narrow the keys are
-        return ReparameterisedPrompt(levels, table, config.reparameterise, config.dropout)
+            return super()._make_encoder(config, prompted_layers, backbone, generator)
+        table = _initial_vectors(config, backbone.width, generator)  # [P D], also where keys are narrower
+        return ReparameterisedPrompt(prompted_layers, table, config.reparameterise, config.dropout)

@@ -1,4 +1,4 @@
-"""Prompt tuning (Lester et al. 2021): its settings and its five initialisers, from names to vectors."""
+"""Prompt tuning (Lester et al. 2021): its settings, and the five ways to initialise prompt vectors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
-from softcue.methods.method import MethodConfig
-from softcue.methods.prompted import Prompted, PromptedConfig
-from softcue.prompts import StaticPrompt, initial
+from softcue.methods.method import MethodConfig, Prompted, PromptedConfig
+from softcue.prompts import StaticPrompt
+from softcue.prompts.prompt_tuning import (
+    check_vectors,
+    label_vectors,
+    text_vectors,
+    uniform_vectors,
+    vocabulary_vectors,
+)
 from softcue.tasks import Task
 
 
-class InitialConfig(PromptedConfig):
-    """Where prompt vectors start."""
+class InitConfig(PromptedConfig):
+    """How prompt vectors are initialised."""
 
-    only_training: ClassVar[tuple[str, ...]] = (
+    training_only_fields: ClassVar[tuple[str, ...]] = (
         "init",
         "init_fallback",
         "init_text",
@@ -29,15 +35,17 @@ class InitialConfig(PromptedConfig):
     )
 
     init: Literal["uniform", "vocabulary", "labels", "text", "file"] = Field(
-        "labels", description="where prompt vectors start; labels and text are filled up by init_fallback"
+        "labels", description="initial prompt vectors; init_fallback fills what labels and text leave over"
     )
-    init_fallback: Literal["uniform", "vocabulary"] = Field("vocabulary", description="for rows labels leave over")
+    init_fallback: Literal["uniform", "vocabulary"] = Field(
+        "vocabulary", description="for vectors that labels or text leave over"
+    )
     init_text: str = Field("", description="the text of init=text")
     init_from: str = Field("", description="init=file: a cue folder, a .safetensors or a .npy file")
-    init_scale: float = Field(1.0, gt=0, description="multiplies the starting vectors")
+    init_scale: float = Field(1.0, gt=0, description="multiplies the initial vectors")
 
 
-class PromptTuningConfig(InitialConfig):
+class PromptTuningConfig(InitConfig):
     """Prompt tuning: length and initialiser."""
 
 
@@ -50,40 +58,40 @@ class PromptTuning(Prompted):
 
     @classmethod
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
-        """A prompt started as the configuration says."""
+        """Make a prompt with initial vectors as configured."""
         assert isinstance(config, PromptTuningConfig)
         if generator is None:
-            first = torch.zeros(config.prompt_length, backbone.width)
+            initial = torch.zeros(config.prompt_length, backbone.width)
         else:
-            first = initial_prompt(config, backbone, task, generator)
-        return cls(StaticPrompt(first), config)
+            initial = initial_prompt(config, backbone, task, generator)
+        return cls(StaticPrompt(initial), config)
 
 
-def initial_prompt(config: InitialConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
-    """The starting vectors, by one of the paper's initialisers. [P D]"""
-    return _started(config, backbone, task, generator) * config.init_scale
+def initial_prompt(config: InitConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
+    """Return the initial vectors, by one of the paper's initialisers. [P D]"""
+    return _unscaled_prompt(config, backbone, task, generator) * config.init_scale
 
 
-def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
+def _unscaled_prompt(config: InitConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> Tensor:
     length, table = config.prompt_length, backbone.word_input_states
 
-    def sampled(name: str) -> Tensor:
-        if name == "uniform":
-            return initial.uniform(length, backbone.width, generator)
-        return initial.sampled_vocabulary(table, length, generator, skip=_no_words(backbone.tokenizer))
+    def draw_vectors(init: str) -> Tensor:
+        if init == "uniform":
+            return uniform_vectors(length, backbone.width, generator)
+        return vocabulary_vectors(table, length, generator, skip=_meaningless_ids(backbone.tokenizer))
 
-    def pieces(text: str) -> list[int]:
+    def tokenize(text: str) -> list[int]:
         return list(backbone.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     if config.init in ("uniform", "vocabulary"):
-        return sampled(config.init)
+        return draw_vectors(config.init)
     if config.init == "file":
-        return initial.exactly(read_prompt(config.init_from), length, backbone.width, config.init_from)
-    fallback = sampled(config.init_fallback)
+        return check_vectors(read_prompt(config.init_from), length, backbone.width, config.init_from)
+    fallback = draw_vectors(config.init_fallback)
     if config.init == "labels":
-        # A task without a closed label set has only its own description to speak for it.
+        # A task without a closed set of labels uses the words of its description.
         words = task.init_words or task.label_words or tuple(task.description.split()[: config.prompt_length])
-        return initial.class_labels(table, [found for word in words if (found := pieces(word))], fallback)
+        return label_vectors(table, [ids for word in words if (ids := tokenize(word))], fallback)
     if not config.init_text.strip():
         raise ConfigurationError(
             setting="method.init_text",
@@ -91,19 +99,19 @@ def _started(config: InitialConfig, backbone: Backbone, task: Task, generator: t
             expected="the text for init=text",
             fix="set it, for example method.init_text='classify this message'",
         )
-    return initial.free_text(table, pieces(config.init_text), fallback)
+    return text_vectors(table, tokenize(config.init_text), fallback)
 
 
-def _no_words(tokenizer: Any) -> set[int]:
-    """Special tokens and placeholders, whose vectors say nothing."""
+def _meaningless_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of special tokens and placeholders, which are no words."""
     placeholders = ("[unused", "<extra_id")
     return set(tokenizer.all_special_ids) | {
-        row for word, row in tokenizer.get_vocab().items() if word.startswith(placeholders)
+        token_id for token, token_id in tokenizer.get_vocab().items() if token.startswith(placeholders)
     }
 
 
 def read_prompt(origin: str) -> Tensor:
-    """Prompt vectors from a cue folder, a .safetensors file with one matrix, or a .npy file."""
+    """Read prompt vectors from a cue folder, a .safetensors file with one matrix, or a .npy file. [P D]"""
     path = Path(origin)
     file = path / "cue.safetensors" if path.is_dir() else path
     expected = "a cue folder, or a .safetensors or .npy file with one matrix"
@@ -123,6 +131,6 @@ def read_prompt(origin: str) -> Tensor:
     matrices = named or [tensor for tensor in tensors.values() if tensor.dim() == 2]
     if len(matrices) != 1:
         raise ConfigurationError(
-            setting="method.init_from", got=origin, expected=expected, fix=f"it holds {len(matrices)}"
+            setting="method.init_from", got=origin, expected=expected, fix=f"it has {len(matrices)} matrices"
         )
     return matrices[0]

@@ -4,17 +4,18 @@ from softcue.prompts.contextualizer import ContextShape
 from softcue.prompts.deep import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
 from softcue.prompts.encoder import PromptEncoder
 from softcue.prompts.idpg import IDPG, GeneratorShape
+from softcue.prompts.prompt_tuning import StaticPrompt
 from softcue.prompts.quantizer import Quantizer, QuantizerShape
-from softcue.prompts.static import StaticPrompt
-from softcue.prompts.vip import VIP, Projection, Weights
+from softcue.prompts.vip import VIP, VIPIDP, LossWeights
 
 __all__ = [
     "IDPG",
     "VIP",
+    "VIPIDP",
     "ContextShape",
     "DeepPrompt",
     "GeneratorShape",
-    "Projection",
+    "LossWeights",
     "PromptEncoder",
     "PromptedLayers",
     "Quantizer",
@@ -22,5 +23,4 @@ __all__ = [
     "ReparameterisedPrompt",
     "Rule",
     "StaticPrompt",
-    "Weights",
 ]

@@ -14,50 +14,50 @@ from softcue.types import Instance
 
 @dataclass(frozen=True)
 class ContextShape:
-    """What a contextualiser is made of."""
+    """Sizes and settings of a contextualiser."""
 
     width: int  # D
     inner: int  # d'
     layers: int
     heads: int
     dropout: float
-    scale: float  # the unit it works in: inputs are divided by it, outputs multiplied
+    scale: float  # inputs are divided by it, outputs multiplied
 
 
 class RowNoise:
-    """Dropout over rows of different lengths: each row draws at its own length, from its own stream."""
+    """Dropout over rows of different lengths: each row draws for its own tokens only, from its own generator."""
 
-    def __init__(self, streams: Sequence[torch.Generator], visible: Tensor, share: float) -> None:
-        self.streams, self.share = streams, share
-        self.own = [row.nonzero().squeeze(1).cpu() for row in visible]  # positions of each row's tokens
+    def __init__(self, generators: Sequence[torch.Generator], visible: Tensor, share: float) -> None:
+        self.generators, self.share = generators, share
+        self.positions = [row.nonzero().squeeze(1).cpu() for row in visible]  # positions of each row's tokens
 
-    def on_tokens(self, values: Tensor) -> Tensor:
-        """[B Q X], Q all positions or those of the prompt alone."""
+    def drop_states(self, values: Tensor) -> Tensor:
+        """Drop values of states at all positions, or at those of the prompt alone. [B Q X]"""
         if not self.share:
             return values
         kept = torch.ones(values.shape)
-        for row, (stream, own) in enumerate(zip(self.streams, self.own, strict=True)):
-            positions = own[own < values.shape[1]]
-            kept[row, positions] = self._kept(stream, len(positions), values.shape[2])
+        for row, (generator, positions) in enumerate(zip(self.generators, self.positions, strict=True)):
+            queries = positions[positions < values.shape[1]]
+            kept[row, queries] = self._draw(generator, len(queries), values.shape[2])
         return values * kept.to(values.device)
 
-    def on_weights(self, values: Tensor) -> Tensor:
-        """[B H Q S]"""
+    def drop_weights(self, values: Tensor) -> Tensor:
+        """Drop attention weights. [B H Q S]"""
         if not self.share:
             return values
         kept = torch.ones(values.shape)
-        for row, (stream, own) in enumerate(zip(self.streams, self.own, strict=True)):
-            queries = own[own < values.shape[2]]
-            drawn = self._kept(stream, len(queries), len(own), values.shape[1])
-            kept[row, :, queries.unsqueeze(1), own] = drawn.permute(2, 0, 1)
+        for row, (generator, positions) in enumerate(zip(self.generators, self.positions, strict=True)):
+            queries = positions[positions < values.shape[2]]
+            drawn = self._draw(generator, len(queries), len(positions), values.shape[1])
+            kept[row, :, queries.unsqueeze(1), positions] = drawn.permute(2, 0, 1)
         return values * kept.to(values.device)
 
-    def _kept(self, stream: torch.Generator, *shape: int) -> Tensor:
-        return (torch.rand(*shape, generator=stream) >= self.share).float() / (1 - self.share)
+    def _draw(self, generator: torch.Generator, *shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=generator) >= self.share).float() / (1 - self.share)
 
 
 class EncoderLayer(nn.Module):
-    """A post-norm transformer layer with ReLU, the numbers and order of torch's own, with noise by row."""
+    """A post-norm transformer layer with ReLU, as torch's own, but with dropout by row."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -68,34 +68,34 @@ class EncoderLayer(nn.Module):
         self.down = nn.Linear(2 * width, width)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
-    def start(self, generator: torch.Generator) -> None:
-        """First numbers as torch gives them: Xavier for the attention, U(±1/sqrt(inputs)) elsewhere."""
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw initial values as torch does: Xavier for the attention, U(±1/sqrt(inputs)) elsewhere."""
         nn.init.xavier_uniform_(self.attend.weight, generator=generator)
-        start_linear(self.merge, generator)
+        initialize_linear(self.merge, generator)
         nn.init.zeros_(self.attend.bias)
         nn.init.zeros_(self.merge.bias)
-        start_linear(self.up, generator)
-        start_linear(self.down, generator)
+        initialize_linear(self.up, generator)
+        initialize_linear(self.down, generator)
 
     def forward(self, states: Tensor, visible: Tensor, num_queries: int, noise: RowNoise | None) -> Tensor:
-        """The first `num_queries` positions after this layer. [B S d'] -> [B Q d']"""
-        drop = (lambda values: values) if noise is None else noise.on_tokens
-        rest = states[:, :num_queries]
+        """Return the states of the first `num_queries` positions after this layer. [B S d'] -> [B Q d']"""
+        drop = (lambda values: values) if noise is None else noise.drop_states
+        residual = states[:, :num_queries]
         queries, keys, values = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.attend(states).chunk(3, dim=2)
         )  # [B H S d'/H]
         scores = queries[:, :, :num_queries] @ keys.transpose(2, 3) / keys.shape[3] ** 0.5  # [B H Q S]
         weights = scores.masked_fill(~visible[:, None, None, :], float("-inf")).softmax(-1)
         if noise is not None:
-            weights = noise.on_weights(weights)
+            weights = noise.drop_weights(weights)
         attended = self.merge((weights @ values).transpose(1, 2).flatten(2))
-        states = self.norms[0](rest + drop(attended))
+        states = self.norms[0](residual + drop(attended))
         inner = drop(functional.relu(self.up(states)))
         return self.norms[1](states + drop(self.down(inner)))  # type: ignore[no-any-return]
 
 
 class Contextualizer(nn.Module):
-    """Section 4.1: prompt and text attend to each other in a narrow space; the prompt's states come back."""
+    """Section 4.1: prompt and text attend to each other in a narrow space. The output is the prompt's states."""
 
     def __init__(self, shape: ContextShape) -> None:
         super().__init__()
@@ -104,34 +104,34 @@ class Contextualizer(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(shape.inner, shape.heads) for _ in range(shape.layers))
         self.back = nn.Linear(shape.inner, shape.width)
 
-    def start(self, generator: torch.Generator) -> None:
-        """First numbers."""
-        start_linear(self.project, generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the initial values."""
+        initialize_linear(self.project, generator)
         for layer in self.layers:
-            layer.start(generator)  # type: ignore[operator]
-        start_linear(self.back, generator)
+            layer.initialize(generator)  # type: ignore[operator]
+        initialize_linear(self.back, generator)
 
-    def forward(self, prompt: Tensor, instance: Instance, streams: Sequence[torch.Generator]) -> Tensor:
-        """P^c; without streams there is no noise. [n D] -> [B n D]"""
+    def forward(self, prompt: Tensor, instance: Instance, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return P^c, with dropout if there is a generator per row. [n D] -> [B n D]"""
         num_rows, num_tokens = len(instance.mask), len(prompt)
         text = self.project(instance.embeds.float() / self.shape.scale)  # [B T d']
-        own = self.project(prompt / self.shape.scale).expand(num_rows, -1, -1)  # [B n d']
+        tokens = self.project(prompt / self.shape.scale).expand(num_rows, -1, -1)  # [B n d']
         visible = torch.cat([instance.mask.new_ones(num_rows, num_tokens), instance.mask], dim=1).bool()  # [B n+T]
-        noise = RowNoise(streams, visible, self.shape.dropout) if streams else None
-        states = torch.cat([own, text], dim=1)
+        noise = RowNoise(generators, visible, self.shape.dropout) if generators else None
+        states = torch.cat([tokens, text], dim=1)
         for number, layer in enumerate(self.layers, start=1):
-            # after the last layer only the prompt is looked at
+            # After the last layer only the prompt's states are needed.
             num_queries = num_tokens if number == len(self.layers) else states.shape[1]
             states = layer(states, visible, num_queries, noise)
         return self.back(states) * self.shape.scale  # type: ignore[no-any-return]
 
 
-def start_linear(layer: nn.Linear, generator: torch.Generator) -> None:
-    """U(±1/sqrt(inputs)), as torch starts linear layers.
+def initialize_linear(layer: nn.Linear, generator: torch.Generator) -> None:
+    """Draw weights and biases from U(±1/sqrt(inputs)), as torch does for linear layers.
 
     Example:
         >>> layer = nn.Linear(4, 2)
-        >>> start_linear(layer, torch.Generator().manual_seed(0))
+        >>> initialize_linear(layer, torch.Generator().manual_seed(0))
         >>> bool((layer.weight.abs() <= 0.5).all())
         True
     """

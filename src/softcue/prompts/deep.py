@@ -1,8 +1,8 @@
-"""Prompts for every layer, and the three rules by which a layer takes them.
+"""Prompts for every layer (P-tuning v2, prefix tuning), and the three rules by which a layer takes them.
 
-`add` (IDPG's form of P-tuning v2): prompts are ordinary positions; each layer's vectors are added to the hidden
-states there. `replace`: they take their place. `kv` (P-tuning v2, prefix tuning): they are keys and values of
-every layer's attention; the hidden states at the prompt's positions then reach no text token.
+`add` (IDPG's form of P-tuning v2): each layer adds its vectors to the hidden states at the prompt's positions.
+`replace`: its vectors replace these hidden states. `kv` (P-tuning v2, prefix tuning): its vectors are keys and values
+of the attention; the hidden states at the prompt's positions then influence no text token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from softcue.prompts.encoder import PromptEncoder, full_prompt
+from softcue.prompts.encoder import PromptEncoder, make_prompt
 from softcue.randomness import RowDropout
 from softcue.types import Instance, LayerPrompt, Prompt
 
@@ -23,26 +23,26 @@ Rule = Literal["add", "replace", "kv"]
 
 @dataclass(frozen=True)
 class PromptedLayers:
-    """Which layers get prompts, and how wide one token's vector is there.
+    """The layers that get prompts, and the width of a prompt vector in each.
 
-    With `add` and `replace` level 0 is the embedding sequence and level l the input of layer l (from 0); with
-    `kv` level l is the attention of layer l.
+    With `add` and `replace` a layer's prompt goes into its input; the input of layer 0 is the embeddings. With `kv`
+    it goes into its attention.
     """
 
-    numbers: tuple[int, ...]
+    layers: tuple[int, ...]
     rule: Rule
-    width: int  # D of embeddings
+    embedding_width: int  # D of embeddings
     hidden_width: int  # D of hidden states
     key_width: int  # K of keys; 0 where the rule is not kv
 
-    def width_of(self, level: int) -> int:
-        """Numbers per prompt token at a level."""
+    def vector_width(self, layer: int) -> int:
+        """Return the width X of one prompt token's vector in a layer; with `kv` its key and its value together."""
         if self.rule == "kv":
             return 2 * self.key_width
-        return self.width if level == 0 else self.hidden_width
+        return self.embedding_width if layer == 0 else self.hidden_width
 
-    def taken(self, vectors: Tensor) -> LayerPrompt:
-        """What a layer takes, from its vectors [B P X]."""
+    def make_layer_prompt(self, vectors: Tensor) -> LayerPrompt:
+        """Return a layer's prompt, by the rule, from its vectors [B P X]."""
         if self.rule == "kv":
             keys, values = vectors.chunk(2, dim=2)  # [B P K] each
             return LayerPrompt(keys=keys, values=values)
@@ -50,73 +50,73 @@ class PromptedLayers:
             return LayerPrompt(states=vectors)
         return LayerPrompt(states=vectors, adds=torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device))
 
-    def first_tokens(self, num_rows: int, length: int, like: Tensor) -> Tensor:
-        """Embeddings where level 0 has no prompt of its own: zeros. [B P D]"""
-        return like.new_zeros(num_rows, length, self.width)
+    def zero_embeddings(self, num_rows: int, length: int, like: Tensor) -> Tensor:
+        """Return zeros for the prompt's positions, where no prompt goes into the embeddings. [B P D]"""
+        return like.new_zeros(num_rows, length, self.embedding_width)
 
     @property
-    def has_embeddings(self) -> bool:
-        """Whether the prompt has a part among the embeddings."""
-        return self.rule != "kv" and 0 in self.numbers
+    def has_embedding_prompt(self) -> bool:
+        """Whether a part of the prompt goes into the embeddings."""
+        return self.rule != "kv" and 0 in self.layers
 
 
 class DeepPrompt(PromptEncoder):
-    """P-tuning v2: trained vectors for every level, the same for every input.
+    """P-tuning v2: trained vectors for every layer, the same for every input.
 
     Example:
-        >>> levels = PromptedLayers((0, 1), "add", width=8, hidden_width=8, key_width=0)
-        >>> encoder = DeepPrompt(levels, [torch.zeros(3, 8), torch.ones(3, 8)])
+        >>> layers = PromptedLayers((0, 1), "add", embedding_width=8, hidden_width=8, key_width=0)
+        >>> encoder = DeepPrompt(layers, [torch.zeros(3, 8), torch.ones(3, 8)])
         >>> prompt = encoder(Instance(torch.zeros(2, 5, 8), torch.ones(2, 5)))
         >>> prompt.layer_prompts(1, torch.zeros(2, 5, 8), torch.ones(2, 5)).states.shape
         torch.Size([2, 3, 8])
     """
 
-    def __init__(self, levels: PromptedLayers, initial: Sequence[Tensor], dropout: float = 0.0) -> None:
+    def __init__(self, prompted_layers: PromptedLayers, initial: Sequence[Tensor], dropout: float = 0.0) -> None:
         super().__init__()
-        self.levels = levels
+        self.prompted_layers = prompted_layers
         self.dropout = RowDropout(dropout)
         self.prompt_length = initial[0].shape[0]
         self.prompts = nn.ParameterList(nn.Parameter(values.clone()) for values in initial)  # each [P X]
 
     def vectors(self) -> list[Tensor]:
-        """The vectors of each level, in the order of `levels.numbers`. Each [P X]"""
+        """Return the vectors of each layer, in the order of `prompted_layers.layers`. Each [P X]"""
         return list(self.prompts)
 
     def forward(self, instance: Instance) -> Prompt:
-        """The same vectors for every row."""
+        """Return the same vectors for every row."""
         num_rows = len(instance.embeds)
-        by_level = dict(zip(self.levels.numbers, self.vectors(), strict=True))
-        if self.levels.has_embeddings:
-            tokens = self.dropout(by_level.pop(0).expand(num_rows, -1, -1))  # [B P D]
+        vectors = dict(zip(self.prompted_layers.layers, self.vectors(), strict=True))
+        if self.prompted_layers.has_embedding_prompt:
+            tokens = self.dropout(vectors.pop(0).expand(num_rows, -1, -1))  # [B P D]
         else:
-            tokens = self.levels.first_tokens(num_rows, self.prompt_length, instance.embeds)
+            tokens = self.prompted_layers.zero_embeddings(num_rows, self.prompt_length, instance.embeds)
 
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-            if layer not in by_level:
+            if layer not in vectors:
                 return None
-            return self.levels.taken(self.dropout(by_level[layer].expand(len(hidden), -1, -1)))
+            return self.prompted_layers.make_layer_prompt(self.dropout(vectors[layer].expand(len(hidden), -1, -1)))
 
-        is_noisy = self.training and self.dropout.share > 0  # every row has noise of its own
-        shared_by = None if is_noisy else self
-        return replace(full_prompt(tokens), layer_prompts=layer_prompts if by_level else None, shared_by=shared_by)
+        has_dropout = self.training and self.dropout.share > 0  # then the rows' prompts differ
+        shared_by = None if has_dropout else self
+        return replace(make_prompt(tokens), layer_prompts=layer_prompts if vectors else None, shared_by=shared_by)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """All of them are prompt vectors."""
+        """Return the vectors of all layers."""
         return list(self.prompts)
 
     def embedded(self) -> Tensor | None:
-        """Those of level 0."""
-        return self.vectors()[0] if self.levels.has_embeddings else None
+        """Return the vectors among the embeddings."""
+        return self.vectors()[0] if self.prompted_layers.has_embedding_prompt else None
 
 
 class ReparameterisedPrompt(DeepPrompt):
     """Prefix tuning's re-parameterisation (Li and Liang 2021): a table [P D], Linear, tanh, Linear."""
 
-    def __init__(self, levels: PromptedLayers, table: Tensor, hidden: int, dropout: float = 0.0) -> None:
-        super().__init__(levels, [table], dropout)
-        self.widths = [levels.width_of(level) for level in levels.numbers]
+    def __init__(self, prompted_layers: PromptedLayers, table: Tensor, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__(prompted_layers, [table], dropout)
+        self.widths = [prompted_layers.vector_width(layer) for layer in prompted_layers.layers]
         self.network = nn.Sequential(nn.Linear(table.shape[1], hidden), nn.Tanh(), nn.Linear(hidden, sum(self.widths)))
 
     def vectors(self) -> list[Tensor]:
-        """The network's output for every table row, cut into levels."""
+        """Return the network's output for every row of the table, split by layer."""
         return list(self.network(self.prompts[0]).split(self.widths, dim=1))

@@ -1,10 +1,9 @@
-"""The one contract: a prompt encoder reads an instance and returns a prompt.
+"""The contract of a prompt encoder: it reads an instance and returns a prompt.
 
-It never touches the backbone, the tokenizer, labels or files, and leaves nothing on the module: whatever
-the trainer must know comes back in the Prompt. Learned state that no optimizer may touch is a buffer: it changes
-only in `update_state`, once per optimizer step, by the sums (`Prompt.statistics`) over all pieces and processes
-of that step.
-A buffer that is not persistent is training's alone: it is in checkpoints, but not in the cue.
+An encoder never touches the backbone, the tokenizer, labels or files. It stores no results on the module: the Prompt
+holds all that the trainer needs. State that is learned without gradients, such as a codebook, is a buffer. It changes
+only in `update_state`, once per optimizer step, by sums (`Prompt.statistics`) over all micro-batches and processes of
+that step. A buffer that is not persistent is for training only: it is in checkpoints, but not in the cue.
 """
 
 from __future__ import annotations
@@ -19,51 +18,51 @@ from softcue.types import Instance, Prompt
 
 
 class PromptEncoder(nn.Module, ABC):
-    """Turns what may be read of the input into prompt vectors.
+    """Makes prompt vectors, from the input or the same for every input.
 
-    Subclasses set `prompt_length`, the P of every Prompt they return, so that room can be kept for it.
+    Subclasses set `prompt_length`, the P of every Prompt they return: texts are cut so that the prompt fits.
     """
 
     prompt_length: int
 
     @abstractmethod
     def forward(self, instance: Instance) -> Prompt:
-        """The prompt for each row of the instance."""
+        """Return the prompt of each row of the instance."""
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """Those parameters that are prompt vectors themselves; the rest are a network's, with another rate."""
+        """Return the parameters that are prompt vectors; they use `learning_rate`, others `network_learning_rate`."""
         return []
 
     def zero_statistics(self) -> dict[str, Tensor]:
-        """Zeros of the shapes of every Prompt's tally in training: a process may have no rows of its own."""
+        """Return zeros with the shapes of `Prompt.statistics`, for a process that has no rows in a step."""
         return {}
 
     def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
-        """Move what no gradient moves, by the tally of a whole step; returns what is worth logging."""
+        """Update the buffers by the statistics of one optimizer step, and return values to log."""
         return {}
 
     def health_warnings(self, health: Mapping[str, float]) -> list[str]:
-        """What is wrong by the last values that `update_state` returned, each with what to try."""
+        """Return problems visible in the last values of `update_state`, each with a remedy to try."""
         return []
 
     def embedded(self) -> Tensor | None:
-        """The vectors that stand among word embeddings for every input, to look at. [P D]"""
+        """Return the prompt vectors among the word embeddings that are the same for every input. [P D]"""
         return None
 
     def codebook(self) -> Tensor | None:
-        """The codes that prompts are made of, for encoders that have some, to look at. [K D]"""
+        """Return the codebook, for encoders that have one. [K D]"""
         return None
 
     def assignment(self, instance: Instance) -> Tensor:
-        """How likely each token of each row takes each code, where there is a codebook. [B n K]"""
+        """Return the probability of each code for each prompt token, where there is a codebook. [B n K]"""
         raise NotImplementedError
 
 
-def full_prompt(tokens: Tensor) -> Prompt:
-    """A prompt whose every position is real and that adds no loss.
+def make_prompt(tokens: Tensor) -> Prompt:
+    """Return a prompt of these tokens, without padding and without an auxiliary loss.
 
     Example:
-        >>> full_prompt(torch.zeros(2, 3, 4)).mask.shape
+        >>> make_prompt(torch.zeros(2, 3, 4)).mask.shape
         torch.Size([2, 3])
     """
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)  # [B P]

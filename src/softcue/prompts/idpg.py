@@ -2,11 +2,11 @@
 
     G(h) = W2 . drop(act(W1 . drop(h) + b1)) + b2        reshaped to [P D]
 
-The dropout on h is for M(x) alone, as in the authors' code: states of the pass itself are read as they are.
-The single-layer form puts G(M(x)) among the embeddings. The multi-layer form adds one prompt per layer, whose
-generator reads either M(x) again (`first`) or the previous layer's output of the same pass (`previous`).
-Versions of sharing between layers (section 3.3): S shares everything, M has its own b2 per layer, L shares nothing.
-W1 and W2 are plain matrices or sums of Kronecker products (phm.py). With W2 = 0 this is prompt tuning by b2.
+The dropout on h applies only to M(x), as in the authors' code; hidden states of the same pass have none.
+The single-layer form puts G(M(x)) among the embeddings. The multi-layer form has one prompt per layer, whose
+generator reads either M(x) again (`first`) or the previous layer's output in the same pass (`previous`).
+Sharing between layers (section 3.3): S shares everything, M has one b2 per layer, L shares nothing.
+W1 and W2 are plain matrices or sums of Kronecker products (phm.py). With W2 = 0 this is prompt tuning with P = b2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from softcue.phm import check_divides, kronecker_sum
 from softcue.prompts.deep import PromptedLayers
-from softcue.prompts.encoder import PromptEncoder, full_prompt
+from softcue.prompts.encoder import PromptEncoder, make_prompt
 from softcue.randomness import RowDropout
 from softcue.types import Instance, LayerPrompt, Prompt
 
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class GeneratorShape:
-    """What a generator is made of."""
+    """Sizes and settings of a generator."""
 
     inputs: int  # R
     bottleneck: int  # m
@@ -45,16 +45,16 @@ class GeneratorShape:
     shares_a: bool  # one set of A_i for W1 and W2
     activation: str
     dropout: float
-    first_std: float  # of PHM factors and b1, or of plain matrices (whose b1 starts at 0)
+    init_std: float  # of PHM factors and b1, or of plain matrices (whose b1 starts at 0)
 
 
 class Generator(nn.Module):
-    """W1, b1 and W2; the output bias b2 belongs to a layer and comes from outside."""
+    """W1, b1 and W2. The output bias b2 belongs to a layer and is added outside."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
         self.shape = shape
-        n, sides = shape.phm_n, ((shape.inputs, shape.bottleneck), (shape.bottleneck, shape.outputs))
+        n, sizes = shape.phm_n, ((shape.inputs, shape.bottleneck), (shape.bottleneck, shape.outputs))
         self.bias = nn.Parameter(torch.zeros(shape.bottleneck))  # b1
         if n:
             check_divides(
@@ -67,92 +67,93 @@ class Generator(nn.Module):
                 },
             )
             self.a = nn.ParameterList(nn.Parameter(torch.zeros(n, n, n)) for _ in range(1 if shape.shares_a else 2))
-            self.b = nn.ParameterList(nn.Parameter(torch.zeros(n, i // n, o // n)) for i, o in sides)
+            self.b = nn.ParameterList(nn.Parameter(torch.zeros(n, i // n, o // n)) for i, o in sizes)
         else:
-            self.w = nn.ParameterList(nn.Parameter(torch.zeros(i, o)) for i, o in sides)
+            self.w = nn.ParameterList(nn.Parameter(torch.zeros(i, o)) for i, o in sizes)
         self.dropout = RowDropout(shape.dropout)
 
-    def start(self, generator: torch.Generator) -> None:
-        """First numbers, as they really were in the authors' runs: N(0, 0.05) for PHM, N(0, 0.02) for matrices."""
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the initial values of the authors' runs: N(0, 0.05) for PHM, N(0, 0.02) for plain matrices."""
         for name, parameter in self.named_parameters():
             if self.shape.phm_n or name != "bias":
-                parameter.data.normal_(std=self.shape.first_std, generator=generator)
+                parameter.data.normal_(std=self.shape.init_std, generator=generator)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """W1 [R m] and W2 [m P*X], built once for all rows and layers of a pass."""
+        """Return W1 [R m] and W2 [m P*X], built once for all rows and layers of a pass."""
         if not self.shape.phm_n:
             return self.w[0], self.w[1]
         return kronecker_sum(self.a[0], self.b[0]), kronecker_sum(self.a[-1], self.b[1])
 
     def forward(self, vectors: Tensor, matrices: tuple[Tensor, Tensor]) -> Tensor:
-        """[B R] -> [B P*X], without b2."""
+        """Return G(h) without b2. [B R] -> [B P*X]"""
         first, second = matrices
         hidden = ACTIVATIONS[self.shape.activation](vectors @ first + self.bias)  # [B m]
         return self.dropout(hidden) @ second  # type: ignore[no-any-return]
 
 
 class IDPG(PromptEncoder):
-    """Prompts generated for each input, on one level or on several."""
+    """Prompts generated for each input, for one layer or for several."""
 
     def __init__(
         self,
-        levels: PromptedLayers,
+        prompted_layers: PromptedLayers,
         length: int,
         shape: GeneratorShape,
         sharing: Sharing,
         reads_previous: bool,
-        summarise: Callable[[Tensor, Tensor], Tensor],
+        pool: Callable[[Tensor, Tensor], Tensor],
         residual: bool = False,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.levels, self.prompt_length, self.sharing = levels, length, sharing
-        self.reads_previous, self.summarise, self.residual = reads_previous, summarise, residual
-        outputs = [length * levels.width_of(level) for level in levels.numbers]
+        self.prompted_layers, self.prompt_length, self.sharing = prompted_layers, length, sharing
+        self.reads_previous, self.pool, self.residual = reads_previous, pool, residual
+        outputs = [length * prompted_layers.vector_width(layer) for layer in prompted_layers.layers]
         num_generators = len(outputs) if sharing == "L" else 1
         num_biases = 1 if sharing == "S" else len(outputs)
         self.generators = nn.ModuleList(Generator(replace(shape, outputs=size)) for size in outputs[:num_generators])
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in outputs[:num_biases])  # b2
         self.dropout = RowDropout(shape.dropout)
-        # the paper's ablations (appendix A.5.1): one norm for the sentence, one for tokens, one for their sum
+        # The paper's ablations (appendix A.5.1): a norm of the sentence vector, of the tokens, and of their sum.
         norms = (["tokens"] if layer_norm else []) + (["sentence", "sum"] if layer_norm and residual else [])
-        width = levels.width_of(levels.numbers[0])
+        width = prompted_layers.vector_width(prompted_layers.layers[0])
         self.norms = nn.ModuleDict({name: nn.LayerNorm(width) for name in norms})
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """b2, which alone is a plain soft prompt."""
+        """Return b2, which is a plain soft prompt."""
         return list(self.biases)
 
     def embedded(self) -> Tensor | None:
-        """b2 of level 0: what all inputs have in common."""
-        return self.biases[0].view(self.prompt_length, -1) if self.levels.has_embeddings else None
+        """Return b2 among the embeddings: it is the same for every input."""
+        has_prompt = self.prompted_layers.has_embedding_prompt
+        return self.biases[0].view(self.prompt_length, -1) if has_prompt else None
 
     def forward(self, instance: Instance) -> Prompt:
-        """The prompt of each row, by its M(x)."""
-        assert instance.representation is not None, "this prompt asks for M(x)"
+        """Generate the prompt of each row from its M(x)."""
+        assert instance.representation is not None, "this prompt needs M(x)"
         sentence = self.dropout(instance.representation)  # [B R]
         matrices = [generator.matrices() for generator in self.generators]  # type: ignore[operator]
-        places = {level: place for place, level in enumerate(self.levels.numbers)}
-        if self.levels.has_embeddings:
-            tokens = self._generated(places.pop(0), sentence, matrices)
+        indices = {layer: index for index, layer in enumerate(self.prompted_layers.layers)}
+        if self.prompted_layers.has_embedding_prompt:
+            tokens = self._generate(indices.pop(0), sentence, matrices)
         else:
-            tokens = self.levels.first_tokens(len(sentence), self.prompt_length, instance.embeds)
+            tokens = self.prompted_layers.zero_embeddings(len(sentence), self.prompt_length, instance.embeds)
 
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-            if layer not in places:
+            if layer not in indices:
                 return None
-            # Layer 0 has no layer before it whose output could be read.
+            # No layer comes before layer 0, so its generator reads M(x).
             reads_previous = self.reads_previous and layer > 0
-            vectors = self.summarise(hidden.float(), mask) if reads_previous else sentence  # [B R]
-            return self.levels.taken(self._generated(places[layer], vectors, matrices))
+            vectors = self.pool(hidden.float(), mask) if reads_previous else sentence  # [B R]
+            return self.prompted_layers.make_layer_prompt(self._generate(indices[layer], vectors, matrices))
 
-        return replace(full_prompt(tokens), layer_prompts=layer_prompts if places else None)
+        return replace(make_prompt(tokens), layer_prompts=layer_prompts if indices else None)
 
-    def _generated(self, place: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """G(h) of one level. [B R] -> [B P X]"""
-        which = place if self.sharing == "L" else 0
-        output = self.generators[which](vectors, matrices[which])
-        output = output + self.biases[0 if self.sharing == "S" else place]
+    def _generate(self, index: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return G(h) of the prompted layer with this index. [B R] -> [B P X]"""
+        generator_index = index if self.sharing == "L" else 0
+        output = self.generators[generator_index](vectors, matrices[generator_index])
+        output = output + self.biases[0 if self.sharing == "S" else index]
         tokens: Tensor = output.view(len(vectors), self.prompt_length, -1)
         if "tokens" in self.norms:
             tokens = self.norms["tokens"](tokens)

@@ -12,13 +12,13 @@ from softcue.types import LayerPrompt, Prompt
 
 
 def join_prompts(prompts: Sequence[Prompt]) -> Prompt:
-    """One prompt for all rows of a batch, which stand prompt by prompt.
+    """Join prompts into one for a batch whose rows are in the order of the prompts.
 
-    Shorter prompts are padded and masked; cues without deep prompts get zeros there, which add nothing.
+    Shorter prompts are padded and masked. Where a cue has no prompt in a layer, its rows keep their hidden states.
 
     Example:
-        >>> from softcue.prompts.encoder import full_prompt
-        >>> short, long = full_prompt(torch.ones(1, 1, 4)), full_prompt(torch.ones(1, 3, 4))
+        >>> from softcue.prompts.encoder import make_prompt
+        >>> short, long = make_prompt(torch.ones(1, 1, 4)), make_prompt(torch.ones(1, 3, 4))
         >>> join_prompts([long, short]).mask.tolist()
         [[True, True, True], [True, False, False]]
     """
@@ -26,44 +26,55 @@ def join_prompts(prompts: Sequence[Prompt]) -> Prompt:
         return prompts[0]
     ends = list(accumulate(len(prompt.tokens) for prompt in prompts))
     num_rows = ends[-1]
-    places = [slice(end - len(prompt.tokens), end) for prompt, end in zip(prompts, ends, strict=True)]
+    row_slices = [slice(end - len(prompt.tokens), end) for prompt, end in zip(prompts, ends, strict=True)]
     length = max(prompt.tokens.shape[1] for prompt in prompts)
     first = prompts[0].tokens
     tokens = first.new_zeros(num_rows, length, first.shape[2])  # [B P D]
     mask = torch.zeros(num_rows, length, dtype=torch.bool, device=first.device)  # [B P]
-    for prompt, place in zip(prompts, places, strict=True):
-        tokens[place, : prompt.tokens.shape[1]] = prompt.tokens
-        mask[place, : prompt.tokens.shape[1]] = prompt.mask
-    parts = [(p.layer_prompts, place) for p, place in zip(prompts, places, strict=True) if p.layer_prompts is not None]
+    for prompt, rows in zip(prompts, row_slices, strict=True):
+        tokens[rows, : prompt.tokens.shape[1]] = prompt.tokens
+        mask[rows, : prompt.tokens.shape[1]] = prompt.mask
+    deep_prompts = [
+        (prompt.layer_prompts, rows)
+        for prompt, rows in zip(prompts, row_slices, strict=True)
+        if prompt.layer_prompts is not None
+    ]
 
     def layer_prompts(layer: int, hidden: Tensor, text_mask: Tensor) -> LayerPrompt | None:
-        taken = [(part(layer, hidden[place], text_mask[place]), place) for part, place in parts]
-        return _joined_layer([(part, place) for part, place in taken if part is not None], num_rows, length)
+        parts = [(make(layer, hidden[rows], text_mask[rows]), rows) for make, rows in deep_prompts]
+        return _join_layer_prompts([(part, rows) for part, rows in parts if part is not None], num_rows, length)
 
     aux_loss = torch.stack([prompt.aux_loss for prompt in prompts]).sum()
-    rows = [torch.arange(place.start, place.stop, device=first.device) for place in places]
+    row_numbers = [torch.arange(rows.start, rows.stop, device=first.device) for rows in row_slices]
     return Prompt(
-        tokens, mask, aux_loss, layer_prompts if parts else None, parts=tuple(zip(rows, prompts, strict=True))
+        tokens,
+        mask,
+        aux_loss,
+        layer_prompts if deep_prompts else None,
+        parts=tuple(zip(row_numbers, prompts, strict=True)),
     )
 
 
-def _joined_layer(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: int, length: int) -> LayerPrompt | None:
-    """Rows of a cue that takes nothing here keep their states: zeros are added, and no keys are set."""
-    found: dict[str, Tensor] = {}
-    for part, place in parts:
+def _join_layer_prompts(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: int, length: int) -> LayerPrompt | None:
+    """Join the prompts of one layer.
+
+    Rows without a prompt in this layer keep their states: zeros are added to them, and no keys are set.
+    """
+    joined: dict[str, Tensor] = {}
+    for part, rows in parts:
         for name in ("states", "keys", "values"):
-            value = getattr(part, name)  # [b p X]
-            if value is None:
+            vectors = getattr(part, name)  # [b p X]
+            if vectors is None:
                 continue
-            if name not in found:
-                found[name] = value.new_zeros(num_rows, length, value.shape[2])
-            found[name][place, : value.shape[1]] = value
-    for name, of, otherwise in (("adds", "states", True), ("sets", "keys", False)):
-        given = [(getattr(part, name), place) for part, place in parts if getattr(part, of) is not None]
-        # Where nobody says otherwise all rows add; rows of others must not have keys set.
-        if given and not (otherwise and all(own is None for own, _ in given)):
-            some = found[of]
-            found[name] = torch.full((num_rows,), otherwise, device=some.device)
-            for own, place in given:
-                found[name][place] = True if own is None else own
-    return LayerPrompt(**found) if found else None
+            if name not in joined:
+                joined[name] = vectors.new_zeros(num_rows, length, vectors.shape[2])
+            joined[name][rows, : vectors.shape[1]] = vectors
+    # `adds` says which rows add to states rather than replace them, `sets` which rows set keys and values.
+    for flag, vectors_name, default in (("adds", "states", True), ("sets", "keys", False)):
+        flags = [(getattr(part, flag), rows) for part, rows in parts if getattr(part, vectors_name) is not None]
+        # If no part says which rows add, all rows do. Keys must not be set for rows of other cues.
+        if flags and not (default and all(row_flags is None for row_flags, _ in flags)):
+            joined[flag] = torch.full((num_rows,), default, device=joined[vectors_name].device)
+            for row_flags, rows in flags:
+                joined[flag][rows] = True if row_flags is None else row_flags
+    return LayerPrompt(**joined) if joined else None

@@ -5,7 +5,7 @@
     L   = L_CE + beta sum_i ||p^c_i - sg(p^q_i)||^2               equation 6
 
 CQ is a small transformer over prompt and text (contextualizer.py) whose outputs at the prompt, P^c, are quantised
-(quantizer.py). VIP-C leaves the quantiser out. VIP-IDP generates the prompt from the backbone's states instead.
+(quantizer.py). VIP-C has no quantiser. VIP-IDP generates the prompt from the backbone's states instead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.prompts.contextualizer import ContextShape, Contextualizer, start_linear
-from softcue.prompts.encoder import PromptEncoder, full_prompt
+from softcue.prompts.contextualizer import ContextShape, Contextualizer, initialize_linear
+from softcue.prompts.encoder import PromptEncoder, make_prompt
 from softcue.prompts.quantizer import Quantizer
 from softcue.randomness import row_generators
 from softcue.types import Instance, Prompt
@@ -28,17 +28,17 @@ Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Weights of what is added to the cross-entropy."""
+class LossWeights:
+    """Weights of the losses that are added to the cross-entropy."""
 
     commitment: float = 0.1  # beta
-    reduction: Reduction = "mean"  # of the squared numbers of a row; the paper's equation is the sum
+    reduction: Reduction = "mean"  # of the squared values of a row; the paper's equation is the sum
     noise_resilience: float = 0.0
     noise_self: bool = False  # the constant term j = i of the same view in equation 9
 
 
 class VIP(PromptEncoder):
-    """[T, soft, VIP]: frozen words, plain soft prompts, and vectors that read the input."""
+    """[T, soft, VIP]: frozen words, plain soft prompts, and vectors contextualised by the input."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class VIP(PromptEncoder):
         context: ContextShape,
         quantizer: Quantizer | None,
         skip: bool,
-        weights: Weights,
+        weights: LossWeights,
         hard: Tensor,
     ) -> None:
         super().__init__()
@@ -55,46 +55,46 @@ class VIP(PromptEncoder):
         self.prompt = nn.Parameter(initial.clone())  # P [soft+n D]
         self.contextualizer = Contextualizer(context)
         self.quantizer = quantizer
-        self.register_buffer("hard", hard, persistent=False)  # T [t D]; words of the backbone, not the cue's own
+        self.register_buffer("hard", hard, persistent=False)  # T [t D]; the backbone's words, not saved
         self.prompt_length = len(initial) + len(hard)
 
     hard: Tensor
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """P."""
+        """Return P."""
         return [self.prompt]
 
     def embedded(self) -> Tensor:
-        """P: what all inputs have in common."""
+        """Return P, which is the same for every input."""
         return self.prompt
 
-    def contextualised(self, instance: Instance, streams: Sequence[torch.Generator] = ()) -> Tensor:
-        """P^c. [B n D]"""
-        return self.contextualizer(self.prompt[self.num_soft :], instance, streams)  # type: ignore[no-any-return]
+    def contextualize(self, instance: Instance, generators: Sequence[torch.Generator] = ()) -> Tensor:
+        """Return P^c. [B n D]"""
+        return self.contextualizer(self.prompt[self.num_soft :], instance, generators)  # type: ignore[no-any-return]
 
     def codebook(self) -> Tensor | None:
-        """The quantiser's, unless it is empty."""
+        """Return the quantiser's codebook, unless it is empty."""
         return None if self.quantizer is None or self.quantizer.is_empty else self.quantizer.codebook
 
     def assignment(self, instance: Instance) -> Tensor:
-        """How likely each VIP token of each row takes each code. [B n K]"""
+        """Return the probability of each code for each VIP token. [B n K]"""
         assert self.quantizer is not None, "there is no codebook"
-        return self.quantizer.assignment(self.contextualised(instance))
+        return self.quantizer.assignment(self.contextualize(instance))
 
     def forward(self, instance: Instance) -> Prompt:
-        """The prompt of each row."""
+        """Return the prompt of each row."""
         num_rows = len(instance.mask)
-        streams = row_generators(num_rows) if self.training else []
-        context = self.contextualised(instance, streams)  # P^c [B n D]
+        generators = row_generators(num_rows) if self.training else []
+        context = self.contextualize(instance, generators)  # P^c [B n D]
         tokens, statistics, losses = context, {}, {}
         if self.quantizer is not None:
-            tokens, statistics = self.quantizer(context, streams)  # P^q
+            tokens, statistics = self.quantizer(context, generators)  # P^q
         if self.training and self.quantizer is not None:
-            unit = self.contextualizer.shape.scale
-            losses["commitment"] = commitment(context / unit, tokens / unit, self.weights.reduction)
+            scale = self.contextualizer.shape.scale
+            losses["commitment"] = commitment(context / scale, tokens / scale, self.weights.reduction)
         if self.training and self.weights.noise_resilience:
-            again = self.contextualised(instance, streams)  # the streams go on: other noise
-            losses["noise_resilience"] = noise_resilience(context, again, self.weights.noise_self)
+            second_view = self.contextualize(instance, generators)  # the generators go on, so the noise differs
+            losses["noise_resilience"] = noise_resilience(context, second_view, self.weights.noise_self)
         aux_loss = context.new_zeros(())
         if self.training:
             for name, loss in losses.items():
@@ -105,79 +105,83 @@ class VIP(PromptEncoder):
         if self.skip:
             tokens = self.prompt[self.num_soft :] + tokens
         fixed = torch.cat([self.hard, self.prompt[: self.num_soft]]).expand(num_rows, -1, -1)
-        return replace(full_prompt(torch.cat([fixed, tokens], dim=1)), aux_loss=aux_loss, statistics=statistics)
+        return replace(make_prompt(torch.cat([fixed, tokens], dim=1)), aux_loss=aux_loss, statistics=statistics)
 
     def zero_statistics(self) -> dict[str, Tensor]:
-        """Zeros for a step's sums."""
+        """Return zeros for the sums of a step."""
         statistics = {} if self.quantizer is None else self.quantizer.zero_statistics()
-        return statistics | {name: self.prompt.new_zeros(()) for name in ("rows", "energy", *self._losses)}
+        return statistics | {name: self.prompt.new_zeros(()) for name in ("rows", "energy", *self._loss_names)}
 
     @property
-    def _losses(self) -> list[str]:
-        """What is added to the cross-entropy."""
-        return ["commitment"] * (self.quantizer is not None) + ["noise_resilience"] * bool(
-            self.weights.noise_resilience
-        )
+    def _loss_names(self) -> list[str]:
+        """The losses that are added to the cross-entropy."""
+        names = [] if self.quantizer is None else ["commitment"]
+        return [*names, "noise_resilience"] if self.weights.noise_resilience else names
 
     @torch.no_grad()
     def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
-        """Moves the codebook; returns how it and the prompt are."""
+        """Update the codebook, and return how it and the prompt are doing."""
         health = {} if self.quantizer is None else self.quantizer.update_state(statistics, epoch_begins)
         rows = statistics["rows"]
-        static = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
-        health["prompt_ratio"] = float((statistics["energy"] / rows).sqrt() / static.clamp(min=1e-12))  # |P^q| / |P|
-        # a batch of one row has nothing to be told apart from: that says nothing of the run
-        return health | {name: float(statistics[name] / rows) for name in self._losses if statistics[name] != 0}
+        static_norm = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
+        ratio = (statistics["energy"] / rows).sqrt() / static_norm.clamp(min=1e-12)  # |P^q| / |P|
+        health["prompt_ratio"] = float(ratio)
+        # In a batch of one row noise resilience compares nothing and is 0. That is not logged.
+        return health | {name: float(statistics[name] / rows) for name in self._loss_names if statistics[name] != 0}
 
     def _advice(self) -> str:
-        """What keeps codes apart and the input in the prompt (docs/results.md) and is not yet set."""
-        context, tries = self.contextualizer.shape, []
-        tries += ["method.scale=0"] * (context.scale == 1) + ["method.dropout=0"] * (context.dropout > 0)
+        """Return the settings to try against a collapsed codebook or a static prompt (docs/results.md)."""
+        context, settings = self.contextualizer.shape, []
+        settings += ["method.scale=0"] * (context.scale == 1) + ["method.dropout=0"] * (context.dropout > 0)
         if self.quantizer is not None:
             shape = self.quantizer.shape
-            tries += ["method.dedicated=true"] * (not shape.tokens)
+            settings += ["method.dedicated=true"] * (not shape.tokens)
             if not shape.is_relative:
-                tries += ["method.codes_from=context", "method.relative_temperature=true", "method.temperature=0.05"]
-            tries += ["method.decay=0.9"] * (shape.decay > 0.9) + ["method.reset_below=0.1"] * (not shape.reset_below)
-            if not tries:
+                settings += ["method.codes_from=context", "method.relative_temperature=true", "method.temperature=0.05"]
+            settings += ["method.decay=0.9"] * (shape.decay > 0.9) + ["method.reset_below=0.1"] * (
+                not shape.reset_below
+            )
+            if not settings:
                 return "a lower method.temperature or a higher method.commitment or method.reset_below"
-        return " ".join(tries) or "a larger method.width"
+        return " ".join(settings) or "a larger method.width"
 
     def health_warnings(self, health: Mapping[str, float]) -> list[str]:
-        """A codebook nobody uses, or a prompt that is the same for every input."""
-        found = []
+        """Report a collapsed codebook, or a prompt that is the same for every input."""
+        problems = []
         advice = self._advice()
         if self.quantizer is not None and self.quantizer.is_empty:
-            found.append(
+            problems.append(
                 "the codebook is still empty: the best evaluation came before step method.fill_after. Try a lower one"
             )
         elif self.quantizer is not None and "perplexity" in health:
             in_use, groups = health["perplexity"], self.quantizer.shape.tokens or 1
             if in_use < COLLAPSED * groups:
-                found.append(
+                problems.append(
                     f"the codebook has collapsed: of {self.quantizer.shape.codes} codes {in_use:.1f} are in use "
                     f"(perplexity of the last steps' draws; one each would be {groups}). Try {advice}"
                 )
         if self.weights.noise_resilience and "noise_resilience" not in health:
-            found.append(
-                "noise resilience had nothing to compare: it tells the rows of a piece apart. Try a higher "
+            problems.append(
+                "noise resilience had nothing to compare: it compares the rows of a micro-batch. Try a higher "
                 "training.micro_batch_size or training.batch_size"
             )
-        return found + _static(health, f"a higher training.network_learning_rate, or {advice}")
+        return problems + _static_prompt_warnings(health, f"a higher training.network_learning_rate, or {advice}")
 
 
-NO_VARIATION = 1e-3  # of the prompt's size: less than bfloat16 could tell apart
-COLLAPSED = 1.5  # codes in use, for each token if it has its own
+NO_VARIATION = 1e-3  # share of the prompt's size: below bfloat16's precision
+COLLAPSED = 1.5  # codes in use; per token if each has its own codes
 
 
-def _static(health: Mapping[str, float], advice: str) -> list[str]:
-    """A word of warning if the prompt is the same for every input."""
+def _static_prompt_warnings(health: Mapping[str, float], advice: str) -> list[str]:
+    """Return a warning if the prompt is the same for every input."""
     variation = health.get("prompt_variation", 1.0)
-    said = f"the prompt hardly depends on the input: over inputs it varies by {variation:.1e} of its size. Try {advice}"
-    return [said] if variation < NO_VARIATION else []
+    warning = (
+        f"the prompt hardly depends on the input: over inputs it varies by {variation:.1e} of its size. Try {advice}"
+    )
+    return [warning] if variation < NO_VARIATION else []
 
 
-class Projection(PromptEncoder):
+class VIPIDP(PromptEncoder):
     """VIP-IDP: n vectors from the mean of the backbone's states by two matrices without biases, ReLU between."""
 
     def __init__(self, inputs: int, inner: int, length: int, width: int) -> None:
@@ -186,24 +190,24 @@ class Projection(PromptEncoder):
         self.down = nn.Linear(inputs, inner, bias=False)
         self.up = nn.Linear(inner, length * width, bias=False)
 
-    def start(self, generator: torch.Generator) -> None:
-        """First numbers."""
-        start_linear(self.down, generator)
-        start_linear(self.up, generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the initial values."""
+        initialize_linear(self.down, generator)
+        initialize_linear(self.up, generator)
 
     def forward(self, instance: Instance) -> Prompt:
-        """The prompt of each row, by its M(x)."""
-        assert instance.representation is not None, "this prompt asks for M(x)"
+        """Generate the prompt of each row from its M(x)."""
+        assert instance.representation is not None, "this prompt needs M(x)"
         tokens = self.up(functional.relu(self.down(instance.representation)))
-        return full_prompt(tokens.view(len(tokens), self.prompt_length, -1))
+        return make_prompt(tokens.view(len(tokens), self.prompt_length, -1))
 
     def health_warnings(self, health: Mapping[str, float]) -> list[str]:
-        """A prompt that is the same for every input."""
-        return _static(health, "another training.network_learning_rate or a larger method.bottleneck")
+        """Report a prompt that is the same for every input."""
+        return _static_prompt_warnings(health, "another training.network_learning_rate or a larger method.bottleneck")
 
 
 def commitment(context: Tensor, quantised: Tensor, reduction: Reduction) -> Tensor:
-    """Equation 6: ||p^c - sg(p^q)||^2, over all numbers of a row as their mean or their sum; a mean over rows.
+    """Equation 6: ||p^c - sg(p^q)||^2, the mean or sum over all values of a row, then the mean over rows.
 
     Example:
         >>> commitment(torch.zeros(1, 2, 3), torch.ones(1, 2, 3), "sum").item()
@@ -216,8 +220,8 @@ def commitment(context: Tensor, quantised: Tensor, reduction: Reduction) -> Tens
 def noise_resilience(first: Tensor, second: Tensor, includes_self: bool = False) -> Tensor:
     """Equations 9 and 10: two noisy views of a row should be nearer than other rows of the batch. [B n D] x 2
 
-    Per token position, averaged over positions. The term j = i of the same view, a constant e^0, is left out
-    unless asked for.
+    The loss is averaged over token positions. The term j = i of the same view is a constant, e^0; `includes_self`
+    includes it.
 
     Example:
         >>> noise_resilience(torch.zeros(2, 1, 3), torch.zeros(2, 1, 3)).exp().item()
@@ -228,10 +232,10 @@ def noise_resilience(first: Tensor, second: Tensor, includes_self: bool = False)
     if not includes_self:
         itself = torch.eye(same.shape[1], dtype=torch.bool, device=same.device)
         same = same.masked_fill(itself, float("-inf"))
-    whole = torch.cat([same, other], dim=2).logsumexp(2)  # [n B]
-    return (whole - other.diagonal(dim1=1, dim2=2)).mean()
+    log_total = torch.cat([same, other], dim=2).logsumexp(2)  # [n B]
+    return (log_total - other.diagonal(dim1=1, dim2=2)).mean()
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """Euclidean, by differences rather than by products: near views would lose their digits. [n B D] -> [n B B]"""
+    """Return Euclidean distances, by differences: products lose precision for near views. [n B D] -> [n B B]"""
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,4 +1,4 @@
-"""What the backbone computed -> loss and prediction."""
+"""Readouts: they turn the backbone's output into a loss and predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READOUTS: dict[str, type[Readout]] = {
     "span": SpanHead,
     "tags": TagHead,
 }
-_FITS = {
+_READOUTS_OF_KIND = {
     "classification": ("classifier", "label-words", "generation"),
     "regression": ("regression", "generation"),
     "generation": ("generation",),
@@ -29,30 +29,34 @@ _FITS = {
     "tags": ("tags", "generation"),
     "referent": ("classifier", "label-words", "generation"),
 }
-_USUAL_HEAD = {"classification": "classifier", "referent": "classifier"}  # of an encoder; else as the kind is called
+_DEFAULT_HEADS = {"classification": "classifier", "referent": "classifier"}  # other heads are named as the kind
 
 
 def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Readout:
-    """The readout a configuration names; its own `config` has every `auto` settled, for the cue to record."""
-    settled = _settled(config, task, backbone)
-    if task.kind == "referent" and backbone.kind != "encoder" and settled.name != "generation":
+    """Make the readout that a configuration names. In its `config` no `auto` is left, for the cue to record.
+
+    Example:
+        readout = make_readout(ReadoutConfig(), library_task("tickets"), backbone)
+    """
+    resolved = _resolve_auto(config, task, backbone)
+    if task.kind == "referent" and backbone.kind != "encoder" and resolved.name != "generation":
         raise ConfigurationError(
             setting="readout.name",
-            got=settled.name,
+            got=resolved.name,
             expected="generation on a backbone that writes text",
             fix="leave it at auto: it is not shown the candidate",
         )
-    if settled.name not in _FITS[task.kind]:
+    if resolved.name not in _READOUTS_OF_KIND[task.kind]:
         raise ConfigurationError(
             setting="readout.name",
-            got=settled.name,
-            expected=f"one that fits {task.kind}: {', '.join(_FITS[task.kind])}",
+            got=resolved.name,
+            expected=f"one that fits {task.kind}: {', '.join(_READOUTS_OF_KIND[task.kind])}",
             fix="change readout.name or task.kind",
         )
-    return READOUTS[settled.name](task, settled, backbone)
+    return READOUTS[resolved.name](task, resolved, backbone)
 
 
-def _settled(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutConfig:
+def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutConfig:
     can_compare = backbone.kind == "encoder" and task.num_sentences == 2
     if config.pairs == "compare" and not can_compare:
         raise ConfigurationError(
@@ -61,14 +65,14 @@ def _settled(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutCo
             expected="an encoder and a task that reads two texts",
             fix="leave it at auto",
         )
-    # Scores that can be written as text are; others need a head on any backbone.
-    writes = backbone.kind != "encoder" and not (task.kind == "regression" and task.scale is None)
+    # A backbone that writes text also writes scores, if they are on a scale. Other scores need a head.
+    writes_text = backbone.kind != "encoder" and not (task.kind == "regression" and task.scale is None)
     automatic = {
-        "name": "generation" if writes else _USUAL_HEAD.get(task.kind, task.kind),
+        "name": "generation" if writes_text else _DEFAULT_HEADS.get(task.kind, task.kind),
         "pooling": backbone.natural_pooling,
         "pairs": "compare" if can_compare and backbone.compares_pairs else "joint",
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
-    settled: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}
-    settled["max_new_tokens"] = config.max_new_tokens or (96 if task.kind == "tags" else 32)
-    return config.model_copy(update=settled)
+    resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}
+    resolved["max_new_tokens"] = config.max_new_tokens or (96 if task.kind == "tags" else 32)
+    return config.model_copy(update=resolved)

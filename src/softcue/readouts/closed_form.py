@@ -1,4 +1,4 @@
-"""A linear head in closed form: regularised logistic (or ridge) regression on features that are known."""
+"""A linear head in closed form: regularised logistic or ridge regression on precomputed features."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-STRENGTHS = (100.0, 10.0, 1.0, 0.1, 0.01)  # inverse regularisation; of equal scores the last, most cautious wins
+STRENGTHS = (100.0, 10.0, 1.0, 0.1, 0.01)  # inverse regularisation; of equal scores the last wins: it regularises most
 FOLDS = 5
 
 
 def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
-    """Set a linear layer to the solution for features [N R] and class numbers, or standardised scores.
+    """Set a linear layer to the solution for features [N R] and class indices, or standardised scores.
 
     Example:
         >>> layer = nn.Linear(1, 2)
@@ -23,50 +23,55 @@ def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[int | floa
         >>> layer(torch.tensor([[0.0], [1.0]])).argmax(dim=1).tolist()
         [0, 1]
     """
-    features = features.double()  # in float32 the solver stops early
+    features = features.double()  # in float32 the solver stops too early
     mean, scale = features.mean(dim=0), features.std(dim=0, unbiased=False)
     scale = torch.where(scale == 0, 1.0, scale)
-    weight, bias = _solved(((features - mean) / scale).numpy(), labels, strength, layer.out_features)
-    # the solution reads standardised features, the layer plain ones: W (x - mean)/scale + b
+    weight, bias = _solve(((features - mean) / scale).numpy(), labels, strength, layer.out_features)
+    # The solution is for standardised features, the layer for raw ones: W (x - mean)/scale + b.
     layer.weight.data.copy_(weight / scale)
     layer.bias.data.copy_(bias - (weight / scale) @ mean)
 
 
 def best_strength(features: Tensor, labels: Sequence[int | float], num_outputs: int) -> float:
-    """The strength that does best on held-out fifths of the training rows themselves; 1 where rows are too few."""
+    """Return the strength with the best cross-validation score on the training rows; 1 for too few rows.
+
+    Example:
+        >>> best_strength(torch.tensor([[0.0], [1.0]]), [0, 1], num_outputs=2)
+        1.0
+    """
     from sklearn.model_selection import cross_val_score
 
-    rarest = len(labels) if num_outputs == 1 else min(Counter(labels).values())
-    if rarest < FOLDS:
+    num_rarest = len(labels) if num_outputs == 1 else min(Counter(labels).values())
+    if num_rarest < FOLDS:
         return 1.0
     scale = features.std(dim=0, unbiased=False)
     scaled = ((features - features.mean(dim=0)) / torch.where(scale == 0, 1.0, scale)).numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
         scores = {
-            strength: cross_val_score(_estimator(num_outputs, strength), scaled, labels, cv=FOLDS).mean()
+            strength: cross_val_score(_make_estimator(num_outputs, strength), scaled, labels, cv=FOLDS).mean()
             for strength in STRENGTHS
         }
     return max(STRENGTHS, key=lambda strength: (scores[strength], -strength))
 
 
-def _estimator(num_outputs: int, strength: float) -> Any:
+def _make_estimator(num_outputs: int, strength: float) -> Any:
     from sklearn.linear_model import LogisticRegression, Ridge
 
     return Ridge(alpha=1.0 / strength) if num_outputs == 1 else LogisticRegression(C=strength, max_iter=2000)
 
 
-def _solved(features: Any, labels: Sequence[int | float], strength: float, num_outputs: int) -> tuple[Tensor, Tensor]:
-    """Weights [C R] and biases [C] for standardised features."""
+def _solve(features: Any, labels: Sequence[int | float], strength: float, num_outputs: int) -> tuple[Tensor, Tensor]:
+    """Return weights [C R] and biases [C] for standardised features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
-        found = _estimator(num_outputs, strength).fit(features, labels)
+        solution = _make_estimator(num_outputs, strength).fit(features, labels)
     if num_outputs == 1:
-        return torch.tensor(found.coef_).view(1, -1), torch.tensor([float(found.intercept_)])
-    rows, biases = torch.tensor(found.coef_), torch.tensor(found.intercept_)
-    if len(rows) == 1:  # two classes: one row of log-odds, halved between them
+        return torch.tensor(solution.coef_).view(1, -1), torch.tensor([float(solution.intercept_)])
+    rows, biases = torch.tensor(solution.coef_), torch.tensor(solution.intercept_)
+    if len(rows) == 1:  # two classes: one row of log-odds, split between them
         rows, biases = torch.cat([-rows, rows]) / 2, torch.cat([-biases, biases]) / 2
     weight, bias = rows.new_zeros(num_outputs, rows.shape[1]), rows.new_full((num_outputs,), -1e4)
-    for row, number in enumerate(found.classes_):  # a class without training rows is never the answer
-        weight[number], bias[number] = rows[row], biases[row]
+    for row, class_index in enumerate(solution.classes_):  # a class without training rows is never predicted
+        weight[class_index], bias[class_index] = rows[row], biases[row]
     return weight, bias

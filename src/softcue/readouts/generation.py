@@ -1,7 +1,7 @@
-"""Text-to-text (Lester et al. 2021): the backbone writes the answer; the loss is on its tokens.
+"""Text-to-text (Lester et al. 2021): the backbone generates the target as text, and the loss is on its tokens.
 
-With a closed set of labels, `rank` scores every label string and takes the likeliest, so an illegal answer
-cannot come out; `greedy` and `beam` write freely, as the paper's models do. `sample` draws each token.
+`rank` scores every label string of a closed set and takes the likeliest, so the prediction is always a label. `greedy`
+and `beam` generate any text, as the paper's models do. `sample` draws each token.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import TOKENS_AT_ONCE, answer_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
-from softcue.readouts.spans_and_tags import located, place_of, written
+from softcue.readouts.spans_and_tags import find_answer, parse_spans, spans_as_text
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
-RANKED_AT_ONCE = 256  # candidate strings scored in one decoder pass
+RANKED_AT_ONCE = 256  # most candidate strings in one decoder pass
 DETERMINERS = frozenset(
     (
         "a",
@@ -65,18 +65,18 @@ class Generation(Readout):
                 fix=f"use readout.name=classifier with {backbone.name}",
             )
         self.tokenizer, self.kind = backbone.tokenizer, backbone.kind
-        self.ranks = config.decoding == "rank"
-        self.choices = _choices(task)
-        if self.ranks and not self.choices:
+        self.is_ranking = config.decoding == "rank"
+        self.choices = _target_texts(task)
+        if self.is_ranking and not self.choices:
             raise ConfigurationError(
                 setting="readout.decoding",
                 got="rank",
                 expected="a task with a closed set of labels",
                 fix="use greedy or beam",
             )
-        self.shared_pass = "answers" if self.ranks else "hidden" if backbone.kind == "encoder-decoder" else None
-        self.candidates = [torch.tensor(self._answer(words)) for words in self.choices]
-        if not self.ranks:
+        self.shared_pass = "answers" if self.is_ranking else "hidden" if backbone.kind == "encoder-decoder" else None
+        self.candidates = [torch.tensor(self._target_ids(text)) for text in self.choices]
+        if not self.is_ranking:
             self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
             if config.decoding == "sample":
                 self.decoding = replace(
@@ -85,102 +85,102 @@ class Generation(Readout):
 
     @property
     def max_target_length(self) -> int:
-        """The longest label, or what may be generated."""
+        """The length of the longest label, or the limit for generated text."""
         longest = max((len(candidate) for candidate in self.candidates), default=0)
-        return longest if self.ranks else max(longest, self.config.max_new_tokens)
+        return longest if self.is_ranking else max(longest, self.config.max_new_tokens)
 
     def training_examples(self, example: Example) -> list[Example]:
-        """One per right answer where a row names its options; only what is true of referents."""
+        """Return one example per right answer if a row has options; only true candidates of referent tasks."""
         if self.task.kind == "referent":
             return [example] if example.target == self.task.positive else []
         if example.options:  # as T5's preprocessing of ReCoRD
             return [replace(example, target=answer) for answer in example.answers]
         return [example]
 
-    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
-        """What was written, as the task's answer; places in the text where it has any."""
-        answer = answers[0]
-        text = (answer.label or "").strip()
+    def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
+        """Turn generated text into the task's prediction, with its spans in the input if the task has spans."""
+        prediction = predictions[0]
+        text = (prediction.label or "").strip()
         if self.task.kind == "referent":
             is_same = same_referent(text, example.texts[-1])
             label = next(name for name in self.task.labels if (name == self.task.positive) == is_same)
-            return Prediction(label, is_illegal=not _named(text))
+            return Prediction(label, is_illegal=not _name_words(text))
         if self.task.kind == "tags":
-            spans, is_usable = located(self.task, example, text)
-            return replace(answer, spans=spans, is_illegal=not is_usable)
+            spans, is_legal = parse_spans(self.task, example, text)
+            return replace(prediction, spans=spans, is_illegal=not is_legal)
         if self.task.kind == "span":
-            place = place_of(example.texts[-1], text)
-            return replace(answer, spans=() if place is None else (place,))
-        return answer
+            span = find_answer(example.texts[-1], text)
+            return replace(prediction, spans=() if span is None else (span,))
+        return prediction
 
-    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
-        """With the tokens of what is to be written, cut to the room there is."""
-        ids = self._answer(self._wanted(example))
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Add the tokens of the target text, cut to the longest target."""
+        ids = self._target_ids(self._target_text(example))
         if len(ids) <= self.max_target_length:
-            return replace(tokens, target_ids=ids)
+            return replace(row, target_ids=ids)
         # The end token stays: a model trained without it would never stop.
-        return replace(tokens, target_ids=(*ids[: self.max_target_length - 1], ids[-1]), is_truncated=True)
+        return replace(row, target_ids=(*ids[: self.max_target_length - 1], ids[-1]), is_truncated=True)
 
     def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
-        """Target tokens."""
+        """Return the number of target tokens."""
         return sum(len(row.target_ids) for row in rows)
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Cross-entropy of the target tokens, and t5x's z-loss if asked for."""
+        """Return the cross-entropy of the target tokens, with t5x's z-loss if its weight is set."""
         logits = forward_pass.target_logits(batch.target_ids).flatten(0, 1)  # [B*U V]
-        wanted = batch.target_ids.where(batch.target_mask, -100).flatten()  # -100: not counted
-        total = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100)
+        targets = batch.target_ids.where(batch.target_mask, -100).flatten()  # -100: ignored
+        total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
         if self.config.z_loss > 0:
-            total = total + self.config.z_loss * logits.logsumexp(dim=-1)[wanted >= 0].square().sum()
+            total = total + self.config.z_loss * logits.logsumexp(dim=-1)[targets >= 0].square().sum()
         return Loss(total, float(batch.target_mask.sum()))
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
-        """A ranked label or a written text per row."""
-        return self._ranked(forward_pass) if self.decoding is None else self._written(forward_pass, self.decoding)
+        """Predict the best-ranked label or the generated text of each row."""
+        return self._rank(forward_pass) if self.decoding is None else self._generate(forward_pass, self.decoding)
 
-    def _ranked(self, forward_pass: ForwardPass) -> list[Prediction]:
-        # each candidate has its own copy of the source's keys and values, or states
-        width = forward_pass.layout.mask.shape[1] + self.max_target_length
-        step = max(1, min(RANKED_AT_ONCE, TOKENS_AT_ONCE // width) // len(self.candidates))
-        found = []
+    def _rank(self, forward_pass: ForwardPass) -> list[Prediction]:
+        # Each candidate has its own copy of the input's keys and values, or hidden states.
+        length = forward_pass.layout.mask.shape[1] + self.max_target_length
+        step = max(1, min(RANKED_AT_ONCE, TOKENS_AT_ONCE // length) // len(self.candidates))
+        predictions = []
         for rows in torch.arange(len(forward_pass.ids), device=forward_pass.ids.device).split(step):
             probabilities = forward_pass.rows(rows).rank(self.candidates).softmax(dim=-1)  # [B C]
-            found += [self._chosen(row) for row in probabilities.tolist()]
-        return found
+            predictions += [self._likeliest(row) for row in probabilities.tolist()]
+        return predictions
 
-    def _chosen(self, probabilities: Sequence[float]) -> Prediction:
+    def _likeliest(self, probabilities: Sequence[float]) -> Prediction:
         if self.task.has_classes:
             return label_prediction(self.task, probabilities)
-        words = max(zip(probabilities, self.choices, strict=True))[1]
-        return Prediction(None, value=float(words))
+        score = max(zip(probabilities, self.choices, strict=True))[1]
+        return Prediction(None, value=float(score))
 
-    def _written(self, forward_pass: ForwardPass, decoding: Decoding) -> list[Prediction]:
+    def _generate(self, forward_pass: ForwardPass, decoding: Decoding) -> list[Prediction]:
         texts = [
             self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in forward_pass.generate(decoding)
         ]
         if self.task.kind == "regression":
-            return [_number(text) for text in texts]
+            return [_parse_score(text) for text in texts]
         return [Prediction(self.choices.get(text, text)) for text in texts]
 
-    def _wanted(self, example: Example) -> str:
-        """What the backbone is to write for an example."""
+    def _target_text(self, example: Example) -> str:
+        """Return the text that the backbone should generate for an example."""
         task = self.task
         if task.kind == "referent":
             return example.texts[-1]
         if task.kind == "tags":
-            return written(task, example, example.spans)
+            return spans_as_text(task, example, example.spans)
         if task.kind == "regression":
             assert example.target is not None and task.scale is not None
             low, _, step = task.scale
             return _score_text(low, round((float(example.target) - low) / step), step)
         return task.labels[str(example.target)].words if task.labels else str(example.target)
 
-    def _answer(self, words: str) -> tuple[int, ...]:
-        return answer_tokens(self.tokenizer, self.kind, words)
+    def _target_ids(self, text: str) -> tuple[int, ...]:
+        return answer_tokens(self.tokenizer, self.kind, text)
 
 
-def _choices(task: Task) -> dict[str, str]:
-    """What may be written -> what it stands for; empty where any text may. No two labels have the same words."""
+def _target_texts(task: Task) -> dict[str, str]:
+    """Return target text -> label for a closed set, else nothing. Two labels with the same words are an error."""
     if task.kind == "regression":
         if task.scale is None:
             raise ConfigurationError(
@@ -194,27 +194,27 @@ def _choices(task: Task) -> dict[str, str]:
         return dict(zip(scores, scores, strict=True))
     if task.kind != "classification":
         return {}
-    found: dict[str, str] = {}
+    labels_by_words: dict[str, str] = {}
     for name, label in task.labels.items():
         words = label.words.strip()
-        if not words or words in found:
-            trouble = "empty" if not words else f"also the words of '{found[words]}'"
+        if not words or words in labels_by_words:
+            problem = "empty" if not words else f"also the words of '{labels_by_words[words]}'"
             raise ConfigurationError(
                 setting=f"label words of '{name}'",
-                got=f"{label.words} ({trouble})",
+                got=f"{label.words} ({problem})",
                 expected="words of its own per label",
                 fix=f"set task.label_words.{name}=...",
             )
-        found[words] = name
-    return found
+        labels_by_words[words] = name
+    return labels_by_words
 
 
 def _score_text(low: float, number: int, step: float) -> str:
-    """A score as T5 writes those of STS-B: the nearest step, with one decimal."""
+    """Return a score as T5 writes those of STS-B: the nearest step, with one decimal."""
     return f"{low + number * step:.1f}"
 
 
-def _number(text: str) -> Prediction:
+def _parse_score(text: str) -> Prediction:
     try:
         value = float(text)
     except ValueError:
@@ -222,21 +222,21 @@ def _number(text: str) -> Prediction:
     return Prediction(None, value=value) if math.isfinite(value) else Prediction(text, is_illegal=True)
 
 
-def same_referent(written: str, candidate: str) -> bool:
-    """Whether a written name is the candidate's, by T5's rule for WSC: one's words contain the other's.
+def same_referent(generated: str, candidate: str) -> bool:
+    """Tell whether a generated name means the candidate, by T5's rule for WSC: the words of one contain the other's.
 
-    Determiners do not count; a name with a possessive is not the same as one without.
+    Determiners do not count. A name with a possessive differs from one without.
 
     Example:
         >>> same_referent("the old dog", "dog"), same_referent("the cat", "dog"), same_referent("Ann's", "Ann")
         (True, False, False)
     """
-    words, wanted = _named(written), _named(candidate)
-    if not words or not wanted or ("'" in written) != ("'" in candidate):
+    words, candidate_words = _name_words(generated), _name_words(candidate)
+    if not words or not candidate_words or ("'" in generated) != ("'" in candidate):
         return False
-    return words <= wanted or wanted <= words
+    return words <= candidate_words or candidate_words <= words
 
 
-def _named(text: str) -> set[str]:
-    """The words of a name that tell it from others."""
+def _name_words(text: str) -> set[str]:
+    """Return the words of a name without determiners."""
     return {word for word in text.lower().split() if word not in DETERMINERS}

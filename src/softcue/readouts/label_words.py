@@ -1,7 +1,7 @@
-"""Label words: each class has one word; the backbone's own word head scores them where the answer stands.
+"""Label words: each class has one word, and the backbone's own language-model head scores these words.
 
-No numbers are trained here. On encoders the answer stands at a mask token, on decoders after the text, on
-encoder-decoders at the decoder's first step.
+This readout has no trainable parameters. The words are scored at a mask token on encoders, after the text on decoders,
+and at the decoder's first step on encoder-decoders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from softcue.types import Batch, Example, Prediction, TokenizedRow
 
 
 class LabelWords(Readout):
-    """Softmax over the labels' words only, so an answer outside the labels is impossible."""
+    """Softmax over the label words only, so that only labels can be predicted."""
 
     writes_answer = True
 
@@ -41,44 +41,44 @@ class LabelWords(Readout):
 
     @property
     def suffix(self) -> str:
-        """The mask, on encoders."""
+        """The phrase with the mask token, on encoders."""
         return self._suffix
 
-    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
-        """With the class number."""
-        return replace(tokens, label=self.task.label_names.index(str(example.target)))
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Add the class index."""
+        return replace(row, label=self.task.label_names.index(str(example.target)))
 
     def logits(self, forward_pass: ForwardPass) -> Tensor:
-        """Scores of the label words. [B C]"""
+        """Return the scores of the label words. [B C]"""
         return forward_pass.first_logits()[:, self.word_ids.to(forward_pass.ids.device)]
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Cross-entropy among the label words."""
+        """Return the cross-entropy over the label words."""
         assert batch.labels is not None
         return Loss(functional.cross_entropy(self.logits(forward_pass), batch.labels, reduction="sum"), batch.size)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
-        """A label per row."""
+        """Predict a label per row."""
         return [label_prediction(self.task, row) for row in self.logits(forward_pass).softmax(dim=-1).tolist()]
 
 
 def label_word_ids(task: Task, backbone: Backbone) -> Tensor:
-    """The token number of each label's word; labels that share one are refused. [C]"""
-    found: dict[int, str] = {}
+    """Return the token id of each label's word. Two labels with the same token are an error. [C]"""
+    names_by_id: dict[int, str] = {}
     for name, label in task.labels.items():
         if backbone.kind == "encoder":
-            pieces = backbone.tokenizer(f" {label.words}", add_special_tokens=False)["input_ids"]
+            ids = backbone.tokenizer(f" {label.words}", add_special_tokens=False)["input_ids"]
         else:
             special = set(backbone.tokenizer.all_special_ids)
-            answer = answer_tokens(backbone.tokenizer, backbone.kind, label.words)
-            pieces = [piece for piece in answer if piece not in special][:1]
-        if len(pieces) != 1 or pieces[0] in found:
-            trouble = "several pieces" if len(pieces) != 1 else f"the same first piece as '{found[pieces[0]]}'"
+            target_ids = answer_tokens(backbone.tokenizer, backbone.kind, label.words)
+            ids = [token_id for token_id in target_ids if token_id not in special][:1]
+        if len(ids) != 1 or ids[0] in names_by_id:
+            problem = "several pieces" if len(ids) != 1 else f"the same first piece as '{names_by_id[ids[0]]}'"
             raise ConfigurationError(
                 setting=f"label word of '{name}'",
-                got=f"{label.words} ({trouble})",
+                got=f"{label.words} ({problem})",
                 expected="a word of its own per label",
                 fix="set task.label_words, or use readout.name=generation or classifier",
             )
-        found[pieces[0]] = name
-    return torch.tensor(list(found))
+        names_by_id[ids[0]] = name
+    return torch.tensor(list(names_by_id))

@@ -1,6 +1,6 @@
-"""The contract of a readout: what the backbone computed -> loss and prediction.
+"""The contract of a readout: it turns the backbone's output into a loss and predictions.
 
-A readout may hold a trained head. It never sees the prompt, and it changes nothing in the backbone.
+A readout may have a trained head. It never reads the prompt, and it changes nothing in the backbone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from softcue.types import Batch, Example, Prediction, TokenizedRow
 
 
 class ReadoutConfig(BaseModel):
-    """How the answer is read off the backbone."""
+    """How predictions are made from the backbone's output."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,19 +41,23 @@ class ReadoutConfig(BaseModel):
         "random", description="solved: a linear head starts as the linear probe of the training rows"
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
-    mask_phrase: str = Field(" {mask}", description="label-words on encoders: what follows the text")
+    mask_phrase: str = Field(" {mask}", description="label-words on encoders: the phrase after the text")
     decoding: Literal["auto", "rank", "greedy", "beam", "sample"] = Field(
-        "auto", description="generation: rank scores every label string and is never illegal; auto ranks if it can"
+        "auto",
+        description="generation: rank scores every label string, so it always predicts a label; auto ranks if it can",
     )
     num_beams: int = Field(4, ge=1, description="generation with decoding=beam")
     max_new_tokens: int = Field(
         0,
         ge=0,
-        description="generation that writes freely; 0: 32, or 96 where every span of a text is written",
+        description="generation without ranking; 0: 32 tokens, or 96 for tasks of kind tags",
     )
-    temperature: float = Field(1.0, gt=0, description="generation with decoding=sample: below 1 the likely is likelier")
+    temperature: float = Field(1.0, gt=0, description="generation with decoding=sample: divides the logits")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="generation with decoding=sample: draw among the likeliest so much"
+        1.0,
+        gt=0,
+        le=1,
+        description="generation with decoding=sample: draw among the likeliest tokens of this total probability",
     )
     draw_seed: int = Field(0, ge=0, description="generation with decoding=sample: another seed gives other texts")
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
@@ -68,21 +72,21 @@ class ReadoutConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Loss:
-    """A sum and what it is to be divided by; the division waits for all processes and micro-batches."""
+    """A sum of losses and its number of terms. The division waits for all processes and micro-batches."""
 
     total: Tensor  # []
     count: float
 
 
 class Readout(nn.Module, ABC):
-    """Reads answers off the backbone for one task."""
+    """Makes a loss and predictions from the backbone's output, for one task."""
 
-    writes_answer = False  # decoders then get a cue where the answer begins
-    summary: Summary | None = None  # the one vector per text that a head reads; None: no head, no vector
+    writes_answer = False  # the backbone writes the target; decoders get a marker where it begins
+    summary: Summary | None = None  # the pooling whose vector the head reads; None: no such head
     needs_target = False  # training feeds the target's tokens to the backbone
-    shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what prediction can share with other tasks
-    decoding: Decoding | None = None  # how it writes freely; rows of tasks that write alike are written together
-    offset_unit: OffsetUnit | None = None  # the unit of the offsets that the readout needs; None: no offsets
+    shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
+    decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together
+    offset_unit: OffsetUnit | None = None  # tokens or words whose character offsets it needs, to predict spans
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__()
@@ -91,15 +95,15 @@ class Readout(nn.Module, ABC):
 
     @property
     def suffix(self) -> str:
-        """Text that every source must end with."""
+        """Text that is added to the end of every input."""
         return ""
 
     def see(self, examples: Sequence[Example]) -> None:
-        """Take from the training rows what no gradient can find, such as the scale of scores."""
+        """Set what is not trained by gradients from the training rows, such as the scale of scores."""
 
     @property
     def linear(self) -> nn.Linear | None:
-        """The head, where it is a single linear layer."""
+        """The head's linear layer, if the head is only that."""
         return None
 
     def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
@@ -113,40 +117,40 @@ class Readout(nn.Module, ABC):
 
     @property
     def max_target_length(self) -> int:
-        """Room a decoder needs behind the text."""
+        """The number of target tokens that must fit after the text, on decoders."""
         return 0
 
     def training_examples(self, example: Example) -> list[Example]:
-        """What training makes of an example: itself, several, or nothing."""
+        """Return the examples to train on for this one: itself, several (one per right target), or none."""
         return [example]
 
     def split(self, example: Example, formatter: InputFormatter) -> list[Example]:
-        """The pieces in which an example is read."""
+        """Return the examples that the backbone reads for this one: itself, or windows of a long text."""
         return [example]
 
-    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
-        """The answers to the pieces of an example as one."""
-        return answers[0]
+    def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
+        """Join the predictions for the examples of `split` into one."""
+        return predictions[0]
 
     @abstractmethod
-    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
-        """The tokens with the example's answer filled in, for training."""
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Return the tokenized row with the example's target, for training."""
 
     def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
-        """How many terms the loss of these rows averages."""
+        """Return the number of terms in the loss of these rows."""
         return len(rows)
 
     @abstractmethod
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """The training loss of a batch."""
+        """Return the training loss of a batch."""
 
     @abstractmethod
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
-        """An answer per row."""
+        """Return a prediction per row."""
 
 
 def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
-    """The likeliest label, with all scores.
+    """Return the likeliest label, with the scores of all labels.
 
     Example:
         >>> from softcue.tasks import library_task

@@ -1,7 +1,7 @@
-"""Answers that stand in the text: one span of it (extractive questions), or a label for every word (NER).
+"""Predictions inside the text: one span of it (extractive questions), or a label for every word (NER).
 
-Both are a linear head on the encoder's states at the text's tokens, and both answer in characters of the text as it
-was given. Texts longer than the backbone takes are read in windows.
+Both are a linear head on the encoder's hidden states of the text's tokens, and both predict character spans of the
+original text. A text that is too long for the backbone is split into windows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Span, TokenizedRow
 
 LONGEST_ANSWER = 30  # tokens, as in the public BERT code for SQuAD
-OVERLAP = 0.5  # of two windows, so that an answer at an edge is whole in one of them
-GOES_ON = "goes on"  # in place of a label, from `predict` to `merge`: the window begins inside a span
-STARTS, ENDS = 1, 2  # marks of a token in training; their sum for an answer of one token
+OVERLAP = 0.5  # share of a window: an answer at the edge of one window is complete in the next
+CONTINUES = "continues"  # instead of a label, from `predict` to `merge`: the window begins inside a span
+START, END = 1, 2  # token labels in training; their sum for an answer of one token
 
 
 class TokenHead(Readout):
-    """A linear head on every token's state."""
+    """A linear head on the hidden state of every token."""
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone, num_outputs: int) -> None:
         super().__init__(task, config, backbone)
@@ -45,10 +45,10 @@ class TokenHead(Readout):
         self.head = make_head(config.head, backbone.hidden_width, num_outputs, 0.0, config.head_init)
 
     def outputs(self, forward_pass: ForwardPass) -> Tensor:
-        """The head's outputs at the text's tokens. [B T C]"""
+        """Return the head's outputs at the text's tokens. [B T C]"""
         states = forward_pass.text()  # [B T D]
         if self.training and self.config.dropout > 0:
-            # The same features for all tokens of a row: noise per token would depend on how far a row is padded.
+            # One draw per row, for all its tokens: noise per token would depend on the padding.
             kept = uniform_like(states[:, 0]) >= self.config.dropout  # [B D]
             states = states * kept.unsqueeze(1) / (1 - self.config.dropout)
         return self.head(states)  # type: ignore[no-any-return]
@@ -57,8 +57,8 @@ class TokenHead(Readout):
 class SpanHead(TokenHead):
     """Start and end of the answer, each a softmax over the last text's tokens (Devlin et al. 2019, section 4.2).
 
-    A window without the answer points at the row's first token; that is never predicted, but it takes likelihood
-    away from windows in which the answer is not.
+    In a window without the answer, start and end are the row's first token. It is never predicted, but it lowers the
+    scores of spans in such windows.
     """
 
     offset_unit = "token"
@@ -67,62 +67,63 @@ class SpanHead(TokenHead):
         super().__init__(task, config, backbone, num_outputs=2)
 
     def split(self, example: Example, formatter: InputFormatter) -> list[Example]:
-        """Overlapping windows of the last text."""
+        """Return overlapping windows of the last text."""
         return formatter.windows(example, OVERLAP)
 
-    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
-        """The likeliest span of all windows, with its text."""
-        best = max(answers, key=lambda answer: answer.strength)
+    def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the likeliest span of all windows, with its text."""
+        best = max(predictions, key=lambda prediction: prediction.strength)
         assert best.spans is not None
         text = example.texts[-1]
         return replace(
             best, label=" ".join(text[span.start - example.offset : span.end - example.offset] for span in best.spans)
         )
 
-    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
-        """With marks where the first answer that the row still has starts and ends."""
-        assert tokens.offsets is not None
-        marks = [NO_LABEL if place == NOWHERE else 0 for place in tokens.offsets]
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Add token labels at start and end of the first answer that is complete in the row."""
+        assert row.offsets is not None
+        token_labels = [NO_LABEL if characters == NOWHERE else 0 for characters in row.offsets]
         for span in example.spans:
             start, end = span.start + example.offset, span.end + example.offset
-            inside = [index for index, place in enumerate(tokens.offsets) if place[0] < end and place[1] > start]
-            # An answer that is cut off by an edge of the window would teach a wrong place.
-            if inside and tokens.offsets[inside[0]][0] <= start and tokens.offsets[inside[-1]][1] >= end:
-                marks[0] = 0
-                marks[inside[0]] += STARTS
-                marks[inside[-1]] += ENDS
-                return replace(tokens, token_labels=tuple(marks))
-        marks[0] = STARTS + ENDS
-        return replace(tokens, token_labels=tuple(marks))
+            inside = [index for index, (first, last) in enumerate(row.offsets) if first < end and last > start]
+            # An answer that is cut off at the edge of the window is no target.
+            if inside and row.offsets[inside[0]][0] <= start and row.offsets[inside[-1]][1] >= end:
+                token_labels[0] = 0
+                token_labels[inside[0]] += START
+                token_labels[inside[-1]] += END
+                return replace(row, token_labels=tuple(token_labels))
+        token_labels[0] = START + END
+        return replace(row, token_labels=tuple(token_labels))
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Cross-entropy of start and end, averaged."""
-        marks = batch.token_labels
-        assert marks is not None
-        logits = self.outputs(forward_pass).masked_fill((marks == NO_LABEL).unsqueeze(2), -torch.inf)  # [B T 2]
-        wanted = torch.stack([(marks == STARTS) | (marks == STARTS + ENDS), marks >= ENDS], dim=2)  # [B T 2]
-        return Loss(functional.cross_entropy(logits, wanted.long().argmax(dim=1), reduction="sum") / 2, batch.size)
+        """Return the mean of the cross-entropies of start and end."""
+        labels = batch.token_labels
+        assert labels is not None
+        logits = self.outputs(forward_pass).masked_fill((labels == NO_LABEL).unsqueeze(2), -torch.inf)  # [B T 2]
+        is_target = torch.stack([(labels == START) | (labels == START + END), labels >= END], dim=2)  # [B T 2]
+        return Loss(functional.cross_entropy(logits, is_target.long().argmax(dim=1), reduction="sum") / 2, batch.size)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
-        """The likeliest start and end, in that order and not too far apart."""
+        """Predict the likeliest pair of start and end: the end is not before the start, nor too far behind it."""
         assert forward_pass.offsets is not None
         offsets = forward_pass.offsets
-        is_place = offsets[:, :, 0] >= 0  # [B T]
-        is_counted = is_place.clone()
-        is_counted[:, 0] = True  # what says that the answer is not here
-        logits = self.outputs(forward_pass).masked_fill(~is_counted.unsqueeze(2), -torch.inf)
-        scores = logits.log_softmax(dim=1).masked_fill(~is_place.unsqueeze(2), -torch.inf)  # [B T 2]
+        is_text = offsets[:, :, 0] >= 0  # [B T]
+        is_candidate = is_text.clone()
+        is_candidate[:, 0] = True  # the first token: no answer in this window
+        logits = self.outputs(forward_pass).masked_fill(~is_candidate.unsqueeze(2), -torch.inf)
+        scores = logits.log_softmax(dim=1).masked_fill(~is_text.unsqueeze(2), -torch.inf)  # [B T 2]
         starts, ends = scores.unbind(dim=2)  # [B T]
         best = starts.new_full((len(starts),), -torch.inf)
-        where = torch.zeros(len(starts), 2, dtype=torch.long, device=starts.device)
+        best_tokens = torch.zeros(len(starts), 2, dtype=torch.long, device=starts.device)
         for length in range(min(LONGEST_ANSWER, starts.shape[1])):
-            together = starts[:, : starts.shape[1] - length] + ends[:, length:]  # [B T-length]
-            value, place = together.max(dim=1)
-            is_better = value > best
-            best = torch.where(is_better, value, best)
-            where = torch.where(is_better.unsqueeze(1), torch.stack([place, place + length], dim=1), where)
+            sums = starts[:, : starts.shape[1] - length] + ends[:, length:]  # [B T-length]
+            score, start = sums.max(dim=1)
+            is_better = score > best
+            best = torch.where(is_better, score, best)
+            tokens = torch.stack([start, start + length], dim=1)  # [B 2]
+            best_tokens = torch.where(is_better.unsqueeze(1), tokens, best_tokens)
         rows = torch.arange(len(starts), device=starts.device)
-        spans = torch.stack([offsets[rows, where[:, 0], 0], offsets[rows, where[:, 1], 1]], dim=1)  # [B 2]
+        spans = torch.stack([offsets[rows, best_tokens[:, 0], 0], offsets[rows, best_tokens[:, 1], 1]], dim=1)  # [B 2]
         return [
             Prediction("", spans=(Span(start, end),) if strength > -torch.inf else (), strength=strength)
             for (start, end), strength in zip(spans.tolist(), best.tolist(), strict=True)
@@ -130,10 +131,10 @@ class SpanHead(TokenHead):
 
 
 class TagHead(TokenHead):
-    """A label for every word, at its first piece: outside, or the beginning or inside of a span of some label.
+    """A label for every word, at its first token: outside, or the beginning or inside of a span of a label.
 
-    Words are what stands between spaces, as in the training rows: text with punctuation of its own set apart (as
-    CoNLL's is) is marked best.
+    Words are separated by spaces, as in the training rows. Text whose punctuation is set apart, like CoNLL's, works
+    best.
     """
 
     offset_unit = "word"
@@ -143,140 +144,144 @@ class TagHead(TokenHead):
         super().__init__(task, config, backbone, num_outputs=1 + 2 * len(task.labels))
 
     def split(self, example: Example, formatter: InputFormatter) -> list[Example]:
-        """Windows one after the other."""
+        """Return windows of the last text that do not overlap."""
         return formatter.windows(example)
 
-    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
-        """The spans of all windows; their texts and labels, written as text-to-text backbones write them.
+    def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the spans of all windows, and as label the text that a text-to-text backbone generates for them.
 
-        A span that goes on from the end of one window at the start of the next is one: it was cut there.
+        A span that ends with one window and continues at the start of the next is one span.
         """
-        text, spans = example.texts[-1], list(answers[0].spans or ())
-        for answer in answers[1:]:
-            first, *others = answer.spans or (None,)
+        text, spans = example.texts[-1], list(predictions[0].spans or ())
+        for prediction in predictions[1:]:
+            first, *others = prediction.spans or (None,)
             is_adjacent = first and spans and not text[spans[-1].end : first.start].strip()
-            if first and is_adjacent and answer.label == GOES_ON and spans[-1].label == first.label:
+            if first and is_adjacent and prediction.label == CONTINUES and spans[-1].label == first.label:
                 spans[-1] = replace(spans[-1], end=first.end)
             elif first:
                 spans.append(first)
             spans += others
-        return Prediction(written(self.task, example, spans), spans=tuple(spans))
+        return Prediction(spans_as_text(self.task, example, spans), spans=tuple(spans))
 
-    def with_target(self, tokens: TokenizedRow, example: Example) -> TokenizedRow:
-        """With the number of the label at every word."""
-        assert tokens.offsets is not None
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Add the index of the label at every word."""
+        assert row.offsets is not None
         names = self.task.label_names
-        marks = []
-        for place in tokens.offsets:
-            start, end = place[0] - example.offset, place[1] - example.offset
-            around = [span for span in example.spans if span.start < end and span.end > start]
-            if place == NOWHERE:
-                marks.append(NO_LABEL)
-            elif not around:
-                marks.append(0)
+        token_labels = []
+        for characters in row.offsets:
+            start, end = characters[0] - example.offset, characters[1] - example.offset
+            spans = [span for span in example.spans if span.start < end and span.end > start]
+            if characters == NOWHERE:
+                token_labels.append(NO_LABEL)
+            elif not spans:
+                token_labels.append(0)
             else:
-                marks.append(1 + 2 * names.index(around[0].label) + (around[0].start < start))
-        return replace(tokens, token_labels=tuple(marks))
+                token_labels.append(1 + 2 * names.index(spans[0].label) + (spans[0].start < start))
+        return replace(row, token_labels=tuple(token_labels))
 
     def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
-        """Words."""
-        return sum(mark != NO_LABEL for row in rows for mark in row.token_labels or ())
+        """Return the number of words."""
+        return sum(label != NO_LABEL for row in rows for label in row.token_labels or ())
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Cross-entropy at every word."""
-        marks = batch.token_labels
-        assert marks is not None
+        """Return the cross-entropy at every word."""
+        labels = batch.token_labels
+        assert labels is not None
         logits = self.outputs(forward_pass)  # [B T C]
-        total = functional.cross_entropy(logits.flatten(0, 1), marks.flatten(), reduction="sum", ignore_index=NO_LABEL)
-        return Loss(total, float((marks != NO_LABEL).sum()))
+        total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=NO_LABEL)
+        return Loss(total, float((labels != NO_LABEL).sum()))
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
-        """The spans of each row."""
+        """Predict the spans of each row."""
         assert forward_pass.offsets is not None
-        marks = self.outputs(forward_pass).argmax(dim=2).tolist()  # [B T]
-        found = []
-        for row, places in zip(marks, forward_pass.offsets.tolist(), strict=True):
-            first = next((mark for mark, (start, _) in zip(row, places, strict=True) if start >= 0), 0)
+        labels = self.outputs(forward_pass).argmax(dim=2).tolist()  # [B T]
+        predictions = []
+        for row_labels, offsets in zip(labels, forward_pass.offsets.tolist(), strict=True):
+            first = next((label for label, (start, _) in zip(row_labels, offsets, strict=True) if start >= 0), 0)
             is_inside = first > 0 and first % 2 == 0
-            found.append(Prediction(GOES_ON if is_inside else "", spans=self._spans(row, places)))
-        return found
+            predictions.append(Prediction(CONTINUES if is_inside else "", spans=self._spans(row_labels, offsets)))
+        return predictions
 
-    def _spans(self, marks: Sequence[int], places: Sequence[Sequence[int]]) -> tuple[Span, ...]:
-        """Runs of one label; an inside without its beginning begins a span, as in CoNLL's own scorer."""
-        found: list[Span] = []
-        goes_on = False
-        for mark, (start, end) in zip(marks, places, strict=True):
+    def _spans(self, token_labels: Sequence[int], offsets: Sequence[Sequence[int]]) -> tuple[Span, ...]:
+        """Return runs of one label. An inside without a beginning starts a span, as in CoNLL's own scorer."""
+        spans: list[Span] = []
+        is_in_span = False
+        for token_label, (start, end) in zip(token_labels, offsets, strict=True):
             if start < 0:
                 continue
-            if mark == 0:
-                goes_on = False
+            if token_label == 0:
+                is_in_span = False
                 continue
-            number, is_inside = divmod(mark - 1, 2)
-            label = self.task.label_names[number]
-            if is_inside and goes_on and found[-1].label == label:
-                found[-1] = replace(found[-1], end=end)
+            label_index, is_inside = divmod(token_label - 1, 2)
+            label = self.task.label_names[label_index]
+            if is_inside and is_in_span and spans[-1].label == label:
+                spans[-1] = replace(spans[-1], end=end)
             else:
-                found.append(Span(start, end, label))
-            goes_on = True
-        return tuple(found)
+                spans.append(Span(start, end, label))
+            is_in_span = True
+        return tuple(spans)
 
 
-def written(task: Task, example: Example, spans: Sequence[Span]) -> str:
-    """Marked spans as one text, `entity ! label words ; ...` (Qin and Joty 2022); `end` where there is none.
+def spans_as_text(task: Task, example: Example, spans: Sequence[Span]) -> str:
+    """Return labelled spans as one text, `entity ! label words ; ...` (Qin and Joty 2022), or `end` for none.
 
     Example:
         >>> from softcue.tasks import Label
         >>> task = Task(name="ner", kind="tags", labels={"LOC": Label(words="location")})
-        >>> written(task, Example(("Rain in Oslo",)), [Span(8, 12, "LOC")])
+        >>> spans_as_text(task, Example(("Rain in Oslo",)), [Span(8, 12, "LOC")])
         'Oslo ! location'
     """
     text = example.texts[-1]
-    pieces = [
+    entities = [
         f"{text[span.start - example.offset : span.end - example.offset]} ! {task.labels[span.label].words}"
         for span in spans
     ]
-    return " ; ".join(pieces) or "end"
+    return " ; ".join(entities) or "end"
 
 
-def located(task: Task, example: Example, answer: str) -> tuple[tuple[Span, ...], bool]:
-    """The spans that a written answer names, each at its first place not yet taken, and whether all of it is usable.
+def parse_spans(task: Task, example: Example, generated: str) -> tuple[tuple[Span, ...], bool]:
+    """Return the spans that a generated text names, and whether the whole text could be used.
+
+    An entity is looked up in the input, at its first occurrence outside the other spans.
 
     Example:
         >>> from softcue.tasks import Label
         >>> task = Task(name="ner", kind="tags", labels={"LOC": Label(words="location")})
-        >>> located(task, Example(("Rain in Oslo",)), "Oslo ! location ; Rome ! location")
+        >>> parse_spans(task, Example(("Rain in Oslo",)), "Oslo ! location ; Rome ! location")
         ((Span(start=8, end=12, label='LOC'),), False)
     """
     text = example.texts[-1]
     names = {label.words: name for name, label in task.labels.items()}
-    found: list[Span] = []
-    is_usable = True
-    for piece in () if answer.strip() in ("end", "") else answer.split(";"):
-        entity, _, words = (part.strip() for part in piece.rpartition("!"))
-        place = place_of(text, entity, found) if words in names else None
-        if place is None or not _is_whole(text, place):
-            is_usable = False
+    spans: list[Span] = []
+    is_legal = True
+    for item in () if generated.strip() in ("end", "") else generated.split(";"):
+        entity, _, words = (part.strip() for part in item.rpartition("!"))
+        span = find_answer(text, entity, spans) if words in names else None
+        if span is None or not _is_whole_words(text, span):
+            is_legal = False
         else:
-            found.append(replace(place, label=names[words]))
-    shifted = (replace(span, start=span.start + example.offset, end=span.end + example.offset) for span in found)
-    return tuple(sorted(shifted)), is_usable and bool(answer.strip())
+            spans.append(replace(span, label=names[words]))
+    shifted = (replace(span, start=span.start + example.offset, end=span.end + example.offset) for span in spans)
+    return tuple(sorted(shifted)), is_legal and bool(generated.strip())
 
 
-def place_of(text: str, answer: str, taken: Sequence[Span] = ()) -> Span | None:
-    """Where an answer stands outside what is taken: as whole words if it does, its spaces as the text has them.
+def find_answer(text: str, answer: str, occupied: Sequence[Span] = ()) -> Span | None:
+    """Return the first occurrence of an answer outside the occupied spans; whole words are preferred.
+
+    Any white space in the text matches a space of the answer.
 
     Example:
-        >>> place_of("The party had  art.", "art"), place_of("had  art", "had art"), place_of("a party", "art")
+        >>> find_answer("The party had  art.", "art"), find_answer("had  art", "had art"), find_answer("a party", "art")
         (Span(start=15, end=18, label=''), Span(start=0, end=8, label=''), Span(start=3, end=6, label=''))
     """
     words = r"\s+".join(map(re.escape, answer.split()))
     for pattern in (rf"(?<!\w){words}(?!\w)", words) if words else ():
-        for found in re.finditer(pattern, text):
-            if not any(span.start < found.end() and span.end > found.start() for span in taken):
-                return Span(*found.span())
+        for match in re.finditer(pattern, text):
+            if not any(span.start < match.end() and span.end > match.start() for span in occupied):
+                return Span(*match.span())
     return None
 
 
-def _is_whole(text: str, place: Span) -> bool:
-    """Whether a place holds whole words."""
-    return re.search(r"\w\Z", text[: place.start]) is None and re.match(r"\w", text[place.end :]) is None
+def _is_whole_words(text: str, span: Span) -> bool:
+    """Tell whether a span begins and ends at word boundaries."""
+    return re.search(r"\w\Z", text[: span.start]) is None and re.match(r"\w", text[span.end :]) is None

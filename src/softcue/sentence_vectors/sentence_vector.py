@@ -1,7 +1,7 @@
-"""M(x) (Wu et al. 2022, section 3.1): one vector for a text, from the frozen backbone or from word vectors.
+"""Sentence vectors M(x) (Wu et al. 2022, section 3.1): one vector for a text, from the backbone or from word vectors.
 
-It depends on the text alone, not on task, method or seed. What costs a pass of the backbone is therefore kept
-on disk, by backbone and text, and shared by all runs.
+A sentence vector depends only on the text, not on task, method or seed. Vectors that need a forward pass of the
+backbone are therefore stored on disk, by backbone and text, and shared by all runs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from softcue.types import Batch, Example, TokenizedRow
 
 @dataclass(frozen=True)
 class SentenceVector:
-    """Which M(x)."""
+    """The kind of sentence vector: its source and its pooling."""
 
     source: Literal["backbone", "words", "glove"] = "backbone"
     summary: Summary = "mean"
-    dropout: bool = False  # the backbone's dropout in training, as the authors' code has it; then nothing is kept
-    glove: str = ""  # where word vectors come from
+    dropout: bool = False  # use the backbone's dropout in training, as the authors' code does; then nothing is stored
+    glove: str = ""  # the source of word vectors, as `load_glove` takes it
     glove_width: int = 0
-    glove_digest: str = ""  # of the vectors it was trained with; empty does not check
+    glove_digest: str = ""  # of the word vectors used in training; empty: not checked
 
     def width(self, backbone: Backbone) -> int:
-        """R."""
+        """Return the width R."""
         if self.source == "glove":
             return self.glove_width
         width = backbone.width if self.source == "words" else backbone.hidden_width
@@ -51,30 +51,32 @@ def sentence_vectors_of(
     limit: int | None = None,
     batch_size: int = 64,
 ) -> Tensor:
-    """M(x) of each example, cut to `limit` tokens (else to the backbone's own limit); known ones from disk. [N R]
+    """Return M(x) of each example, from disk where it is stored. [N R]
+
+    Texts are cut to `limit` tokens (unset: the backbone's own limit).
 
     Example:
-        represented(Representation("backbone", "mean"), backbone, task, [Example(("Hello.",))])
+        sentence_vectors_of(SentenceVector("backbone", "mean"), backbone, task, [Example(("Hello.",))])
     """
     if representation.source == "glove":
         return _glove_vectors(representation, examples)
-    if representation.source == "words":  # a table look-up: cheaper than the disk
-        return _computed(representation, backbone, task, examples, limit, batch_size)
+    if representation.source == "words":  # a table look-up is cheaper than the disk
+        return _compute(representation, backbone, task, examples, limit, batch_size)
     keys = [_key(representation, backbone, task, example, limit) for example in examples]
     store = open_store()
-    known = store.get(list(dict.fromkeys(keys)))
-    missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in known}
+    vectors = store.get(list(dict.fromkeys(keys)))
+    missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in vectors}
     if missing:
-        found = _computed(representation, backbone, task, list(missing.values()), limit, batch_size)
-        new = dict(zip(missing, found, strict=True))
+        computed = _compute(representation, backbone, task, list(missing.values()), limit, batch_size)
+        new = dict(zip(missing, computed, strict=True))
         store.put(new)
-        known |= new
-    return torch.stack([known[key] for key in keys])
+        vectors |= new
+    return torch.stack([vectors[key] for key in keys])
 
 
 @torch.no_grad()
 def sentence_vectors_with_dropout(representation: SentenceVector, backbone: Backbone, batch: Batch) -> Tensor:
-    """M(x) of a batch of plain texts (`plain_rows`) anew, with the backbone's dropout on. [B R]"""
+    """Compute M(x) of a batch of plain texts (`plain_rows`) with the backbone's dropout. [B R]"""
     forward_pass = backbone.with_dropout.read(batch, None, backbone.embed(batch.ids))
     return forward_pass.features(representation.summary)
 
@@ -82,13 +84,13 @@ def sentence_vectors_with_dropout(representation: SentenceVector, backbone: Back
 def plain_rows(
     backbone: Backbone, task: Task, examples: Sequence[Example], limit: int | None = None
 ) -> list[TokenizedRow]:
-    """The texts as M(x) reads them: without prompt, answer cue or mask."""
+    """Return the tokenized texts for M(x): without prompt, target marker or mask token."""
     formatter = InputFormatter(task, backbone.tokenizer, backbone.kind, limit or backbone.max_length)
     return [formatter.source(example) for example in examples]
 
 
 def _key(representation: SentenceVector, backbone: Backbone, task: Task, example: Example, limit: int | None) -> str:
-    """Backbone and text, as the tokenizer gets it: a task's name, labels or prompt have no part in it."""
+    """Return the key of a stored vector: backbone and input text, but not the task's name, labels or prompt."""
     texts = example.texts if backbone.kind == "encoder" else (task.source(example.texts),)
     fingerprint = backbone.fingerprint
     return key_of(
@@ -102,7 +104,7 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
     )
 
 
-def _computed(
+def _compute(
     representation: SentenceVector,
     backbone: Backbone,
     task: Task,
@@ -111,16 +113,16 @@ def _computed(
     batch_size: int,
 ) -> Tensor:
     rows = plain_rows(backbone, task, examples, limit)
-    found = torch.zeros(len(rows), representation.width(backbone))
+    vectors = torch.zeros(len(rows), representation.width(backbone))
     for numbers in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         embeds = backbone.embed(batch.ids)
         if representation.source == "words":
             assert representation.summary != "compared"
-            found[numbers] = pool(embeds, batch.mask, representation.summary).cpu()
+            vectors[numbers] = pool(embeds, batch.mask, representation.summary).cpu()
         else:
-            found[numbers] = backbone.read(batch, None, embeds).features(representation.summary).cpu()
-    return found
+            vectors[numbers] = backbone.read(batch, None, embeds).features(representation.summary).cpu()
+    return vectors
 
 
 def _glove_vectors(representation: SentenceVector, examples: Sequence[Example]) -> Tensor:
@@ -130,13 +132,13 @@ def _glove_vectors(representation: SentenceVector, examples: Sequence[Example]) 
             setting="method.glove_width",
             got=representation.glove_width,
             expected=f"{glove.width}, as in {representation.glove}",
-            fix="set it to that",
+            fix=f"set method.glove_width={glove.width}",
         )
     if representation.glove_digest not in ("", glove.digest):
         raise ConfigurationError(
             setting="method.glove",
             got=representation.glove,
             expected="the word vectors the cue was trained with",
-            fix=f"their digest is {representation.glove_digest}, this is {glove.digest}",
+            fix=f"their digest is {representation.glove_digest}, this file's is {glove.digest}",
         )
     return glove.vectors([example.texts for example in examples])

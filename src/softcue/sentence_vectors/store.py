@@ -1,7 +1,7 @@
-"""Sentence vectors on disk, shared by all runs and tasks and by several processes at once.
+"""Sentence vectors on disk, shared by all runs and tasks, and by several processes at once.
 
-A vector that is lost is only worked out again, so nothing that happens to the file may fail a run: rows carry
-checksums, a damaged file is started anew, and where nothing can be written the store finds and keeps nothing.
+A lost vector can be computed again, so no problem with the file may fail a run. Rows have checksums. A damaged file is
+replaced. Where nothing can be written, the store stays empty.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from softcue.errors import ConfigurationError
 from softcue.files import cache_folder
 
 TIMEOUT = 30.0  # seconds to wait for another process
-MARK_TIMEOUT = 100  # milliseconds: the order of use is not worth more
+MARK_TIMEOUT = 100  # milliseconds to wait before recording which rows were used; it is not worth more
 DEFAULT_MEGABYTES = 1024
 BATCH = 500  # keys per query; old builds of SQLite allow 999 variables
-PAGE_BYTES = 16384  # several vectors share a page, so little of it stays empty
-ROW_BYTES = 250  # what a row needs besides its vector: its key twice, checksum, numbers
+PAGE_BYTES = 16384  # several vectors fit on a page, so little of it stays empty
+ROW_BYTES = 250  # of a row besides its vector: its key twice, checksum, numbers
 LAYOUT = 1
 TABLES = (
-    # Apart from the vectors: marking a row as used then rewrites a few bytes, not kilobytes.
+    # Separate from the vectors: recording a use then rewrites a few bytes, not kilobytes.
     "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, used INTEGER, place INTEGER, size INTEGER)"
     " WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS by_use ON entries (used, place)",
@@ -47,7 +47,7 @@ DAMAGE = {
     sqlite3.SQLITE_FORMAT,
     sqlite3.SQLITE_ERROR,
     sqlite3.SQLITE_CONSTRAINT,
-    sqlite3.SQLITE_MISMATCH,  # tables that are not ours
+    sqlite3.SQLITE_MISMATCH,  # tables of another program
 }
 
 Result = TypeVar("Result")
@@ -59,19 +59,19 @@ class _BusyError(Exception):
 
 
 class _DamagedError(Exception):
-    """The file is not a database of ours, or no longer."""
+    """The file is not a sentence-vector database, or it is damaged."""
 
 
-# One connection at a time and none during a fork: a child that inherits one believes in locks it does not have.
-_one_at_a_time = threading.Lock()
+# One connection at a time, and none during a fork: a child would inherit it without its file locks.
+_connection_lock = threading.Lock()
 os.register_at_fork(
-    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_one_at_a_time.release
+    before=_connection_lock.acquire, after_in_parent=_connection_lock.release, after_in_child=_connection_lock.release
 )
 _warned: set[Path] = set()
 
 
 def key_of(*parts: str) -> str:
-    """One key for several texts; where one ends and the next begins matters.
+    """Return one key for several texts. The borders between the texts matter.
 
     Example:
         >>> key_of("ab", "c") == key_of("a", "bc")
@@ -81,13 +81,13 @@ def key_of(*parts: str) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode("utf-8", "surrogatepass")  # texts of broken files are still texts
+        data = part.encode("utf-8", "surrogatepass")  # texts of damaged files may have lone surrogates
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 
 
 def open_store() -> VectorStore:
-    """The user's store, bounded by SOFTCUE_CACHE_MB; 0 switches it off.
+    """Return the user's store, at most SOFTCUE_CACHE_MB megabytes; 0 switches it off.
 
     Example:
         store = open_store()
@@ -108,7 +108,7 @@ def open_store() -> VectorStore:
 
 
 class VectorStore:
-    """Vectors by key in one SQLite file that stays below a size; the least recently used ones go first.
+    """Vectors by key in one SQLite file of limited size. The least recently used vectors are dropped first.
 
     Example:
         >>> import tempfile
@@ -122,13 +122,13 @@ class VectorStore:
         self.path, self.max_bytes = path, max_bytes
 
     def get(self, keys: Sequence[str]) -> dict[str, Tensor]:
-        """The vectors that are there, as float32 on the CPU. A row whose checksum does not fit is not there."""
+        """Return the stored vectors, as float32 on the CPU. Rows with a wrong checksum are left out."""
         if not keys or self.max_bytes <= 0 or not os.path.exists(self.path):
             return {}
         return self._run(lambda connection: self._read(connection, keys)) or {}
 
     def put(self, vectors: Mapping[str, Tensor]) -> None:  # each [R]
-        """Keep vectors, all or none; then drop the least recently used ones above the bound."""
+        """Store vectors, all or none, and drop the least recently used ones above the size limit."""
         rows: list[tuple[str, bytes]] = []
         room = self.max_bytes
         for key in reversed(list(vectors)):
@@ -137,14 +137,14 @@ class VectorStore:
                 raise ValueError(f"expected one vector per key, got the shape {list(vector.shape)}")
             data = vector.contiguous().numpy().tobytes()
             room -= len(data) + ROW_BYTES
-            if room < 0:  # the first ones would be dropped again at once
+            if room < 0:  # earlier ones would be dropped again at once
                 break
             rows.append((key, data))
         if rows:
             self._run(lambda connection: self._write(connection, rows[::-1]))
 
     def _read(self, connection: sqlite3.Connection, keys: Sequence[str]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        vectors: dict[str, Tensor] = {}
         stale: list[str] = []
         now = _newest(connection) | 1
         for start in range(0, len(keys), BATCH):
@@ -155,13 +155,13 @@ class VectorStore:
             for key, used, checksum, data in connection.execute(query, batch):
                 is_typed = isinstance(key, str) and isinstance(data, bytes)
                 if is_typed and checksum == _checksum(key, data):
-                    found[key] = torch.from_numpy(numpy.frombuffer(data, numpy.float32).copy())  # [R]
+                    vectors[key] = torch.from_numpy(numpy.frombuffer(data, numpy.float32).copy())  # [R]
                     if used != now:
                         stale.append(key)
-        # Half empty, nothing will be dropped soon, and reading stays without writing.
+        # If the file is at most half full, nothing is dropped soon, and a read does not write.
         if stale and _used_bytes(connection) > self.max_bytes // 2:
-            _mark(connection, stale, now)
-        return found
+            _mark_used(connection, stale, now)
+        return vectors
 
     def _write(self, connection: sqlite3.Connection, rows: Sequence[tuple[str, bytes]]) -> None:
         connection.execute("BEGIN IMMEDIATE")
@@ -170,7 +170,7 @@ class VectorStore:
             chosen = f"FROM entries WHERE {_is_one_of(batch)}"
             connection.execute(f"DELETE FROM vectors WHERE place IN (SELECT place {chosen})", batch)
             connection.execute(f"DELETE {chosen}", batch)
-        # Before the insert, so that it fills the pages that become free; after it, because pages are not vectors.
+        # Before the insert, so that it uses the freed pages; and after it, because vectors do not fill pages exactly.
         self._make_room(connection, sum(len(data) + ROW_BYTES for _, data in rows))
         used = (_newest(connection) // 2 + 1) * 2
         place = _number(connection, "SELECT coalesce(max(place), 0) FROM vectors") + 1
@@ -181,36 +181,36 @@ class VectorStore:
         self._make_room(connection, 0)
         too_many = _number(connection, "PRAGMA page_count") - self.max_bytes // PAGE_BYTES
         for _ in range(too_many):
-            connection.execute("PRAGMA incremental_vacuum(1)")  # of more than one Python's module would not do the rest
+            connection.execute("PRAGMA incremental_vacuum(1)")  # Python's module does only the first of several
         connection.execute("COMMIT")
 
     def _make_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
-        """Drop the least recently used rows until so many bytes are free below the bound."""
+        """Drop the least recently used rows until `num_bytes` are free below the size limit."""
         while (excess := _used_bytes(connection) + num_bytes - self.max_bytes) > 0:
-            # the cast because damage may have made the size anything
+            # The cast: in a damaged file the size may have any type.
             number = "CAST(coalesce(size, 0) AS INTEGER)"
             query = f"SELECT key, place, {number} FROM entries ORDER BY used, place LIMIT {BATCH}"
             oldest = connection.execute(query).fetchall()
             if not oldest:
-                connection.execute("DELETE FROM vectors")  # damage may leave some that no entry leads to
+                connection.execute("DELETE FROM vectors")  # in a damaged file some may have no entry
                 return
             for key, place, size in oldest:
                 if not connection.execute("DELETE FROM entries WHERE key = ?", [key]).rowcount:
-                    raise _DamagedError("the index leads to rows that are not there")  # and would for ever
+                    raise _DamagedError("the index leads to rows that are not there")  # the loop would never end
                 connection.execute("DELETE FROM vectors WHERE place = ?", [place])
                 excess -= size + ROW_BYTES
                 if excess <= 0:
                     break
 
     def _run(self, work: Work[Result]) -> Result | None:
-        """The work's result, on a new file if need be; None if there is no file to work on."""
+        """Return the result of the work, on a new file if this one is damaged; None if no file can be used."""
         try:
-            with _one_at_a_time:
+            with _connection_lock:
                 try:
-                    with self._held(fcntl.LOCK_SH):
-                        return self._connected(work)
+                    with self._locked(fcntl.LOCK_SH):
+                        return self._connect(work)
                 except _DamagedError:
-                    return self._on_a_sound_file(work)
+                    return self._replace_damaged_file(work)
         except _BusyError:
             return None
         except (OSError, _DamagedError) as error:
@@ -219,31 +219,32 @@ class VectorStore:
                 warnings.warn(f"no sentence vectors are kept in {self.path}: {error}", RuntimeWarning, stacklevel=3)
             return None
 
-    def _on_a_sound_file(self, work: Work[Result]) -> Result:
-        with self._held(fcntl.LOCK_EX):
+    def _replace_damaged_file(self, work: Work[Result]) -> Result:
+        """Do the work on a new file, unless another process has replaced the damaged one."""
+        with self._locked(fcntl.LOCK_EX):
             try:
-                return self._connected(work)
-            except _DamagedError:  # still, so no other process was here before us
-                # The database first: SQLite ignores a journal without one, but would trust one without a journal.
+                return self._connect(work)
+            except _DamagedError:  # no other process has replaced it
+                # The database first: SQLite ignores a lone journal, but trusts a database without its journal.
                 for suffix in ("", "-journal", "-wal", "-shm"):
                     Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-                return self._connected(work)
+                return self._connect(work)
 
-    def _connected(self, work: Work[Result]) -> Result:
+    def _connect(self, work: Work[Result]) -> Result:
         try:
             with closing(sqlite3.connect(self.path, timeout=TIMEOUT, isolation_level=None)) as connection:
-                # The rollback journal of SQLite's default: write-ahead logs need memory shared by all processes,
-                # which homes on network file systems do not have.
+                # SQLite's default rollback journal: a write-ahead log needs memory shared by all processes, which
+                # network file systems do not have.
                 connection.execute("PRAGMA synchronous = NORMAL")
                 if _number(connection, "PRAGMA user_version") != LAYOUT:
                     _create(connection)
                 return work(connection)
-        except (OverflowError, UnicodeDecodeError) as error:  # a number or a message made up of garbage
+        except (OverflowError, UnicodeDecodeError) as error:  # a damaged number or message
             raise _DamagedError(str(error)) from error
         except sqlite3.Error as error:
-            # Details are in the upper bits. No code at all: Python found text that is not UTF-8.
+            # Details are in the upper bits. No code at all: the text is not UTF-8.
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-            # One byte in the header tells SQLite to write nothing.
+            # A damaged header can make a writable file read-only for SQLite.
             is_forbidden = code == sqlite3.SQLITE_READONLY and os.access(self.path, os.W_OK, effective_ids=True)
             if code in DAMAGE or is_forbidden:
                 raise _DamagedError(str(error)) from error
@@ -252,8 +253,8 @@ class VectorStore:
             raise OSError(str(error)) from error
 
     @contextmanager
-    def _held(self, mode: int) -> Iterator[None]:
-        """Shared by all who use the file; alone for the one who replaces it, under nobody's feet."""
+    def _locked(self, mode: int) -> Iterator[None]:
+        """Hold the file lock: shared to use the file, exclusive to replace it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         access = os.O_RDWR if mode == fcntl.LOCK_EX else os.O_RDONLY
         descriptor = os.open(f"{self.path}.lock", access | os.O_CREAT, 0o666)
@@ -273,7 +274,7 @@ class VectorStore:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    # Both only take effect in an empty file, and the second one writes: hence not for every connection.
+    # Both settings work only in an empty file, and the second one writes. So they are not set for every connection.
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("BEGIN IMMEDIATE")
@@ -282,18 +283,18 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def _mark(connection: sqlite3.Connection, keys: Sequence[str], now: int) -> None:
+def _mark_used(connection: sqlite3.Connection, keys: Sequence[str], now: int) -> None:
     try:
         connection.execute(f"PRAGMA busy_timeout = {MARK_TIMEOUT}")
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany("UPDATE entries SET used = ? WHERE key = ?", [(now, key) for key in keys])
         connection.execute("COMMIT")
-    except sqlite3.OperationalError:  # busy or read-only: the vectors were found all the same
+    except sqlite3.OperationalError:  # busy or read-only: the vectors are read all the same
         pass
 
 
 def _newest(connection: sqlite3.Connection) -> int:
-    """The clock of use. Even: the last put. Odd: a get after it; further gets then have nothing to mark."""
+    """Return the latest time of use. Even: a put. Odd: a get after it; further gets then record nothing."""
     return _number(connection, "SELECT CAST(coalesce(max(used), 0) AS INTEGER) FROM entries")
 
 
@@ -311,5 +312,5 @@ def _is_one_of(keys: Sequence[str]) -> str:
 
 
 def _checksum(key: str, data: bytes) -> bytes:
-    """Over the key too: a right vector under a wrong key is a wrong vector."""
+    """Return the checksum of key and vector: a right vector under a wrong key is wrong."""
     return hashlib.blake2b(key.encode() + b"\0" + data, digest_size=16).digest()

@@ -10,7 +10,7 @@ from tiny import tiny
 from toy import TASK, make_model
 
 from softcue.errors import ConfigurationError
-from softcue.prompts import initial
+from softcue.prompts.prompt_tuning import label_vectors, text_vectors, uniform_vectors, vocabulary_vectors
 from softcue.tasks import Task
 
 TABLE = torch.arange(6000 * 2.0).view(6000, 2)
@@ -25,56 +25,56 @@ def prompt_of(family: str = "bert", task: Task = TASK, **settings: object) -> to
 
 
 def test_uniform_covers_minus_half_to_half() -> None:
-    values = initial.uniform(200, 100, seeded())
+    values = uniform_vectors(200, 100, seeded())
     assert -0.5 <= float(values.min()) < -0.49
     assert 0.49 < float(values.max()) <= 0.5
     assert abs(float(values.mean())) < 0.01
 
 
 def test_sampled_vocabulary_takes_distinct_common_rows_and_no_special_ones() -> None:
-    rows = (initial.sampled_vocabulary(TABLE, 4990, seeded(), skip=range(10))[:, 0] / 2).long().tolist()
+    rows = (vocabulary_vectors(TABLE, 4990, seeded(), skip=range(10))[:, 0] / 2).long().tolist()
     assert len(set(rows)) == 4990
     assert min(rows) == 10
     assert max(rows) == 4999
 
 
 def test_a_prompt_longer_than_the_vocabulary_is_drawn_with_replacement() -> None:
-    assert initial.sampled_vocabulary(TABLE[:5], 12, seeded()).shape == (12, 2)
+    assert vocabulary_vectors(TABLE[:5], 12, seeded()).shape == (12, 2)
 
 
 def test_labels_take_the_first_rows_in_order_and_pieces_are_averaged() -> None:
     fallback = torch.full((4, 2), -1.0)
-    found = initial.class_labels(TABLE, [[3], [10, 20, 30]], fallback)
-    assert torch.equal(found[0], TABLE[3])
-    assert torch.equal(found[1], TABLE[[10, 20, 30]].mean(0))
-    assert torch.equal(found[2:], fallback[2:])
+    vectors = label_vectors(TABLE, [[3], [10, 20, 30]], fallback)
+    assert torch.equal(vectors[0], TABLE[3])
+    assert torch.equal(vectors[1], TABLE[[10, 20, 30]].mean(0))
+    assert torch.equal(vectors[2:], fallback[2:])
 
 
 def test_surplus_labels_are_dropped_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="holds only that many of 3 labels"):
-        found = initial.class_labels(TABLE, [[1], [2], [3]], torch.zeros(2, 2))
-    assert torch.equal(found, TABLE[1:3])
+        vectors = label_vectors(TABLE, [[1], [2], [3]], torch.zeros(2, 2))
+    assert torch.equal(vectors, TABLE[1:3])
 
 
 def test_free_text_puts_piece_i_into_row_i() -> None:
-    found = initial.free_text(TABLE, [7, 8], torch.zeros(3, 2))
-    assert torch.equal(found, torch.stack([TABLE[7], TABLE[8], torch.zeros(2)]))
+    vectors = text_vectors(TABLE, [7, 8], torch.zeros(3, 2))
+    assert torch.equal(vectors, torch.stack([TABLE[7], TABLE[8], torch.zeros(2)]))
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 def test_a_labels_prompt_starts_with_the_words_vectors(family: str) -> None:
     backbone = tiny(family)
-    found = prompt_of(family, init="labels", prompt_length=6)
+    vectors = prompt_of(family, init="labels", prompt_length=6)
     for row, words in enumerate(TASK.label_words):
         pieces = backbone.tokenizer(words, add_special_tokens=False)["input_ids"]
-        torch.testing.assert_close(found[row], backbone.word_table[pieces].mean(0))
+        torch.testing.assert_close(vectors[row], backbone.word_table[pieces].mean(0))
 
 
 def test_a_text_prompt_starts_with_the_texts_pieces() -> None:
     backbone = tiny("bert")
     pieces = backbone.tokenizer("my order", add_special_tokens=False)["input_ids"]
-    found = prompt_of(init="text", init_text="my order", prompt_length=len(pieces) + 2)
-    torch.testing.assert_close(found[: len(pieces)], backbone.word_table[pieces])
+    vectors = prompt_of(init="text", init_text="my order", prompt_length=len(pieces) + 2)
+    torch.testing.assert_close(vectors[: len(pieces)], backbone.word_table[pieces])
 
 
 @pytest.mark.parametrize("init", ["uniform", "vocabulary", "labels"])
