@@ -37,7 +37,7 @@ def main() -> None:
             overrides = {"training.steps": arguments.steps, "training.evaluate_every": arguments.steps, **SMALL}
             settings = {"task": arguments.task, "seed": seed, "overrides": overrides, "resume": True, "progress": False}
             cue = softcue.train(folder, backbone=backbone, **settings)
-            assert cue.record.backbone.dtype == dtype
+            assert cue.cue_file.backbone.dtype == dtype
             scores.append(statistics.mean(cue.scores["test"][name] for name in cue.task.main_metrics))
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
             losses.append([line["loss"] for line in lines if line["kind"] == "step"][-1])

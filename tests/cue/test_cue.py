@@ -132,7 +132,7 @@ def test_loaded_cue_predicts_the_same_bit_for_bit(tmp_path: Path, model_type: st
     assert again.predict(texts) == cue.predict(texts)
     for name, value in cue.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
-    assert again.record == cue.record
+    assert again.cue_file == cue.cue_file
     assert again.counts == cue.counts
     assert (again.name, again.path) == ("cue", tmp_path / "cue")
 
@@ -192,7 +192,7 @@ def test_other_seeds_give_other_bytes(trained: Cue, tmp_path: Path) -> None:
 
 def test_saving_where_a_file_stands_is_refused(trained: Cue, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    cue = Cue(trained.model, trained.backbone, trained.record)
+    cue = Cue(trained.model, trained.backbone, trained.cue_file)
     for target in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RunError) as caught:
             cue.save(target)
@@ -236,7 +236,7 @@ def test_table_cells_of_the_card_hold_whatever_a_label_is(trained: Cue) -> None:
     odd = label.model_copy(update={"words": "a | b", "description": "two\nlines"})
     task = trained.task.model_copy(update={"labels": {"x|y": odd, "plain": label}})
     scores = {"validation": {"accuracy": 50.0}, "test": {"macro_f1": 25.0}}
-    card = model_card(trained.record.model_copy(update={"task": task, "scores": scores}), "odd")
+    card = model_card(trained.cue_file.model_copy(update={"task": task, "scores": scores}), "odd")
     assert "| x\\|y | a \\| b | two lines |" in card
     assert "| validation | 50.0 | - |" in card
     assert "| test | - | 25.0 |" in card
@@ -244,7 +244,7 @@ def test_table_cells_of_the_card_hold_whatever_a_label_is(trained: Cue) -> None:
 
 def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
     task = trained.task.model_copy(update={"citation": "", "licence": "CC0", "description": "Sorts messages."})
-    card = model_card(trained.record.model_copy(update={"task": task, "scores": {}}), "x")
+    card = model_card(trained.cue_file.model_copy(update={"task": task, "scores": {}}), "x")
     assert "Data: Licence: CC0" in card
     assert "Sorts messages." in card
     assert "## Scores" not in card

@@ -35,9 +35,9 @@ def test_many_cues_that_read_the_same_ask_for_it_once(monkeypatch: pytest.Monkey
         return original(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(mixed_batches, "sentence_vectors_of", counted)
-    together = predict(backbone, list(zip(models, EXAMPLES, strict=True))).answers
+    together = predict(backbone, list(zip(models, EXAMPLES, strict=True))).predictions
     assert len(asked) == 1
     for model, example, answer in zip(models, EXAMPLES, together, strict=True):
-        [alone] = predict(backbone, [(model, example)]).answers
+        [alone] = predict(backbone, [(model, example)]).predictions
         assert answer.label == alone.label
         assert answer.scores == pytest.approx(alone.scores, abs=1e-4)

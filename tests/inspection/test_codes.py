@@ -16,7 +16,7 @@ import softcue
 from softcue.errors import CueError, DataError
 from softcue.inputs.collate import collate
 from softcue.inspection import code_map, codes_by_label, cue_page, nearest_words, training_curves
-from softcue.inspection.codes import SMALLEST
+from softcue.inspection.codes import IDLE_SHARE
 from softcue.tasks import examples_from
 from softcue.types import Instance
 
@@ -72,7 +72,7 @@ def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> N
     for code in found.codes:
         taken = {label: float(sums[label][:, code.number].mean()) / 3 for label in labels}
         assert code.share == pytest.approx(sum(taken.values()) / 3, rel=1e-3)
-        floor = SMALLEST / 40
+        floor = IDLE_SHARE / 40
         odds = {
             label: (taken[label] + floor) / (sum(taken[other] + floor for other in labels if other != label) / 2)
             for label in labels

@@ -10,12 +10,12 @@ import torch
 
 from softcue.errors import RunError
 from softcue.files import folder_is_whole, write_folder_whole
-from softcue.training.checkpoints import Checkpoint, Checkpoints, Progress
+from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 
 
 def checkpoint(step: int) -> Checkpoint:
     draws = torch.Generator().manual_seed(step)
-    progress = Progress(
+    progress = TrainingState(
         step,
         best_score=100 / 3,
         best_step=step - 1,
@@ -50,7 +50,7 @@ def test_tensors_and_progress_come_back_exactly(checkpoints: Checkpoints) -> Non
     found, skipped = checkpoints.newest()
     assert found is not None
     assert skipped == []
-    assert found.progress == saved.progress
+    assert found.state == saved.state
     for part in ("model", "best", "optimizer"):
         before, after = getattr(saved, part), getattr(found, part)
         assert before.keys() == after.keys()
@@ -61,7 +61,7 @@ def test_tensors_and_progress_come_back_exactly(checkpoints: Checkpoints) -> Non
 
 def test_best_numbers_may_be_the_current_ones(checkpoints: Checkpoints) -> None:
     current = {"method.prompt": torch.randn(4, 8)}
-    checkpoints.save(Checkpoint(Progress(1), current, dict(current), {}))
+    checkpoints.save(Checkpoint(TrainingState(1), current, dict(current), {}))
     found, _ = checkpoints.newest()
     assert found is not None
     assert torch.equal(found.best["method.prompt"], current["method.prompt"])
@@ -84,7 +84,7 @@ def test_only_the_newest_two_are_kept(checkpoints: Checkpoints, folder: Path) ->
     assert names(folder) == ["step-00000010", "step-00000100"]
     found, _ = checkpoints.newest()
     assert found is not None
-    assert found.progress.step == 100
+    assert found.state.step == 100
 
 
 def test_remove_leaves_nothing(checkpoints: Checkpoints, folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_damaged_newest_is_skipped_for_the_one_before(
     damage(folder / "step-00000002")
     found, skipped = checkpoints.newest()
     assert found is not None
-    assert found.progress.step == 1
+    assert found.state.step == 1
     assert skipped == [folder / "step-00000002"]
     # The run goes on and comes by the same step again.
     checkpoints.save(checkpoint(2))
@@ -165,7 +165,7 @@ def test_new_checkpoint_is_not_dropped_for_damaged_ones_of_later_steps(checkpoin
         checkpoints.save(checkpoint(step))
         found, _ = checkpoints.newest()
         assert found is not None
-        assert found.progress.step == step
+        assert found.state.step == step
 
 
 def test_leftover_of_a_killed_write_is_skipped(checkpoints: Checkpoints, folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_leftover_of_a_killed_write_is_skipped(checkpoints: Checkpoints, folder:
     assert folder_is_whole(folder / "step-00000002.partial")
     found, skipped = checkpoints.newest()
     assert found is not None
-    assert found.progress.step == 1
+    assert found.state.step == 1
     assert skipped == [folder / "step-00000002.partial"]
     checkpoints.save(checkpoint(2))
     assert names(folder) == ["step-00000001", "step-00000002"]

@@ -161,7 +161,7 @@ def test_the_codebook_moves_in_learn_alone_and_that_once_after_each_update(
 @pytest.mark.parametrize("rule", RULES)
 def test_the_codebook_is_the_same_in_pieces_as_in_the_whole_batch(rule: str) -> None:
     start = new_trainer({}, RULES[rule])
-    batches = [start._rows_of(step) for step in range(4)]
+    batches = [start._batch_of_step(step) for step in range(4)]
     lengths = [{len(start.rows[row].ids) for row in batch} for batch in batches]
     assert all(len(own) > 1 for own in lengths)  # rows of a step are padded otherwise when they are run in pieces
     whole = trained({}, RULES[rule])
@@ -268,9 +268,9 @@ def test_evaluating_moves_nothing_and_gives_the_same_answers_twice(evaluation: s
     model = trained({"steps": 2}, {**RULES["reset"], "evaluation": evaluation}).model
     before = everything(model)
     torch.manual_seed(1)
-    first = predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).answers
+    first = predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).predictions
     torch.manual_seed(2)
-    assert predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).answers == first
+    assert predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).predictions == first
     check_equal(everything(model), before)
 
 
@@ -319,7 +319,7 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
         new_trainer(training, RESUMED[kind], listener=dying, checkpoints=checkpoints).run()
     checkpoint, skipped = checkpoints.newest()
     assert checkpoint is not None and not skipped
-    assert checkpoint.progress.step == 3
+    assert checkpoint.state.step == 3
 
     resumed = new_trainer(training, RESUMED[kind], seed=7, checkpoints=checkpoints)  # all its numbers are replaced
     again = Run(resumed.model)
@@ -329,7 +329,7 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
     check_equal(everything(again.model), everything(whole.model))
     assert again.steps == whole.steps[3:]
     assert whole.result is not None
-    assert again.result.progress == whole.result.progress
+    assert again.result.state == whole.result.state
     assert again.result.evaluations == whole.result.evaluations
     assert not quantizer_of(whole.model).is_empty
 

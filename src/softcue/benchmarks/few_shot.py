@@ -91,7 +91,7 @@ def linear_probe(backbone: Backbone, rows: Splits, wanted: float) -> Run:
         model, trainer = _trainer("linear-probe", backbone, rows, lambda kind, values: None)
         result = trainer.run()
         run.worked()
-        run.scored(result.progress.best_score or 0.0)
+        run.scored(result.state.best_score or 0.0)
         run.reached = run.seconds
         run.test = evaluate(backbone, model, rows.test).main
     return run

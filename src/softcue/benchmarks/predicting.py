@@ -116,7 +116,7 @@ def shares(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
 
 def answering(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> Step:
     """Texts to answers, tokens included."""
-    return lambda: predict(backbone, requests, BATCH).answers
+    return lambda: predict(backbone, requests, BATCH).predictions
 
 
 def all_of(steps: Sequence[Step]) -> Step:

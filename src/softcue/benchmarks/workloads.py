@@ -152,7 +152,7 @@ def answered_offline(cue: Cue, texts: Sequence[str]) -> Sample:
         [texts[(first + more) % len(texts)] for more in range(num_texts)] if num_texts > 1 else texts[first]
         for first in range(len(texts))
     ]
-    found = predict(cue.backbone, [(cue.model, example) for example in cue.examples(read)], 64).answers
+    found = predict(cue.backbone, [(cue.model, example) for example in cue.examples(read)], 64).predictions
     return Sample(read, [answer.as_dict() for answer in found])
 
 

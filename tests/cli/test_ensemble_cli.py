@@ -94,7 +94,7 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
 
     def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[Answer]:
         found = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
-        return [Answer(one, {}, {}, False, 0.0, 0.0) for one in found.answers]
+        return [Answer(one, {}, {}, False, 0.0, 0.0) for one in found.predictions]
 
     monkeypatch.setattr("softcue.inference.predict", answers)
     monkeypatch.setattr("softcue.serving.engine.engine.Engine.predict", results)
@@ -269,7 +269,7 @@ def test_few_shot_trains_on_that_many_rows(cues: Cues, tmp_path: Path) -> None:
         backbone=str(cues.backbone),
         overrides={"task.validation_rows": 8, "task.stratified": True, "training.steps": 2, "method.prompt_length": 4},
     )
-    assert cue.record.training["run"] == record["run"]  # the same rows and settings
+    assert cue.cue_file.training["run"] == record["run"]  # the same rows and settings
 
 
 def test_bad_few_shot_settings_are_refused_and_nothing_written(cues: Cues) -> None:

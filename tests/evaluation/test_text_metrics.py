@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from softcue.evaluation.answers import exact_match, legal_text, legal_value, normalised, word_f1
+from softcue.evaluation.metrics import exact_match, normalise_text, word_f1
+from softcue.evaluation.scoring import legal_text, legal_value
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction
 
@@ -24,7 +25,7 @@ from softcue.types import Example, Prediction
     ],
 )
 def test_normalisation_has_squads_order(text: str, expected: str) -> None:
-    assert normalised(text) == expected
+    assert normalise_text(text) == expected
 
 
 def test_exact_match_ignores_case_punctuation_articles_and_spaces() -> None:

@@ -15,7 +15,7 @@ def test_paraphrases_are_the_same_in_both_directions(ours: str, theirs: str) -> 
     found = transfer_between(find_task(ours), find_task(theirs))
     assert found.task.name == theirs
     named = {"qqp": ("duplicate", "not_duplicate"), "mrpc": ("equivalent", "not_equivalent")}
-    assert dict(found.answers) == dict(zip(named[ours], named[theirs], strict=True))
+    assert dict(found.predicted) == dict(zip(named[ours], named[theirs], strict=True))
 
 
 @pytest.mark.parametrize("ours", ["anli", "snli", "mnli"])
@@ -23,7 +23,11 @@ def test_paraphrases_are_the_same_in_both_directions(ours: str, theirs: str) -> 
 def test_three_nli_labels_become_two_by_turning_the_cues_answers(ours: str, theirs: str) -> None:
     found = transfer_between(find_task(ours), find_task(theirs))
     assert found.task.name == theirs
-    assert found.answers == {"entailment": "entailment", "neutral": "not_entailment", "contradiction": "not_entailment"}
+    assert found.predicted == {
+        "entailment": "entailment",
+        "neutral": "not_entailment",
+        "contradiction": "not_entailment",
+    }
     examples = [
         Example(("a", "b"), target) for target in ("entailment", "not_entailment", "not_entailment", "entailment")
     ]
@@ -42,7 +46,7 @@ def test_two_nli_labels_on_rows_with_three_are_scored_as_two() -> None:
 def test_equal_labels_stay_as_they_are_whatever_else_they_mean() -> None:
     found = transfer_between(find_task("snli"), find_task("cb"))
     assert found.task.name == "cb"
-    assert all(ours == theirs for ours, theirs in found.answers.items())
+    assert all(ours == theirs for ours, theirs in found.predicted.items())
 
 
 def test_questions_of_one_kind_need_no_labels() -> None:
