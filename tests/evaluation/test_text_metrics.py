@@ -77,9 +77,9 @@ def test_answer_that_is_none_is_wrong_even_where_nothing_is_right() -> None:
 def test_label_outside_the_task_is_illegal() -> None:
     task = Task(name="t", labels={"a": Label(words="ay")})
     for kind in ("classification", "referent"):
-        own = task.model_copy(update={"kind": kind})
-        found = [legal_text(own, Prediction(label), Example(("x",))) for label in ("a", "A", "ay", "", None)]
-        assert found == ["a", None, None, None, None]
+        kind_task = task.model_copy(update={"kind": kind})
+        texts = [legal_text(kind_task, Prediction(label), Example(("x",))) for label in ("a", "A", "ay", "", None)]
+        assert texts == ["a", None, None, None, None]
     assert legal_text(Task(name="t"), Prediction("anything"), Example(("x",))) == "anything"  # labels unknown
 
 

@@ -43,17 +43,17 @@ def test_gradient_accumulation_equals_the_whole_batch(family: str, method: str) 
 
 def test_dropout_is_the_same_in_pieces_as_in_the_whole_batch() -> None:
     def losses(micro_batch_size: int) -> list[float]:
-        found: list[float] = []
+        result: list[float] = []
         backbone = tiny("bert")
         model = make_model(backbone, readout={"dropout": 0.5})
         config = TrainingConfig.model_validate({**SETTINGS, "micro_batch_size": micro_batch_size})
 
         def listener(kind: str, values: dict[str, Any]) -> None:
             if kind == "step":
-                found.append(values["loss"])
+                result.append(values["loss"])
 
         Trainer(backbone, [TaskData(model, EXAMPLES * 2, EXAMPLES)], config, listener=listener).run()
-        return found
+        return result
 
     assert losses(1) == pytest.approx(losses(0), rel=1e-4)
     assert losses(3) == pytest.approx(losses(0), rel=1e-4)

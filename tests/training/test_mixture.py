@@ -50,9 +50,9 @@ def test_every_row_of_a_task_comes_once_before_any_comes_twice() -> None:
     first = [row for row in seen if row < 10]
     second = [row for row in seen if row >= 10]
     assert (len(first), len(second)) == (42, 42)
-    for own, size in ((first, 10), (second, 4)):
-        for turn in range(len(own) // size):
-            assert len(set(own[turn * size : (turn + 1) * size])) == size
+    for task_rows, size in ((first, 10), (second, 4)):
+        for turn in range(len(task_rows) // size):
+            assert len(set(task_rows[turn * size : (turn + 1) * size])) == size
 
 
 def test_an_epochs_rows_are_a_function_of_seed_and_epoch() -> None:
@@ -146,8 +146,8 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
     means = []
     for model, rows in ((first, EXAMPLES), (second, [marked])):
         batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
-        found = model.train()(backbone, batch).loss
-        means.append(float(found.total.detach()) / found.count)
+        result = model.train()(backbone, batch).loss
+        means.append(float(result.total.detach()) / result.count)
     trainer._step()
     assert losses[0] == pytest.approx((5 * means[0] + means[1]) / 6, rel=1e-5)
 
