@@ -118,21 +118,21 @@ def test_rows_may_be_a_list_of_dictionaries_or_a_frame(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_an_error_unless_they_are_skipped(tmp_path: Path) -> None:
-    bad = [*ROWS, {"text": None, "label": "billing"}]
+    bad = [*ROWS, {"text": None, "label": "billing"}, {"text": "", "label": "billing"}]
     with pytest.raises(DataError, match="`skip_bad_rows=True`"):
         quick(tmp_path / "cue", train=bad, validation=ROWS)
     assert not (tmp_path / "cue").exists()
-    with pytest.warns(UserWarning, match="1 bad row"):
+    with pytest.warns(UserWarning, match="skipped 2 of 18 rows"):
         cue = quick(tmp_path / "cue", train=bad, validation=ROWS, skip_bad_rows=True)
     assert cue.cue_file.training["train_rows"] == len(ROWS)
     with pytest.raises(DataError, match="`skip_bad_rows=True`"):
         cue.predict(bad)
-    with pytest.warns(UserWarning, match="1 bad row"):
+    with pytest.warns(UserWarning, match="skipped 2 of 18 rows"):
         assert len(cue.predict(bad, skip_bad_rows=True)) == len(ROWS)
 
 
 def test_several_tasks_return_a_cue_by_task_name(tmp_path: Path) -> None:
-    few = {**QUICK, "task.train_rows": 8, "task.validation_rows": 8, "task.test_rows": 8}
+    few = {**QUICK, "method.prompt_length": 9, "task.train_rows": 8, "task.validation_rows": 8, "task.test_rows": 8}
     cues = quick(tmp_path, tasks=["tickets", "urgency"], overrides=few)
     assert list(cues) == ["tickets", "urgency"]
     assert {name: cue.path for name, cue in cues.items()} == {name: tmp_path / name for name in cues}
