@@ -95,7 +95,7 @@ def train_linear_probe(backbone: Backbone, splits: Splits, target_score: float) 
         model, trainer = _make_trainer("linear-probe", backbone, splits, lambda kind, values: None)
         result = trainer.run()
         run.count_time()
-        run.add_score(result.progress.best_score or 0.0)
+        run.add_score(result.state.best_score or 0.0)
         run.seconds_to_score = run.seconds
         run.test_score = evaluate(backbone, model, splits.test).main
     return run

@@ -122,7 +122,7 @@ def split_into_turns(items: Sequence[Item], plan: Plan) -> list[Sequence[Item]]:
 
 def make_prediction(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> Step:
     """A step from texts to predictions, tokenizing included."""
-    return lambda: predict(backbone, requests, BATCH_SIZE).answers
+    return lambda: predict(backbone, requests, BATCH_SIZE).predictions
 
 
 def run_all(steps: Sequence[Step]) -> Step:

@@ -157,7 +157,7 @@ def make_sample(cue: Cue, texts: Sequence[str]) -> Sample:
         [texts[(first + offset) % len(texts)] for offset in range(num_texts)] if num_texts > 1 else texts[first]
         for first in range(len(texts))
     ]
-    predictions = predict(cue.backbone, [(cue.model, example) for example in cue.examples(inputs)], 64).answers
+    predictions = predict(cue.backbone, [(cue.model, example) for example in cue.examples(inputs)], 64).predictions
     return Sample(inputs, [prediction.as_dict() for prediction in predictions])
 
 

@@ -1,4 +1,4 @@
-"""The command line, run in this process, and what every refusal must look like."""
+"""The command line, run in this process, and the form of all its errors."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Ended:
         """Standard output, which must be one JSON object and nothing else."""
         assert self.code == 0, self.err
         assert self.out.count("\n") == 1
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
+        printed = json.loads(self.out)
+        assert isinstance(printed, dict)
+        return printed
 
 
 def run(*words: object, stdin: bytes = b"") -> Ended:
@@ -59,11 +59,11 @@ def run(*words: object, stdin: bytes = b"") -> Ended:
     return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def check_refused(found: Ended, *parts: object) -> None:
+def check_refused(result: Ended, *parts: object) -> None:
     """Exit code 2 and one line that says what is wrong; nothing else."""
-    assert found.code == 2
-    assert found.out == ""
-    assert found.err.startswith("error: ")
-    assert found.err.count("\n") == 1
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
     for part in ("got ", "expected ", *parts):
-        assert str(part) in found.err
+        assert str(part) in result.err

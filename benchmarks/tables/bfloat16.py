@@ -43,7 +43,7 @@ def main() -> None:
                 resume=True,
                 progress=False,
             )
-            assert cue.record.backbone.dtype == dtype
+            assert cue.cue_file.backbone.dtype == dtype
             scores.append(statistics.mean(cue.scores["test"][name] for name in cue.task.main_metrics))
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
             losses.append([line["loss"] for line in lines if line["kind"] == "step"][-1])

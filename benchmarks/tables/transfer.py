@@ -22,7 +22,7 @@ from benchmarks.tables.grid import format_mean, print_header, print_row
 from softcue.backbones import Backbone, load_backbone
 from softcue.errors import RunError
 from softcue.evaluation import evaluate, mean, vote
-from softcue.evaluation.evaluation_set import evaluation_set
+from softcue.evaluation.evaluation_set import read_evaluation_set
 from softcue.inference import predict
 from softcue.tasks import find_task, sources
 from softcue.training.run_lock import lock_folder
@@ -166,14 +166,14 @@ class TransferRuns:
                 )
                 for seed in range(size)
             ]
-            test = evaluation_set(cues[0].task, str(self.data), task=task)
+            test = read_evaluation_set(cues[0].task, str(self.data), task=task)
             predictions = predict(cues[0].backbone, [(cue.model, example) for cue in cues for example in test.examples])
-            per_row = [predictions.answers[row :: len(test.examples)] for row in range(len(test.examples))]
+            per_row = [predictions.predictions[row :: len(test.examples)] for row in range(len(test.examples))]
             scores = {
                 f"seed {seed}": evaluate(cue.backbone, cue.model, test.examples).main for seed, cue in enumerate(cues)
             }
             for name, join in (("vote", vote), ("mean", mean)):
-                scores[name] = test.transfer.score([join(votes) for votes in per_row], test.examples).main
+                scores[name] = test.score([join(votes) for votes in per_row]).main
             return scores
 
         return TransferRun(self.output / "ensemble", train_and_score)

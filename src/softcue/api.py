@@ -1,4 +1,4 @@
-"""`softcue.train`: the arguments of a user, as the settings of a run."""
+"""`softcue.train`: turns its arguments into the settings of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def train(output_dir: str | Path, *, tasks: Sequence[str], **arguments: Any) -> 
 def train(output_dir: str | Path, **arguments: Any) -> Cue: ...
 
 
-def train(  # type: ignore[misc]  # the overloads tell the two results apart; the arguments are written down once, here
+def train(  # type: ignore[misc]  # the overloads give the two result types; the arguments are declared once, here
     output_dir: str | Path,
     *,
     backbone: str | Backbone | None = None,
@@ -49,12 +49,12 @@ def train(  # type: ignore[misc]  # the overloads tell the two results apart; th
     from your own files, DataFrames or lists of dictionaries with the columns `text` and `label`. Settings that are not
     given come from the method's preset for this kind of backbone; `overrides` sets any of them:
     `{"training.epochs": 3}`. With `few_shot`, only that many training rows are used. `init_from` starts from a
-    finished cue of the same method and backbone. `skip_bad_rows` leaves out rows that cannot be used instead of
-    stopping.
+    finished cue of the same method and backbone. `skip_bad_rows` leaves out rows that cannot be used; without it they
+    are an error.
 
     `tasks` names several tasks (or task files) that share one prompt. The run then writes a cue folder for each below
-    `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed; the kept prompt has
-    the best mean validation score over the tasks.
+    `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed. The run
+    keeps the prompt with the best mean validation score over the tasks.
 
     Example:
         cue = softcue.train("cues/tickets", task="tickets")
@@ -63,8 +63,8 @@ def train(  # type: ignore[misc]  # the overloads tell the two results apart; th
     """
     rows = {"train": train, "validation": validation, "test": test}
     if tasks is not None:
-        of_one_task = {"task": task, **rows, "text": text, "label": label}
-        for argument, value in of_one_task.items():
+        single_task_arguments = {"task": task, **rows, "text": text, "label": label}
+        for argument, value in single_task_arguments.items():
             if value is not None:
                 raise ConfigurationError(
                     setting=argument,
@@ -91,7 +91,7 @@ def train(  # type: ignore[misc]  # the overloads tell the two results apart; th
     }
     run = Run(
         Path(output_dir),
-        _settings(config, arguments, overrides),
+        _merge_settings(config, arguments, overrides),
         backbone=backbone if isinstance(backbone, Backbone) else None,
         tables=tables,
         is_joint=tasks is not None,
@@ -100,12 +100,12 @@ def train(  # type: ignore[misc]  # the overloads tell the two results apart; th
     return cues[0] if tasks is None else {cue.task.name: cue for cue in cues}
 
 
-def _settings(
+def _merge_settings(
     config: str | Path | Mapping[str, Any] | None,
     arguments: Settings,
     overrides: Mapping[str, Any] | Iterable[str],
 ) -> Settings:
-    """The configuration file, the arguments that were given, and the overrides: later ones win."""
+    """Merge the configuration file, the given arguments and the overrides; later ones win."""
     given = {
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in arguments.items()
@@ -113,10 +113,10 @@ def _settings(
     base = read_settings(config) if isinstance(config, (str, Path)) else dict(config or {})
     if isinstance(overrides, Mapping):
         plain = {key: str(value) if isinstance(value, Path) else value for key, value in overrides.items()}
-        on_top = merged(*(override(key, value) for key, value in plain.items()))
+        override_settings = merged(*(override(key, value) for key, value in plain.items()))
     else:
-        on_top = parse_overrides(overrides)
-    return merged(base, given, on_top)
+        override_settings = parse_overrides(overrides)
+    return merged(base, given, override_settings)
 
 
 def _as_text(path: str | Path | None) -> str | None:

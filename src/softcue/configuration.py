@@ -35,7 +35,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run depends on, besides the rows themselves."""
+    """The configuration of a run: everything it depends on besides the rows."""
 
     backbone: BackboneConfig
     task: TaskConfig
@@ -50,9 +50,9 @@ class RunConfig:
 
 
 def read_settings(path: str | Path) -> Settings:
-    """The sections of a YAML file."""
+    """Read the sections of a YAML file."""
     try:
-        found = yaml.safe_load(Path(path).read_text("utf-8")) or {}
+        settings = yaml.safe_load(Path(path).read_text("utf-8")) or {}
     except OSError as error:
         raise ConfigurationError(
             setting="configuration file", got=path, expected="a readable YAML file", fix=str(error)
@@ -60,21 +60,21 @@ def read_settings(path: str | Path) -> Settings:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(setting="configuration file", got=path, expected="valid YAML", fix=reason) from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ConfigurationError(
             setting="configuration file", got=path, expected="sections such as `training:`", fix="see the README"
         )
-    return found
+    return settings
 
 
 def parse_overrides(words: Iterable[str]) -> Settings:
-    """Dotted `section.key=value` words as nested settings; values are read as YAML.
+    """Parse dotted `section.key=value` words into nested settings; values are read as YAML.
 
     Example:
         >>> parse_overrides(["training.epochs=3", "method.prompt_length=20"])
         {'training': {'epochs': 3}, 'method': {'prompt_length': 20}}
     """
-    found: Settings = {}
+    settings: Settings = {}
     for word in words:
         path, equals, text = word.partition("=")
         if not equals or not _is_path(path):
@@ -85,12 +85,12 @@ def parse_overrides(words: Iterable[str]) -> Settings:
             value = yaml.load(text, yaml.BaseLoader if is_label_word else yaml.SafeLoader)
         except yaml.YAMLError as error:
             raise ConfigurationError(setting=path, got=text, expected="a plain value", fix="quote it") from error
-        found = merged(found, override(path, value))
-    return found
+        settings = merged(settings, override(path, value))
+    return settings
 
 
 def override(path: str, value: Any) -> Settings:
-    """One dotted path and its value as nested settings.
+    """Turn one dotted path and its value into nested settings.
 
     Example:
         >>> override("task.label_words.0", "negative")
@@ -118,18 +118,18 @@ def _bad_override(word: str) -> ConfigurationError:
 
 
 def merged(*layers: Mapping[str, Any]) -> Settings:
-    """Later layers win, key by key within each section, and label by label within `label_words`.
+    """Merge layers of settings. Later layers win, key by key in each section and label by label in `label_words`.
 
     Example:
         >>> merged({"training": {"epochs": 3, "seed": 1}}, {"training": {"epochs": 5}})
         {'training': {'epochs': 5, 'seed': 1}}
     """
-    found: Settings = {}
+    settings: Settings = {}
     for layer in layers:
         for section, values in layer.items():
             if section not in SECTIONS:
-                known = near_matches(str(section), SECTIONS)
-                raise ConfigurationError(setting="section", got=section, expected="a known section", fix=known)
+                advice = near_matches(str(section), SECTIONS)
+                raise ConfigurationError(setting="section", got=section, expected="a known section", fix=advice)
             if not isinstance(values, Mapping):
                 raise ConfigurationError(
                     setting=section,
@@ -137,21 +137,21 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
                     expected="keys and values below it",
                     fix="indent them under the section",
                 )
-            under = found.setdefault(section, {})
+            merged_values = settings.setdefault(section, {})
             for key, value in values.items():
                 if isinstance(value, Mapping):
-                    before = under.get(key)
+                    before = merged_values.get(key)
                     value = {**(before if isinstance(before, Mapping) else {}), **value}
-                under[key] = value
-    return found
+                merged_values[key] = value
+    return settings
 
 
 def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
-    """Checked configuration. With the backbone's kind known, the method's preset for it lies underneath."""
+    """Check settings and fill in defaults. With the backbone's kind, the method's preset for it comes first."""
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     method_class = METHODS.find(method_name)
-    under = preset(method_name, kind) if kind else {}
-    whole = merged(under, settings, {"method": {"name": method_name}})
+    preset_settings = preset(method_name, kind) if kind else {}
+    whole = merged(preset_settings, settings, {"method": {"name": method_name}})
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
@@ -169,13 +169,21 @@ def _presets() -> dict[str, dict[str, Settings]]:
 
 
 def preset(method: str, kind: str) -> Settings:
-    """The settings with which a method learns out of the box on a kind of backbone."""
+    """The settings chosen for a method on a kind of backbone.
+
+    Example:
+        preset("prompt-tuning", "encoder")["training"]
+    """
     presets = _presets().get(method) or (METHODS[method].presets if method in METHODS else {})
     return {section: dict(values) for section, values in presets.get(kind, {}).items()}
 
 
 def method_config(values: Mapping[str, Any]) -> MethodConfig:
-    """A method's configuration from plain values, by the name among them."""
+    """A method's configuration from plain values; `name` is the method.
+
+    Example:
+        method_config({"name": "prompt-tuning", "prompt_length": 20}).prompt_length
+    """
     return resolve({"method": dict(values)}).method
 
 
@@ -189,7 +197,7 @@ def _checked(section: str, model: type[Part], whole: Settings) -> Part:
             expected="a known key",
             fix=near_matches(str(unknown[0]), model.model_fields),
         )
-    for key, value in values.items():  # pydantic would take true for 1
+    for key, value in values.items():  # pydantic would read true as 1
         if isinstance(value, bool) and model.model_fields[key].annotation in (int, float, int | None):
             raise ConfigurationError(
                 setting=f"{section}.{key}", got=value, expected="a number", fix="correct the value"

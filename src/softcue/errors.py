@@ -1,12 +1,12 @@
-"""Every error a user can cause, in one tree.
+"""The tree of errors a user can cause.
 
     SoftcueError
     ├── ConfigurationError     a setting has an unknown name or a wrong value
     ├── DataError              a data file cannot be read or holds unusable rows
     ├── BackboneError          a model folder, alias or hub id cannot be loaded or used
     ├── CueError               a cue folder is damaged or belongs to another backbone
-    ├── RunError               an output folder or checkpoint forbids what was asked
-    ├── TrainingError          training produced something no cue may hold
+    ├── RunError               an output folder or a checkpoint does not allow the run
+    ├── TrainingError          training produced values that no cue may hold
     └── MissingExtraError      an optional package is not installed
 
 Each message names the setting, the value received, what was expected and the next step. The command line
@@ -57,11 +57,11 @@ class CueError(SoftcueError):
 
 
 class RunError(SoftcueError):
-    """An output folder or a checkpoint forbids what was asked."""
+    """An output folder or a checkpoint does not allow the run."""
 
 
 class TrainingError(SoftcueError):
-    """Training produced something no cue may hold, such as a loss that is not a number."""
+    """Training produced values that no cue may hold, such as a loss that is not a number."""
 
 
 class MissingExtraError(SoftcueError):
@@ -81,31 +81,31 @@ class MissingExtraError(SoftcueError):
         )
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """What to do about an unknown name: the closest known one, then all of them.
+def near_matches(name: str, known_names: Iterable[str]) -> str:
+    """Advice about an unknown name: the closest known name, then all known names.
 
     Example:
         >>> near_matches("promt-tuning", ["prompt-tuning", "vip"])
         "did you mean 'prompt-tuning'? known: prompt-tuning, vip"
     """
-    names = sorted(known)
+    names = sorted(known_names)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}known: {', '.join(names)}"
 
 
 def _quoted(value: object) -> str:
-    """A value short enough for one line; names and paths in quotes, so that a blank one is visible."""
+    """A value, cut to fit on one line. Names and paths are quoted, so that an empty one is visible."""
     text = repr(str(value)) if not isinstance(value, (int, float, bool, type(None))) else repr(value)
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 def as_configuration_error(section: str, error: ValidationError) -> ConfigurationError:
-    """Pydantic's first complaint in our words."""
+    """Turn pydantic's first error into a ConfigurationError."""
     first = error.errors()[0]
     path = ".".join([section, *(str(part) for part in first["loc"])])
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     value = first["input"]
-    if not first["loc"] and isinstance(value, Mapping):  # a complaint about keys that do not go together
+    if not first["loc"] and isinstance(value, Mapping):  # an error about keys that exclude each other
         value = value.get("name", ", ".join(map(str, value)))
     return ConfigurationError(setting=path, got=value, expected=expected, fix="correct the value")

@@ -1,10 +1,10 @@
-"""A training run: settings resolved, rows read, models built, trained, and one cue folder written per task."""
+"""A training run: resolve settings, read rows, build models, train, and write a cue folder for each task."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -31,9 +31,9 @@ from softcue.training.run_lock import lock_folder
 
 
 class Run:
-    """Trains one task, or several that share a prompt; nothing is written before everything has been checked.
+    """Trains one task, or several that share a prompt. Nothing is written before everything is checked.
 
-    `tables` are rows given as objects rather than files, by split. `is_joint` says that `mixture.tasks` are meant.
+    `tables` holds rows given as objects instead of files, by split. With `is_joint`, the tasks are `mixture.tasks`.
 
     Example:
         [cue] = Run(Path("cues/tickets"), {"task": {"name": "tickets"}}).execute()
@@ -48,40 +48,21 @@ class Run:
         tables: Mapping[str, Any] | None = None,
         is_joint: bool = False,
     ) -> None:
-        self.folder = folder
-        given = resolve(settings)  # complains about settings before anything is read or loaded
-        if given.mixture.tasks and not is_joint:
-            raise ConfigurationError(
-                setting="mixture.tasks",
-                got=", ".join(given.mixture.tasks),
-                expected="one task",
-                fix="name several with `tasks=A,B`",
-            )
-        if is_joint:
-            self.splits = read_splits_of_each(given.task, given.mixture.tasks, given.mixture.cap)
-            for splits in self.splits:
-                check_metric(splits.task)
-        else:
-            check_metric(resolve_task(given.task))  # before any row is read
-            self.splits = [read_splits(given.task, tables or {})]
+        self.folder, self.is_joint = folder, is_joint
+        requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
+        self.splits = self._read_rows(requested, tables or {})
         self.processes = Processes()
-        self.backbone = backbone or load_backbone(given.backbone)
-        if given.backbone.gradient_checkpointing:
+        self.backbone = backbone or load_backbone(requested.backbone)
+        if requested.backbone.gradient_checkpointing:
             self.backbone.checkpoint_layers()
-        self.config: RunConfig = resolve(settings, self.backbone.kind)
+        self.config: RunConfig = resolve(settings, self.backbone.kind)  # with the preset for this kind of backbone
         self.models = self._build_models()
-        for model, splits in zip(self.models, self.splits, strict=True):
-            model.readout.see(splits.train)
-            if self.config.readout.head_start == "solved":
-                model.start_head(self.backbone, splits.train)
-            model.to(self.backbone.device)
-        origin = self.config.training.init_from
-        first_cues = [start_from(model, origin, self.backbone) for model in self.models if origin]
+        first_cues = self._initialise_models()
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
-        self.checkpoints = Checkpoints(folder / "checkpoints", self._digest("".join(first_cues)))
+        self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
     def execute(self, *, resume: bool = False, overwrite: bool = False, progress: bool = True) -> list[Cue]:
-        """Train and write a cue per task; a finished run that is resumed is only loaded."""
+        """Train, and write a cue for each task. If a finished run is resumed, its cues are only loaded."""
         task_data = [
             TaskData(model, splits.train, splits.validation)
             for model, splits in zip(self.models, self.splits, strict=True)
@@ -96,41 +77,40 @@ class Run:
             is_finished = all((folder / "cue.json").is_file() for folder in self.cue_folders)
             if resume and is_finished and not self.checkpoints.exist():
                 return [self._load_finished(folder) for folder in self.cue_folders]
-            trainer.checkpoints = self.checkpoints
-            damaged: list[Path] = []
-            if resume:
-                checkpoint, damaged = self.checkpoints.newest()
-                if checkpoint is not None:
-                    trainer.resume(checkpoint)
-            if self.processes.is_main:
-                self._begin_folder(trainer.progress.step)
-                uses_tensorboard = self.config.training.tensorboard
-                recorder = stack.enter_context(
-                    ProgressRecorder(self.folder, trainer.num_steps, progress, uses_tensorboard)
-                )
-                recorder.start(trainer.progress.step)
-                recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
-                trainer.listener = recorder
+            recorder = self._begin(trainer, stack, resume, progress)
             self.processes.wait()
             result = trainer.run()
             cues = [
                 self._make_cue(model, splits, evaluation, result)
                 for model, splits, evaluation in zip(self.models, self.splits, result.evaluations, strict=True)
             ]
-            if self.processes.is_main:
-                for cue, splits, folder in zip(cues, self.splits, self.cue_folders, strict=True):
-                    cue.save(folder, _metrics(cue, splits, result))
-                    for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
-                        remove(leftover)
-                self.checkpoints.remove()
+            if recorder is not None:
+                self._write(cues, result)
                 recorder.warn(result.warnings)
             self.processes.wait()
         for cue, folder in zip(cues, self.cue_folders, strict=True):
             cue.path = folder
         return cues
 
+    def _read_rows(self, config: RunConfig, tables: Mapping[str, Any]) -> list[Splits]:
+        """The rows of each task. Metrics are checked as early as the task is known."""
+        if self.is_joint:
+            all_splits = read_splits_of_each(config.task, config.mixture.tasks, config.mixture.cap)
+            for splits in all_splits:
+                check_metric(splits.task)
+            return all_splits
+        if config.mixture.tasks:
+            raise ConfigurationError(
+                setting="mixture.tasks",
+                got=", ".join(config.mixture.tasks),
+                expected="one task",
+                fix="name several with `tasks=A,B`",
+            )
+        check_metric(resolve_task(config.task))
+        return [read_splits(config.task, tables)]
+
     def _build_models(self) -> list[TaskModel]:
-        """A model per task, all on one method."""
+        """A model for each task, all on one method."""
         config, backbone = self.config, self.backbone
         tasks = [splits.task for splits in self.splits]
         generator = torch.Generator().manual_seed(stream_seed(config.training.seed, "method"))
@@ -140,12 +120,46 @@ class Run:
             method = method_class.build(config.method, config.method.view_of(backbone), joint_task(tasks), generator)
             return [with_readout(task, method, config.readout, backbone, config.backbone.max_length) for task in tasks]
 
+    def _initialise_models(self) -> str:
+        """Set initial values that depend on rows or on another cue; returns the digests of those cues."""
+        for model, splits in zip(self.models, self.splits, strict=True):
+            model.readout.see(splits.train)
+            if self.config.readout.head_start == "solved":
+                model.start_head(self.backbone, splits.train)
+            model.to(self.backbone.device)
+        origin = self.config.training.init_from
+        return "".join(start_from(model, origin, self.backbone) for model in self.models if origin)
+
+    def _begin(self, trainer: Trainer, stack: ExitStack, resume: bool, progress: bool) -> ProgressRecorder | None:
+        """Load the newest checkpoint and begin the run folder; only the main process gets a recorder."""
+        trainer.checkpoints = self.checkpoints
+        checkpoint, damaged = self.checkpoints.newest() if resume else (None, [])
+        if checkpoint is not None:
+            trainer.resume(checkpoint)
+        if not self.processes.is_main:
+            return None
+        self._begin_folder(trainer.state.step)
+        recorder = ProgressRecorder(self.folder, trainer.num_steps, progress, self.config.training.tensorboard)
+        stack.enter_context(recorder)
+        recorder.start(trainer.state.step)
+        recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
+        trainer.listener = recorder
+        return recorder
+
+    def _write(self, cues: Sequence[Cue], result: TrainingResult) -> None:
+        """Write the cue folders, then remove files that are no longer needed."""
+        for cue, splits, folder in zip(cues, self.splits, self.cue_folders, strict=True):
+            cue.save(folder, _metrics(cue, splits, result))
+            for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+                remove(leftover)
+        self.checkpoints.remove()
+
     def _digest(self, first_cues: str) -> str:
-        """What makes two runs the same: settings, rows, backbone and the cue they start from."""
+        """Digest of everything that makes two runs the same: settings, rows, backbone and the cues they start from."""
         settings = self.config.as_settings()
-        settings["task"] = {}  # names of files may change; rows and weights count
+        settings["task"] = {}  # file names may change: the digest covers rows and weights
         settings["backbone"] = self.config.backbone.max_length
-        settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of what it reads
+        settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of the files it reads
         settings["training"]["init_from"] = first_cues
         tasks = [portable(splits.task).model_dump(mode="json") for splits in self.splits]
         facts = [settings, tasks, vars(self.backbone.fingerprint), str(self.backbone.dtype)]
@@ -156,7 +170,7 @@ class Run:
         return digest.hexdigest()
 
     def _check_output(self, resume: bool, overwrite: bool) -> None:
-        """A run never overwrites a finished cue or another run's checkpoints unless told to."""
+        """Check that no finished cue and no checkpoints are overwritten without `overwrite`."""
         if resume or overwrite:
             return
         for folder in self.cue_folders:
@@ -176,7 +190,7 @@ class Run:
             )
 
     def _load_finished(self, folder: Path) -> Cue:
-        """The cue of a finished run, if it is the run that was asked for."""
+        """Load the cue of a finished run after checking that it is the same run."""
         if read_cue_file(folder).training.get("run") != self.checkpoints.run:
             raise RunError(
                 setting="resume",
@@ -187,7 +201,7 @@ class Run:
         return load(folder, self.backbone)
 
     def _begin_folder(self, step: int) -> None:
-        """The first thing written: the folder and the run's whole configuration."""
+        """Create the run folder with the resolved configuration."""
         with writable("output_dir", self.folder):
             if step == 0:
                 self.checkpoints.remove()
@@ -196,7 +210,7 @@ class Run:
             write_whole(self.folder / "config.yaml", text.encode())
 
     def _make_cue(self, model: TaskModel, splits: Splits, evaluation: Evaluation, result: TrainingResult) -> Cue:
-        """The trained model of one task with everything its cue.json records."""
+        """The trained model of one task with the content of its cue.json."""
         config, backbone = self.config, self.backbone
         scores = {"validation": evaluation.scores}
         if splits.test:
@@ -204,8 +218,8 @@ class Run:
             scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
         training = {
             **config.training.model_dump(mode="json"),
-            "steps_done": result.progress.step,
-            "best_step": result.progress.best_step,
+            "steps_done": result.state.step,
+            "best_step": result.state.best_step,
             "train_rows": len(splits.train),
             "validation_rows": len(splits.validation),
             "run": self.checkpoints.run,
@@ -218,7 +232,7 @@ class Run:
             method=model.method.config.model_dump(mode="json"),
             readout=model.readout.config,
             backbone=CueBackbone(
-                name=_lasting_name(backbone),
+                name=_absolute_name(backbone),
                 kind=backbone.kind,
                 dtype=str(backbone.dtype).removeprefix("torch."),
                 max_length=model.max_length,
@@ -234,7 +248,7 @@ class Run:
 
 
 def splits_of_run(folder: str | Path) -> Splits:
-    """The very rows a run was trained and scored on, read again from its config.yaml.
+    """Read again the rows a run was trained and scored on, by its config.yaml.
 
     Example:
         splits_of_run("cues/tickets").test[0].texts
@@ -242,20 +256,20 @@ def splits_of_run(folder: str | Path) -> Splits:
     return read_splits(resolve(read_settings(Path(folder) / "config.yaml")).task, {})
 
 
-def _lasting_name(backbone: Backbone) -> str:
-    """A model folder by its full path, so that the cue finds it from any working directory."""
+def _absolute_name(backbone: Backbone) -> str:
+    """The backbone's name; a folder by its full path, so that the cue can be loaded from any working directory."""
     is_folder = backbone.folder is not None and Path(backbone.name).is_dir()
     return str(backbone.folder.resolve()) if is_folder and backbone.folder else backbone.name
 
 
 def _metrics(cue: Cue, splits: Splits, result: TrainingResult) -> dict[str, Any]:
-    """What metrics.json holds."""
+    """The content of metrics.json."""
     return {
-        "scores": cue.record.scores,
-        "history": result.progress.history,
-        "health": result.progress.health,
-        "best_step": result.progress.best_step,
-        "steps": result.progress.step,
+        "scores": cue.scores,
+        "history": result.state.history,
+        "health": result.state.health,
+        "best_step": result.state.best_step,
+        "steps": result.state.step,
         "seconds": round(result.seconds, 1),
         "peak_megabytes": round(result.peak_megabytes, 1),
         "truncated_training_texts": result.num_truncated,

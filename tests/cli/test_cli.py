@@ -63,27 +63,27 @@ def cues(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path
     """Bundled tasks, own labels, scores and the baseline, each trained for a moment on one tiny BERT."""
     folder = tmp_path_factory.mktemp("cues")
     rows = own_rows(folder / "rows.csv")
-    own = ["--train", rows, "--text", "message"]
+    options = ["--train", rows, "--text", "message"]
     wanted: dict[str, list[object]] = {name: ["--task", name, "task.train_rows=24"] for name in LABELS}
-    wanted["teams"] = [*own, "--label", "team"]
-    wanted["scores"] = [*own, "--label", "score", "task.kind=regression"]
+    wanted["teams"] = [*options, "--label", "team"]
+    wanted["scores"] = [*options, "--label", "score", "task.kind=regression"]
     for name, words in wanted.items():
-        found = run("train", "--backbone", model_folders["bert"], "--output-dir", folder / name, *words, *QUICK)
-        assert found.code == 0, found.err
-    found = run(
+        ended = run("train", "--backbone", model_folders["bert"], "--output-dir", folder / name, *words, *QUICK)
+        assert ended.code == 0, ended.err
+    ended = run(
         "train",
         "--backbone",
         model_folders["bert"],
         "--output-dir",
         folder / "bare",
-        *own,
+        *options,
         "--label",
         "team",
         "--method",
         "no-prompt",
         "training.epochs=1",
     )
-    assert found.code == 0, found.err
+    assert ended.code == 0, ended.err
     return Cues(folder, model_folders)
 
 
@@ -96,10 +96,10 @@ def test_version_is_printed() -> None:
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS), ["backbones", "pull"]])
 def test_every_verb_has_help(words: list[str]) -> None:
-    found = run(*words, "--help")
-    assert (found.code, found.err) == (0, "")
-    assert found.out.startswith("Usage: ")
-    assert " ".join([*words, "[OPTIONS]"]) in found.out
+    ended = run(*words, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("Usage: ")
+    assert " ".join([*words, "[OPTIONS]"]) in ended.out
 
 
 def test_help_lists_every_verb() -> None:
@@ -111,9 +111,9 @@ def test_help_lists_every_verb() -> None:
 def test_lists_are_one_json_object_or_a_table(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
     monkeypatch.setattr("softcue.backbones.loading.sources.ALIASES", {})  # their weights are large
-    found = run(verb, "--json")
-    assert found.json
-    assert found.err == ""
+    ended = run(verb, "--json")
+    assert ended.json
+    assert ended.err == ""
     table = run(verb)
     assert (table.code, table.err) == (0, "")
     assert "━" in table.out
@@ -129,9 +129,9 @@ def test_lists_hold_what_can_be_used() -> None:
 
 def test_backbones_list_tells_what_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
-    found = run("backbones", "--json").json
-    assert {"minilm", "smollm2"} <= {entry["name"] for entry in found["aliases"]}
-    assert "bert" in found["families"]["encoder"]
+    printed = run("backbones", "--json").json
+    assert {"minilm", "smollm2"} <= {entry["name"] for entry in printed["aliases"]}
+    assert "bert" in printed["families"]["encoder"]
 
 
 def test_pulling_an_unknown_backbone_suggests_the_nearest() -> None:
@@ -140,8 +140,8 @@ def test_pulling_an_unknown_backbone_suggests_the_nearest() -> None:
 
 def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("[title]", ["[a]", "number"], [["[unused1] [/b] :bug:", 7680]])
-    found = capsys.readouterr().out
-    assert all(part in found for part in ("[title]", "[a]", "[unused1] [/b] :bug:", "7,680"))
+    result = capsys.readouterr().out
+    assert all(part in result for part in ("[title]", "[a]", "[unused1] [/b] :bug:", "7,680"))
     assert [shown(cell) for cell in (True, 84.127, "x", None)] == ["True", "84.1", "x", "None"]
 
 
@@ -161,10 +161,10 @@ def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixtu
     ],
 )
 def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str]) -> None:
-    found = run(*words)
-    assert (found.code, found.out) == (2, "")
-    assert "Error: " in found.err
-    assert "Traceback" not in found.err
+    ended = run(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Error: " in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr("softcue.api.train", interrupted)
-    found = run("train", "--output-dir", tmp_path / "cue")
-    assert (found.code, found.out) == (130, "")
-    assert "--resume" in found.err
+    ended = run("train", "--output-dir", tmp_path / "cue")
+    assert (ended.code, ended.out) == (130, "")
+    assert "--resume" in ended.err
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def softcue_process(*words: object, **settings: Any) -> subprocess.CompletedProc
 
 
 def test_process_reports_an_error_on_one_line(tmp_path: Path) -> None:
-    found = softcue_process("train", "--train", "no.csv", "--output-dir", "cue", cwd=tmp_path)
-    check_refused(Ended(found.returncode, found.stdout.decode(), found.stderr.decode()), "no.csv")
+    result = softcue_process("train", "--train", "no.csv", "--output-dir", "cue", cwd=tmp_path)
+    check_refused(Ended(result.returncode, result.stdout.decode(), result.stderr.decode()), "no.csv")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -206,9 +206,9 @@ def test_reader_that_leaves_early_is_no_error(unbuffered: str) -> None:
     os.close(forward_pass)
     command = [sys.executable, "-m", "softcue", "--help"]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    found = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, env=environment)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, env=environment)
     os.close(writing)
-    assert (found.returncode, found.stderr) == (0, b"")
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_listing_needs_no_torch() -> None:
@@ -308,8 +308,8 @@ def test_bad_training_input_is_refused_and_nothing_written(
     words = make(tmp_path)
     if "--backbone" not in words:
         words += ["--backbone", model_folders["bert"]]
-    found = run("train", *words, "--output-dir", tmp_path / "cue")
-    check_refused(found, *parts)
+    ended = run("train", *words, "--output-dir", tmp_path / "cue")
+    check_refused(ended, *parts)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
@@ -339,8 +339,8 @@ def test_finished_cue_is_not_overwritten(cues: Cues) -> None:
 def test_output_folder_that_is_a_file_is_refused(tmp_path: Path, model_folders: dict[str, Path]) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "cue").write_text("precious")
-    found = run("train", *_own()(tmp_path), "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue")
-    check_refused(found, "--output-dir", tmp_path / "cue")
+    ended = run("train", *_own()(tmp_path), "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue")
+    check_refused(ended, "--output-dir", tmp_path / "cue")
     assert (tmp_path / "cue").read_text() == "precious"
 
 
@@ -362,8 +362,8 @@ def test_folder_that_is_no_whole_cue_is_refused(verb: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "inspect"])
 def test_cue_on_another_backbone_is_refused(verb: str, cues: Cues) -> None:
     more = {"predict": ["--input", "-"], "evaluate": ["--data", cues["rows.csv"]], "inspect": []}[verb]
-    found = run(verb, cues["teams"], *more, "--backbone", cues.models["gpt2"], stdin=b"hi")
-    check_refused(found, cues["teams"], "differ", "the backbone it was trained on")
+    ended = run(verb, cues["teams"], *more, "--backbone", cues.models["gpt2"], stdin=b"hi")
+    check_refused(ended, cues["teams"], "differ", "the backbone it was trained on")
 
 
 def test_evaluating_without_data_is_refused(cues: Cues) -> None:
@@ -397,8 +397,8 @@ def test_bad_standard_input_is_refused(cues: Cues, stdin: bytes, parts: list[str
 
 
 def test_one_text_for_a_task_that_reads_two_is_refused(cues: Cues) -> None:
-    found = run("predict", cues["same-request"], "--input", "-", stdin=b"one\ttwo\nonly one\n")
-    check_refused(found, "row 2", "2 text(s): first, second")
+    ended = run("predict", cues["same-request"], "--input", "-", stdin=b"one\ttwo\nonly one\n")
+    check_refused(ended, "row 2", "2 text(s): first, second")
 
 
 def test_bad_prediction_files_are_refused(cues: Cues, tmp_path: Path) -> None:
@@ -406,16 +406,16 @@ def test_bad_prediction_files_are_refused(cues: Cues, tmp_path: Path) -> None:
     check_refused(run("predict", cue, "--input", tmp_path / "no.csv"), "no.csv", "an existing file")
     for name in ("out.txt", "out", "folder.csv"):
         (tmp_path / "folder.csv").mkdir(exist_ok=True)
-        found = run("predict", cue, "--input", rows, "--output", tmp_path / name)
-        check_refused(found, "--output", name, ".jsonl or .csv")
-    found = run("predict", cue, "--input", rows, "--output", tmp_path / "no" / "out.csv")
-    check_refused(found, "--output", "an existing folder", tmp_path / "no")
+        ended = run("predict", cue, "--input", rows, "--output", tmp_path / name)
+        check_refused(ended, "--output", name, ".jsonl or .csv")
+    ended = run("predict", cue, "--input", rows, "--output", tmp_path / "no" / "out.csv")
+    check_refused(ended, "--output", "an existing folder", tmp_path / "no")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
 
 
 def test_cues_of_one_name_are_refused(cues: Cues) -> None:
-    found = run("predict", cues["teams"], cues["teams"], "--input", cues["rows.csv"])
-    check_refused(found, "cues", "teams, teams", "different folder names")
+    ended = run("predict", cues["teams"], cues["teams"], "--input", cues["rows.csv"])
+    check_refused(ended, "cues", "teams, teams", "different folder names")
 
 
 def test_inspecting_a_cue_without_prompt_is_refused(cues: Cues) -> None:
@@ -426,7 +426,7 @@ def test_inspecting_a_cue_without_prompt_is_refused(cues: Cues) -> None:
 
 
 def test_training_prints_a_table_and_writes_a_cue(tmp_path: Path, model_folders: dict[str, Path]) -> None:
-    found = run(
+    ended = run(
         "train",
         "--task",
         "tickets",
@@ -437,8 +437,8 @@ def test_training_prints_a_table_and_writes_a_cue(tmp_path: Path, model_folders:
         "--output-dir",
         tmp_path / "cue",
     )
-    assert found.code == 0
-    assert all(word in found.out for word in ("validation", "test", "accuracy", "prompt-tuning"))
+    assert ended.code == 0
+    assert all(word in ended.out for word in ("validation", "test", "accuracy", "prompt-tuning"))
     assert {"cue.json", "cue.safetensors", "metrics.json", "README.md"} <= {
         p.name for p in (tmp_path / "cue").iterdir()
     }
@@ -448,7 +448,7 @@ def test_training_prints_a_table_and_writes_a_cue(tmp_path: Path, model_folders:
 @pytest.mark.parametrize("model_type", ["bert", "t5", "gpt2"])
 def test_training_takes_one_step_on_every_kind(model_type: str, tmp_path: Path, model_folders: dict[str, Path]) -> None:
     rows = own_rows(tmp_path / "rows.csv")
-    found = run(
+    ended = run(
         "train",
         "--train",
         rows,
@@ -464,10 +464,10 @@ def test_training_takes_one_step_on_every_kind(model_type: str, tmp_path: Path, 
         "training.steps=1",
         "method.prompt_length=6",
     )
-    assert (found.json["steps"], found.json["best_step"]) == (1, 1)
-    assert found.json["cue"] == str(tmp_path / "cue")
-    assert found.json["counts"]["gradient"] == 6 * 32
-    assert 0 <= found.json["scores"]["validation"]["accuracy"] <= 100
+    assert (ended.json["steps"], ended.json["best_step"]) == (1, 1)
+    assert ended.json["cue"] == str(tmp_path / "cue")
+    assert ended.json["counts"]["gradient"] == 6 * 32
+    assert 0 <= ended.json["scores"]["validation"]["accuracy"] <= 100
     answer = run("predict", tmp_path / "cue", "--input", "-", "--json", stdin=b"where is my badge?").json
     assert answer["rows"][0]["label"] in ("billing", "hardware")
 
@@ -479,7 +479,7 @@ def test_settings_come_from_file_flags_and_overrides_in_that_order(
         "task: {name: urgency, train_rows: 12, validation_rows: 6, test_rows: 6}\n"
         "training: {steps: 3, seed: 5, learning_rate: 1e-3}\nmethod: {prompt_length: 3}\n"
     )
-    found = run(
+    ended = run(
         "train",
         tmp_path / "run.yaml",
         "--seed",
@@ -491,7 +491,7 @@ def test_settings_come_from_file_flags_and_overrides_in_that_order(
         model_folders["bert"],
         "training.steps=1",
     )
-    assert found.json["steps"] == 1
+    assert ended.json["steps"] == 1
     record = json.loads((tmp_path / "cue" / "cue.json").read_text())
     assert (record["training"]["seed"], record["training"]["learning_rate"]) == (6, 0.001)
     assert (record["method"]["prompt_length"], record["task"]["name"]) == (3, "urgency")
@@ -518,22 +518,22 @@ def test_overwriting_and_resuming_a_finished_cue(tmp_path: Path, model_folders: 
 
 @pytest.mark.parametrize("name", LABELS)
 def test_bundled_task_is_evaluated_on_its_own_test_rows(cues: Cues, name: str) -> None:
-    found = run("evaluate", cues[name], "--json").json
-    assert set(found) == EVALUATED
-    assert found["rows"] >= 120
-    assert found["illegal"] == 0
-    assert sum(found["predicted_labels"].values()) == found["rows"]
+    printed = run("evaluate", cues[name], "--json").json
+    assert set(printed) == EVALUATED
+    assert printed["rows"] >= 120
+    assert printed["illegal"] == 0
+    assert sum(printed["predicted_labels"].values()) == printed["rows"]
 
 
 def test_evaluation_prints_a_table(cues: Cues) -> None:
-    found = run("evaluate", cues["teams"], "--data", cues["rows.csv"])
-    assert found.code == 0
-    assert all(word in found.out for word in ("rows", "accuracy", "macro_f1", "matthews", "24"))
+    ended = run("evaluate", cues["teams"], "--data", cues["rows.csv"])
+    assert ended.code == 0
+    assert all(word in ended.out for word in ("rows", "accuracy", "macro_f1", "matthews", "24"))
 
 
 def test_scores_are_evaluated_and_predicted(cues: Cues, tmp_path: Path) -> None:
-    found = run("evaluate", cues["scores"], "--data", cues["rows.csv"], "--json").json
-    assert set(found["scores"]) == {"pearson", "spearman", "pearson_spearman"}
+    printed = run("evaluate", cues["scores"], "--data", cues["rows.csv"], "--json").json
+    assert set(printed["scores"]) == {"pearson", "spearman", "pearson_spearman"}
     answer = run("predict", cues["scores"], "--input", "-", "--json", stdin=b"refund please").json["rows"][0]
     assert set(answer) == {"message", "value"}
     assert isinstance(answer["value"], float)
@@ -543,9 +543,9 @@ def test_scores_are_evaluated_and_predicted(cues: Cues, tmp_path: Path) -> None:
 
 
 def test_answers_come_as_json_lines_in_order(cues: Cues) -> None:
-    found = run("predict", cues["teams"], "--input", cues["rows.csv"], "--batch-size", "5")
-    assert (found.code, found.err) == (0, "")
-    lines = [json.loads(line) for line in found.out.splitlines()]
+    ended = run("predict", cues["teams"], "--input", cues["rows.csv"], "--batch-size", "5")
+    assert (ended.code, ended.err) == (0, "")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
     assert [line["message"] for line in lines][:2] == ["please refund invoice 0", "badge reader 1 is dead"]
     for line in lines:
         assert set(line) == {"message", "label", "scores"}
@@ -564,14 +564,14 @@ def test_answers_come_as_json_lines_in_order(cues: Cues) -> None:
     ],
 )
 def test_standard_input_is_lines_or_json_lines(cues: Cues, stdin: str) -> None:
-    found = run("predict", cues["teams"], "--input", "-", stdin=stdin.encode())
-    texts = [json.loads(line)["message"] for line in found.out.splitlines()]
+    ended = run("predict", cues["teams"], "--input", "-", stdin=stdin.encode())
+    texts = [json.loads(line)["message"] for line in ended.out.splitlines()]
     assert texts == ["où est mon badge ?", "refund {me}"]
 
 
 def test_plain_line_that_starts_with_a_brace_is_a_text(cues: Cues) -> None:
-    found = run("predict", cues["teams"], "--input", "-", stdin=b"hello\n{name} did not come\n")
-    assert [json.loads(line)["message"] for line in found.out.splitlines()] == [
+    ended = run("predict", cues["teams"], "--input", "-", stdin=b"hello\n{name} did not come\n")
+    assert [json.loads(line)["message"] for line in ended.out.splitlines()] == [
         "hello",
         "{name} did not come",
     ]
@@ -579,16 +579,16 @@ def test_plain_line_that_starts_with_a_brace_is_a_text(cues: Cues) -> None:
 
 def test_standard_input_is_read_anew_in_every_call(cues: Cues) -> None:
     for text in ("first", "second"):
-        found = run("predict", cues["teams"], "--input", "-", "--json", stdin=text.encode()).json
-        assert [row["message"] for row in found["rows"]] == [text]
+        printed = run("predict", cues["teams"], "--input", "-", "--json", stdin=text.encode()).json
+        assert [row["message"] for row in printed["rows"]] == [text]
 
 
 def test_pairs_are_lines_with_a_tab_or_json_lines(cues: Cues) -> None:
     lines = b"where is it?\twhere is my parcel?\n"
     objects = b'{"first": "where is it?", "second": "where is my parcel?"}\n'
-    found = [run("predict", cues["same-request"], "--input", "-", stdin=stdin).out for stdin in (lines, objects)]
-    assert found[0] == found[1]
-    assert json.loads(found[0])["label"] in ("same", "different")
+    ended = [run("predict", cues["same-request"], "--input", "-", stdin=stdin).out for stdin in (lines, objects)]
+    assert ended[0] == ended[1]
+    assert json.loads(ended[0])["label"] in ("same", "different")
 
 
 def test_several_cues_answer_in_one_pass_as_they_do_alone(cues: Cues) -> None:
@@ -598,10 +598,10 @@ def test_several_cues_answer_in_one_pass_as_they_do_alone(cues: Cues) -> None:
     assert [len(answer["scores"]) for answer in together[0]["cues"].values()] == [6, 3]
     for name in names:
         alone = run("predict", cues[name], "--input", "-", "--json", stdin=texts).json["rows"]
-        for row, one in zip(together, alone, strict=True):
-            assert row["text"] == one["text"]
-            assert row["cues"][name]["label"] == one["label"]
-            assert row["cues"][name]["scores"] == pytest.approx(one["scores"], abs=1e-5)
+        for row, item in zip(together, alone, strict=True):
+            assert row["text"] == item["text"]
+            assert row["cues"][name]["label"] == item["label"]
+            assert row["cues"][name]["scores"] == pytest.approx(item["scores"], abs=1e-5)
 
 
 def test_cues_of_other_columns_share_a_file(cues: Cues, tmp_path: Path) -> None:
@@ -614,8 +614,8 @@ def test_cues_of_other_columns_share_a_file(cues: Cues, tmp_path: Path) -> None:
 def test_one_cue_s_answers_are_written_as_csv_and_json_lines(cues: Cues, tmp_path: Path) -> None:
     printed = run("predict", cues["teams"], "--input", cues["rows.csv"]).out
     for name in ("out.csv", "out.jsonl"):
-        found = run("predict", cues["teams"], "--input", cues["rows.csv"], "--output", tmp_path / name)
-        assert found == Ended(0, "", "")
+        ended = run("predict", cues["teams"], "--input", cues["rows.csv"], "--output", tmp_path / name)
+        assert ended == Ended(0, "", "")
     assert (tmp_path / "out.jsonl").read_text() == printed
     with (tmp_path / "out.csv").open(newline="") as handle:
         rows = list(csv.DictReader(handle))
@@ -626,7 +626,7 @@ def test_one_cue_s_answers_are_written_as_csv_and_json_lines(cues: Cues, tmp_pat
 
 
 def test_several_cues_answers_are_written_as_csv(cues: Cues, tmp_path: Path) -> None:
-    found = run(
+    ended = run(
         "predict",
         cues["tickets"],
         cues["urgency"],
@@ -636,7 +636,7 @@ def test_several_cues_answers_are_written_as_csv(cues: Cues, tmp_path: Path) -> 
         tmp_path / "out.csv",
         stdin='it broke, "again"\nzweite Zeile ü\n'.encode(),
     )
-    assert found.code == 0
+    assert ended.code == 0
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     assert [row["text"] for row in rows] == ['it broke, "again"', "zweite Zeile ü"]
@@ -644,15 +644,15 @@ def test_several_cues_answers_are_written_as_csv(cues: Cues, tmp_path: Path) -> 
 
 
 def test_cut_texts_are_told_on_standard_error(cues: Cues) -> None:
-    found = run("predict", cues["teams"], "--input", "-", "--json", stdin=b"word " * 200)
-    assert len(found.json["rows"]) == 1
-    assert found.err == "1 texts were cut to the backbone's length\n"
+    ended = run("predict", cues["teams"], "--input", "-", "--json", stdin=b"word " * 200)
+    assert len(ended.json["rows"]) == 1
+    assert ended.err == "1 texts were cut to the backbone's length\n"
 
 
 def test_inspection_shows_words_for_every_vector(cues: Cues) -> None:
-    found = run("inspect", cues["tickets"], "--top", "3", "--json").json
-    assert found["num_vectors"] == len(found["vectors"]) == 6
-    assert all(len(vector["neighbours"]) == 3 for vector in found["vectors"])
+    printed = run("inspect", cues["tickets"], "--top", "3", "--json").json
+    assert printed["num_vectors"] == len(printed["vectors"]) == 6
+    assert all(len(vector["neighbours"]) == 3 for vector in printed["vectors"])
     table = run("inspect", cues["tickets"], "--top", "3")
     assert (table.code, table.err) == (0, "")
     assert "nearest 3 words" in table.out
@@ -668,9 +668,9 @@ def test_demo_compares_three_cues_with_the_baselines(
     quick = {"training.steps": 1, "task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 8}
     monkeypatch.setattr("softcue.backbones.load_backbone", lambda name: backbone)
     monkeypatch.setattr("softcue.api.train", lambda *words, **settings: train(*words, **settings, overrides=quick))
-    found = run("demo", "--output-dir", tmp_path / "cues", "--json").json
-    assert [row["task"] for row in found["rows"]] == ["tickets", "urgency", "same-request"]
-    assert all(0 <= row[key] <= 100 for row in found["rows"] for key in ("score", "no training", "linear probe"))
+    printed = run("demo", "--output-dir", tmp_path / "cues", "--json").json
+    assert [row["task"] for row in printed["rows"]] == ["tickets", "urgency", "same-request"]
+    assert all(0 <= row[key] <= 100 for row in printed["rows"] for key in ("score", "no training", "linear probe"))
     table = run("demo", "--output-dir", tmp_path / "cues")
     assert table.code == 0
     assert "linear probe" in table.out

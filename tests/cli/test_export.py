@@ -32,14 +32,14 @@ def trained(folder: Path, backbone: Path, method: str) -> softcue.Cue:
 
 def test_an_exported_cue_reads_as_the_fine_tuned_model_did(tmp_path: Path, model_folders: dict[str, Path]) -> None:
     cue = trained(tmp_path / "cue", model_folders["bert"], "fine-tuning")
-    found = CliRunner().invoke(app, ["backbones", "export", str(tmp_path / "cue"), str(tmp_path / "tuned")])
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, ["backbones", "export", str(tmp_path / "cue"), str(tmp_path / "tuned")])
+    assert result.exit_code == 0, result.output
     tuned = softcue.backbones.load_backbone(str(tmp_path / "tuned"))
     twin = cue.model.method.view_of(cue.backbone)
     batch_ids = twin.tokenizer("the invoice is wrong", return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        own, other = (one.base(input_ids=batch_ids).last_hidden_state for one in (twin, tuned))
-    assert float((own - other).abs().max()) < 1e-6
+        expected, other = (model.base(input_ids=batch_ids).last_hidden_state for model in (twin, tuned))
+    assert float((expected - other).abs().max()) < 1e-6
     assert tuned.fingerprint != cue.backbone.fingerprint
 
 

@@ -48,7 +48,7 @@ def run(*words: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), out.getvalue(), err.getvalue()
 
 
-def found(*words: str) -> Any:
+def printed(*words: str) -> Any:
     code, out, err = run(*words, "--json")
     assert code == 0, err
     assert out.count("\n") == 1
@@ -56,7 +56,7 @@ def found(*words: str) -> Any:
 
 
 def test_json_has_the_backbone_and_four_numbers_for_every_method() -> None:
-    everything = found("--like", "roberta-large")
+    everything = printed("--like", "roberta-large")
     assert set(everything) == {"backbone", "methods"}
     assert everything["backbone"] == "roberta-large"
     names = [row["name"] for row in everything["methods"]]
@@ -68,7 +68,7 @@ def test_json_has_the_backbone_and_four_numbers_for_every_method() -> None:
 
 
 def test_one_method_is_counted_with_the_settings_given() -> None:
-    everything = found("--like", "roberta-large", "--method", "m-idpg-phm", "method.prompt_length=10")
+    everything = printed("--like", "roberta-large", "--method", "m-idpg-phm", "method.prompt_length=10")
     n, m, t, d, layers = 16, 16, 10, 1024, 24
     count = 2 * n**3 + d * m // n + m + m * t * d // n + layers * t * d
     row = {"name": "m-idpg-phm", "gradient": count, "ema": 0, "stored": count, "head": 1_051_650}
@@ -77,12 +77,12 @@ def test_one_method_is_counted_with_the_settings_given() -> None:
 
 def test_settings_may_come_before_and_after_options() -> None:
     words = ["method.prompt_length=3", "--like", "roberta-base", "--method", "prompt-tuning"]
-    assert found(*words)["methods"][0]["gradient"] == 3 * 768
+    assert printed(*words)["methods"][0]["gradient"] == 3 * 768
 
 
 @pytest.mark.parametrize(("classes", "head"), [(2, 384 * 384 + 384 + 385 * 2), (7, 384 * 384 + 384 + 385 * 7)])
 def test_the_head_grows_with_classes_and_the_method_does_not(classes: int, head: int) -> None:
-    (row,) = found("--like", "minilm", "--method", "m-idpg-phm", "--classes", str(classes))["methods"]
+    (row,) = printed("--like", "minilm", "--method", "m-idpg-phm", "--classes", str(classes))["methods"]
     assert row["head"] == head
     assert row["gradient"] == 2 * 16**3 + 384 + 16 + 5 * 384 + 6 * 5 * 384
 
@@ -98,7 +98,7 @@ def test_people_get_a_table() -> None:
 def test_a_model_folder_will_do_without_weights(tmp_path: Path) -> None:
     tiny_model("bert").config.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
-    (row,) = found("--like", str(tmp_path), "--method", "p-tuning-v2")["methods"]
+    (row,) = printed("--like", str(tmp_path), "--method", "p-tuning-v2")["methods"]
     assert row["gradient"] == 3 * 5 * 32
 
 

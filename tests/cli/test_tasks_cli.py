@@ -23,10 +23,10 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_list_has_sizes_of_every_task() -> None:
-    found = {entry["name"]: entry for entry in run("tasks", "--json").json["tasks"]}
-    assert sorted(found) == library_names()
-    assert found["rte"]["rows"] == {"train": 2490, "validation": 277}
-    assert min(found["tickets"]["rows"].values()) >= 60
+    printed = {entry["name"]: entry for entry in run("tasks", "--json").json["tasks"]}
+    assert sorted(printed) == library_names()
+    assert printed["rte"]["rows"] == {"train": 2490, "validation": 277}
+    assert min(printed["tickets"]["rows"].values()) >= 60
     table = run("tasks").out
     assert "2,490 / 277 / -" in table
     assert "42 labels" in table
@@ -34,10 +34,10 @@ def test_list_has_sizes_of_every_task() -> None:
 
 @pytest.mark.parametrize("name", ["rte", "conll2003", "stsb", "wsc", "squad", "tickets"])
 def test_show_tells_all_of_one_task(name: str) -> None:
-    found = run("tasks", "show", name)
-    assert (found.code, found.err) == (0, "")
+    ended = run("tasks", "show", name)
+    assert (ended.code, ended.err) == (0, "")
     for part in (f"## {name}", "**Text-to-text** reads", "**Encoders** read", "**Citation**", "**Licence**"):
-        assert part in found.out
+        assert part in ended.out
     assert run("tasks", "show", name, "--json").json["wording"]["reads"]
 
 
@@ -48,9 +48,9 @@ def test_show_refuses_unknown_names_and_bad_files(tmp_path: Path) -> None:
 
 
 def test_check_passes_on_published_rows(data: Path) -> None:
-    found = run("tasks", "check", "--data", data, "--json").json
-    assert (found["ok"], found["unclaimed"]) == (True, [])
-    status = {entry["task"]: entry["status"] for entry in found["checked"]}
+    printed = run("tasks", "check", "--data", data, "--json").json
+    assert (printed["ok"], printed["unclaimed"]) == (True, [])
+    status = {entry["task"]: entry["status"] for entry in printed["checked"]}
     assert (status["axg"], status["rte"]) == ("equal", "absent")
     table = run("tasks", "check", "--data", data)
     assert table.code == 0
@@ -60,31 +60,31 @@ def test_check_passes_on_published_rows(data: Path) -> None:
 
 def test_check_fails_on_what_differs_or_cannot_be_read(data: Path) -> None:
     (data / "AX-g/AX-g.jsonl").write_text(axg_rows(355))
-    found = run("tasks", "check", "--data", data)
-    assert found.code == 1
-    assert "355 rows instead of 356" in " ".join(found.out.split())
-    assert "1 splits differ" in found.err
+    ended = run("tasks", "check", "--data", data)
+    assert ended.code == 1
+    assert "355 rows instead of 356" in " ".join(ended.out.split())
+    assert "1 splits differ" in ended.err
     (data / "AX-g/AX-g.jsonl").write_text("no json")
-    found = run("tasks", "check", "--data", data, "--json")
-    assert found.code == 1
-    entry = next(entry for entry in json.loads(found.out)["checked"] if entry["task"] == "axg")
+    ended = run("tasks", "check", "--data", data, "--json")
+    assert ended.code == 1
+    entry = next(entry for entry in json.loads(ended.out)["checked"] if entry["task"] == "axg")
     assert entry["status"] == "unreadable"
     assert "line 1" in entry["note"]
 
 
 def test_check_tells_of_files_that_no_task_reads(data: Path) -> None:
     (data / "more.csv").write_text("text,label\nhello,a\n")
-    found = run("tasks", "check", "--data", data)
-    assert found.code == 0
-    assert "files that no task has read: more.csv" in found.out
+    ended = run("tasks", "check", "--data", data)
+    assert ended.code == 0
+    assert "files that no task has read: more.csv" in ended.out
     assert run("tasks", "check", "axg", "--data", data, "--json").json["unclaimed"] == []
 
 
 def test_check_reads_a_task_of_ones_own(data: Path) -> None:
     (data / "more.csv").write_text("text,label\nhello,a\n")
     (data / "own.yaml").write_text("files: {test: [more.csv]}\npublished: {test: {rows: 2}}\n")
-    found = run("tasks", "check", data / "own.yaml", "--data", data)
-    assert (found.code, "1 rows instead of 2" in found.out) == (1, True)
+    ended = run("tasks", "check", data / "own.yaml", "--data", data)
+    assert (ended.code, "1 rows instead of 2" in ended.out) == (1, True)
 
 
 def test_check_refuses_wrong_folders_and_names(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_docs_page_is_up_to_date(tmp_path: Path) -> None:
     page.write_text(printed.out, "utf-8")
     assert run("tasks", "docs", "--check", page).code == 0
     page.write_text(printed.out + "more\n", "utf-8")
-    found = run("tasks", "docs", "--check", page)
-    assert (found.code, found.out) == (1, "")
-    assert "softcue tasks docs > " in found.err
+    ended = run("tasks", "docs", "--check", page)
+    assert (ended.code, ended.out) == (1, "")
+    assert "softcue tasks docs > " in ended.err
     check_refused(run("tasks", "docs", "--check", tmp_path / "none.md"), "--check")
     assert run("tasks", "docs", "--check", Path(__file__).parents[2] / "docs/tasks.md").code == 0

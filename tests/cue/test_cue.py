@@ -85,7 +85,7 @@ def check_message(error: SoftcueError) -> str:
     return message
 
 
-def refusal(folder: Path | str, kind: type[SoftcueError] = CueError, backbone: Any = None) -> str:
+def load_error(folder: Path | str, kind: type[SoftcueError] = CueError, backbone: Any = None) -> str:
     with pytest.raises(kind) as caught:
         softcue.load(folder, backbone or tiny("bert"))
     return check_message(caught.value)
@@ -132,7 +132,7 @@ def test_loaded_cue_predicts_the_same_bit_for_bit(tmp_path: Path, model_type: st
     assert again.predict(texts) == cue.predict(texts)
     for name, value in cue.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
-    assert again.record == cue.record
+    assert again.cue_file == cue.cue_file
     assert again.counts == cue.counts
     assert (again.name, again.path) == ("cue", tmp_path / "cue")
 
@@ -192,7 +192,7 @@ def test_other_seeds_give_other_bytes(trained: Cue, tmp_path: Path) -> None:
 
 def test_saving_where_a_file_stands_is_refused(trained: Cue, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    cue = Cue(trained.model, trained.backbone, trained.record)
+    cue = Cue(trained.model, trained.backbone, trained.cue_file)
     for target in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RunError) as caught:
             cue.save(target)
@@ -236,7 +236,7 @@ def test_table_cells_of_the_card_hold_whatever_a_label_is(trained: Cue) -> None:
     odd = label.model_copy(update={"words": "a | b", "description": "two\nlines"})
     task = trained.task.model_copy(update={"labels": {"x|y": odd, "plain": label}})
     scores = {"validation": {"accuracy": 50.0}, "test": {"macro_f1": 25.0}}
-    card = model_card(trained.record.model_copy(update={"task": task, "scores": scores}), "odd")
+    card = model_card(trained.cue_file.model_copy(update={"task": task, "scores": scores}), "odd")
     assert "| x\\|y | a \\| b | two lines |" in card
     assert "| validation | 50.0 | - |" in card
     assert "| test | - | 25.0 |" in card
@@ -244,7 +244,7 @@ def test_table_cells_of_the_card_hold_whatever_a_label_is(trained: Cue) -> None:
 
 def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
     task = trained.task.model_copy(update={"citation": "", "licence": "CC0", "description": "Sorts messages."})
-    card = model_card(trained.record.model_copy(update={"task": task, "scores": {}}), "x")
+    card = model_card(trained.cue_file.model_copy(update={"task": task, "scores": {}}), "x")
     assert "Data: Licence: CC0" in card
     assert "Sorts messages." in card
     assert "## Scores" not in card
@@ -263,7 +263,7 @@ def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
 )
 def test_another_backbone_of_the_same_shape_is_refused(folder: Path, change: dict[str, Any], part: str) -> None:
     other = other_bert(**change)
-    message = refusal(folder, backbone=other)
+    message = load_error(folder, backbone=other)
     assert f"{part} differ" in message
     for fingerprint in (other.fingerprint, tiny("bert").fingerprint):
         for digest in vars(fingerprint).values():
@@ -275,14 +275,14 @@ def test_another_backbone_of_the_same_shape_is_refused(folder: Path, change: dic
 def test_both_fingerprints_are_shown_for_long_names_too(folder: Path) -> None:
     other = other_bert(weights=True)
     other.name = "/models/" + "long-" * 60
-    message = refusal(folder, backbone=other)
+    message = load_error(folder, backbone=other)
     assert other.fingerprint.weights in message
     assert tiny("bert").fingerprint.weights in message
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "t5", "gpt2"])
 def test_another_family_is_refused(folder: Path, model_type: str) -> None:
-    refusal(folder, backbone=tiny(model_type))
+    load_error(folder, backbone=tiny(model_type))
 
 
 def test_same_backbone_in_bfloat16_is_accepted(trained: Cue, folder: Path) -> None:
@@ -296,19 +296,19 @@ def test_same_backbone_in_bfloat16_is_accepted(trained: Cue, folder: Path) -> No
 def test_path_without_a_cue_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path, tmp_path / "none", tmp_path / "file", str(tmp_path / ("x" * 300)), "\0"):
-        assert "cue.json" in refusal(path)
+        assert "cue.json" in load_error(path)
 
 
 def test_unfinished_run_is_to_be_resumed(folder: Path) -> None:
     (folder / "cue.json").unlink()
     (folder / "checkpoints").mkdir()
-    assert "`resume=True`" in refusal(folder)
+    assert "`resume=True`" in load_error(folder)
 
 
 def test_interrupted_overwrite_is_noticed(folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "second", seed=1)
     shutil.copy(tmp_path / "second" / "cue.safetensors", folder)  # cue.json would have come last
-    assert "`resume=True`" in refusal(folder)
+    assert "`resume=True`" in load_error(folder)
 
 
 def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -361,7 +361,7 @@ RECORDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize(("edit", "word"), RECORDS.values(), ids=RECORDS.keys())
 def test_record_that_does_not_fit_is_refused(folder: Path, edit: Callable[[Any], object], word: str) -> None:
     rewrite(folder, edit)
-    assert word in refusal(folder)
+    assert word in load_error(folder)
 
 
 @pytest.mark.parametrize(
@@ -381,16 +381,16 @@ def test_record_that_does_not_fit_is_refused(folder: Path, edit: Callable[[Any],
 )
 def test_cue_json_that_is_no_record_is_refused(folder: Path, data: bytes) -> None:
     (folder / "cue.json").write_bytes(data)
-    assert "cue.json" in refusal(folder)
+    assert "cue.json" in load_error(folder)
 
 
 def test_folder_in_place_of_a_file_is_refused(folder: Path) -> None:
     (folder / "cue.safetensors").unlink()
     (folder / "cue.safetensors").mkdir()
-    refusal(folder)
+    load_error(folder)
     (folder / "cue.json").unlink()
     (folder / "cue.json").mkdir()
-    refusal(folder)
+    load_error(folder)
 
 
 @pytest.mark.parametrize("old", ["billing", "prompt-tuning", '"insert_at": "start"', '"max_length": 96'])
@@ -402,7 +402,7 @@ def test_edited_cue_json_is_refused(folder: Path, old: str) -> None:
     file = folder / "cue.json"
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
-    assert "changed" in refusal(folder)
+    assert "changed" in load_error(folder)
 
 
 def test_other_layout_of_the_same_record_is_accepted(trained: Cue, folder: Path) -> None:
@@ -440,7 +440,7 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 @pytest.mark.parametrize(("edit", "word"), TENSORS.values(), ids=TENSORS.keys())
 def test_tensors_that_do_not_fit_are_refused(folder: Path, edit: Callable[[Any], object], word: str) -> None:
     rewrite_tensors(folder, edit)
-    assert word in refusal(folder)
+    assert word in load_error(folder)
 
 
 def test_large_finite_numbers_are_accepted(folder: Path) -> None:
@@ -451,9 +451,9 @@ def test_large_finite_numbers_are_accepted(folder: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0{}      "])
 def test_file_of_other_content_is_refused_even_if_its_digest_fits(folder: Path, data: bytes) -> None:
     (folder / "cue.safetensors").write_bytes(data)
-    assert "sha256" in refusal(folder)
+    assert "sha256" in load_error(folder)
     rewrite(folder, _set("tensors_sha256", value=hashlib.sha256(data).hexdigest()))
-    assert "cue.safetensors" in refusal(folder)
+    assert "cue.safetensors" in load_error(folder)
 
 
 @pytest.mark.parametrize("change", ["missing", "truncated", "changed"])
@@ -467,7 +467,7 @@ def test_damaged_tensor_file_is_refused(folder: Path, change: str) -> None:
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
-    assert "cue.safetensors" in refusal(folder)
+    assert "cue.safetensors" in load_error(folder)
 
 
 def test_random_corruption_is_refused_or_harmless(trained: Cue, folder: Path) -> None:
@@ -610,8 +610,8 @@ def test_error_names_the_row(trained: Cue) -> None:
 
 
 def test_evaluation_of_a_loaded_cue_gives_the_recorded_scores(trained: Cue, folder: Path) -> None:
-    found = softcue.load(folder, tiny("bert")).evaluate(ROWS)
-    assert found.scores == trained.scores["test"]
+    evaluation = softcue.load(folder, tiny("bert")).evaluate(ROWS)
+    assert evaluation.scores == trained.scores["test"]
 
 
 # Nothing is pickled
@@ -628,7 +628,7 @@ def test_no_file_of_a_cue_is_a_pickle(trained: Cue) -> None:
 
 def test_no_source_file_pickles() -> None:
     picklers = {"pickle", "dill", "shelve", "joblib", "cloudpickle", "marshal"}
-    found = []
+    result = []
     for file in Path(softcue.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             match node:
@@ -645,5 +645,5 @@ def test_no_source_file_pickles() -> None:
                 case _:
                     wrong = False
             if wrong:
-                found.append(f"{file}: {ast.unparse(node)}")
-    assert found == []
+                result.append(f"{file}: {ast.unparse(node)}")
+    assert result == []

@@ -273,7 +273,7 @@ def test_overrides_of_the_library_take_any_text_and_paths(tmp_path: Path) -> Non
         overrides={**OVERRIDES, "method.init": "text", "method.init_text": "😀 hi", "method.init_from": Path("x")},
         progress=False,
     )
-    assert cue.record.method["init_text"] == "😀 hi"
+    assert cue.cue_file.method["init_text"] == "😀 hi"
 
 
 def test_an_output_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:

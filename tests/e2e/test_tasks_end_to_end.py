@@ -79,7 +79,7 @@ def cues(data: Path, tmp_path_factory: pytest.TempPathFactory, model_folders: di
         "same1": ("qqp", "bert", ["--seed", "1"]),
     }
     for name, (task, family, words) in wanted.items():
-        found = run(
+        ended = run(
             "train",
             "--task",
             task,
@@ -92,7 +92,7 @@ def cues(data: Path, tmp_path_factory: pytest.TempPathFactory, model_folders: di
             *SMALL,
             *words,
         )
-        assert found.code == 0, found.err
+        assert ended.code == 0, ended.err
     return folder
 
 
@@ -101,18 +101,18 @@ def test_span_answers_come_back_in_places_of_the_text(cues: Path, tmp_path: Path
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"question": "Where is it?", "context": text}) + "\n")
     for name in ("span", "written"):
-        found = run("predict", cues / name, "--input", rows)
-        assert found.code == 0, found.err
-        line = json.loads(found.out)
+        ended = run("predict", cues / name, "--input", rows)
+        assert ended.code == 0, ended.err
+        line = json.loads(ended.out)
         for span in line["spans"]:
             assert text[span["start"] : span["end"]] == line["label"]
     assert len(json.loads(run("predict", cues / "span", "--input", rows).out)["spans"]) == 1
 
 
 def test_marks_come_back_as_lines_and_as_csv(cues: Path, tmp_path: Path) -> None:
-    found = run("predict", cues / "tags", "--input", "-", stdin=b"Bob went to Oslo .\n")
-    assert found.code == 0, found.err
-    line = json.loads(found.out)
+    ended = run("predict", cues / "tags", "--input", "-", stdin=b"Bob went to Oslo .\n")
+    assert ended.code == 0, ended.err
+    line = json.loads(ended.out)
     assert all(set(span) == {"start", "end", "label"} for span in line["spans"])
     assert isinstance(line["label"], str)
     rows = tmp_path / "rows.csv"
@@ -129,18 +129,18 @@ def test_scores_of_each_kind_are_those_of_its_task(cues: Path, data: Path) -> No
         "written": {"exact_match", "word_f1"},
         "tags": {"span_f1", "span_precision", "span_recall"},
     }.items():
-        found = run("evaluate", cues / name, "--data", data, "--json")
-        assert found.code == 0, found.err
-        assert metrics <= set(json.loads(found.out)["scores"])
+        ended = run("evaluate", cues / name, "--data", data, "--json")
+        assert ended.code == 0, ended.err
+        assert metrics <= set(json.loads(ended.out)["scores"])
 
 
 @pytest.mark.parametrize(("cue", "task", "rows"), [("span", "squadshifts-amazon", 3), ("same0", "mrpc", 16)])
 def test_a_cue_is_scored_on_another_tasks_rows(cues: Path, data: Path, cue: str, task: str, rows: int) -> None:
-    found = run("evaluate", cues / cue, "--data", data, "--task", task, "--json")
-    assert found.code == 0, found.err
-    told = json.loads(found.out)
-    assert told["rows"] == rows
-    assert told["data"].startswith(task)
+    ended = run("evaluate", cues / cue, "--data", data, "--task", task, "--json")
+    assert ended.code == 0, ended.err
+    events = json.loads(ended.out)
+    assert events["rows"] == rows
+    assert events["data"].startswith(task)
     fewer = run("evaluate", cues / cue, "--data", data, "--task", task, "--rows", "2", "--json")
     assert json.loads(fewer.out)["rows"] == 2
 
@@ -159,14 +159,14 @@ def test_incompatible_rows_are_refused(cues: Path, data: Path) -> None:
 
 def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
     both = [cues / "same0", cues / "same1"]
-    told = json.loads(run("evaluate", *both, "--mean", "--data", data, "--json").out)
-    assert set(told) == {"data", "rows", "mean", "truncated", "cues"}
-    assert len(told["cues"]) == 2
+    events = json.loads(run("evaluate", *both, "--mean", "--data", data, "--json").out)
+    assert set(events) == {"data", "rows", "mean", "truncated", "cues"}
+    assert len(events["cues"]) == 2
     line = run("predict", *both, "--mean", "--input", "-", stdin=b"the parcel is here\tit came\n")
     scores = json.loads(line.out)["scores"]
     each = [json.loads(run("predict", cue, "--input", "-", stdin=b"the parcel is here\tit came\n").out) for cue in both]
     for label, value in scores.items():
-        assert value == pytest.approx(sum(one["scores"][label] for one in each) / 2)
+        assert value == pytest.approx(sum(item["scores"][label] for item in each) / 2)
     assert json.loads(line.out)["label"] == max(scores, key=scores.__getitem__)
     check_refused(run("evaluate", *both, "--mean", "--vote", "--data", data), "--vote", "one of the two")
     spans = [cues / "span", cues / "span"]
@@ -180,7 +180,7 @@ def test_spans_have_no_probabilities_to_average(cues: Path, data: Path) -> None:
 def test_several_tasks_share_a_prompt_and_get_a_cue_each(
     data: Path, tmp_path: Path, model_folders: dict[str, Path]
 ) -> None:
-    found = run(
+    ended = run(
         "train",
         "--tasks",
         "qqp, conll2003,squad",
@@ -195,8 +195,8 @@ def test_several_tasks_share_a_prompt_and_get_a_cue_each(
         "--json",
         "method.prompt_length=6",
     )
-    assert found.code == 0, found.err
-    assert [Path(cue["cue"]).name for cue in json.loads(found.out)["cues"]] == ["qqp", "conll2003", "squad"]
+    assert ended.code == 0, ended.err
+    assert [Path(cue["cue"]).name for cue in json.loads(ended.out)["cues"]] == ["qqp", "conll2003", "squad"]
     together = [tmp_path / "all" / name for name in ("conll2003", "squad")]
     for cue, kind in zip(together, ("span_f1", "exact_match"), strict=True):
         assert kind in json.loads(run("evaluate", cue, "--data", data, "--json").out)["scores"]
@@ -225,7 +225,7 @@ def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, P
         "train": "rows.jsonl.gz",
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task, sort_keys=False))
-    found = run(
+    ended = run(
         "train",
         "--task",
         tmp_path / "mine.yaml",
@@ -235,7 +235,7 @@ def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, P
         tmp_path / "cue",
         *SMALL,
     )
-    assert found.code == 0, found.err
+    assert ended.code == 0, ended.err
     again = run("evaluate", tmp_path / "cue", "--task", tmp_path / "mine.yaml", "--split", "train", "--json")
     assert json.loads(again.out)["rows"] == 12, again.err
     del task["labels"]  # left to the rows
@@ -263,13 +263,13 @@ def test_bad_rows_are_counted_shown_and_skipped_only_when_asked(tmp_path: Path, 
         tmp_path / "cue",
         *SMALL,
     ]
-    refused = run(*words)
-    check_refused(refused, "12 bad rows", "the first 10", "line 21", "--skip-bad-rows")
-    assert "line 32" not in refused.err
+    bad_rows = run(*words)
+    check_refused(bad_rows, "12 bad rows", "the first 10", "line 21", "--skip-bad-rows")
+    assert "line 32" not in bad_rows.err
     assert not (tmp_path / "cue").exists()
-    found = run(*words, "--skip-bad-rows")
-    assert found.code == 0
-    assert "warning: skipped 12 of 32 rows" in found.err
+    ended = run(*words, "--skip-bad-rows")
+    assert ended.code == 0
+    assert "warning: skipped 12 of 32 rows" in ended.err
 
 
 def test_long_files_are_answered_in_pieces(cues: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,13 @@ def labels(*names: str | None) -> list[Prediction]:
 
 
 def test_illegal_answers_are_counted_apart() -> None:
-    found = score(labelled("a", "b"), labels("a", "nonsense", None, "b"), rows("a", "b", "b", "b"), num_truncated=1)
-    assert (found.main, found.num_illegal, found.num_truncated, found.num_rows) == (50.0, 2, 1, 4)
-    assert found.illegal_share == 0.5
-    assert found.predicted_labels == {"None": 1, "a": 1, "b": 1, "nonsense": 1}
-    assert list(found.scores) == ["accuracy", "macro_f1", "matthews"]
+    evaluation = score(
+        labelled("a", "b"), labels("a", "nonsense", None, "b"), rows("a", "b", "b", "b"), num_truncated=1
+    )
+    assert (evaluation.main, evaluation.num_illegal, evaluation.num_truncated, evaluation.num_rows) == (50.0, 2, 1, 4)
+    assert evaluation.illegal_share == 0.5
+    assert evaluation.predicted_labels == {"None": 1, "a": 1, "b": 1, "nonsense": 1}
+    assert list(evaluation.scores) == ["accuracy", "macro_f1", "matthews"]
 
 
 def test_illegal_answer_is_wrong_even_where_the_truth_says_the_same() -> None:
@@ -39,24 +41,24 @@ def test_illegal_answer_is_wrong_even_where_the_truth_says_the_same() -> None:
 
 
 def test_it_does_not_matter_what_illegal_answers_say() -> None:
-    one = score(labelled("a", "b"), labels("a", "x", "y", "b"), rows("a", "a", "b", "b")).scores
-    assert one == score(labelled("a", "b"), labels("a", "x", "x", "b"), rows("a", "a", "b", "b")).scores
-    assert one["matthews"] == matthews(["a", None, None, "b"], ["a", "a", "b", "b"])
+    item = score(labelled("a", "b"), labels("a", "x", "y", "b"), rows("a", "a", "b", "b")).scores
+    assert item == score(labelled("a", "b"), labels("a", "x", "x", "b"), rows("a", "a", "b", "b")).scores
+    assert item["matthews"] == matthews(["a", None, None, "b"], ["a", "a", "b", "b"])
 
 
 @pytest.mark.parametrize(("metric", "expected"), [("accuracy", 100 / 3), ("macro_f1", 25.0), ("matthews", -50.0)])
 def test_main_score_is_the_task_s_metric(metric: str, expected: float) -> None:
-    found = score(labelled("a", "b", metric=metric), labels("a", "b", "a"), rows("a", "a", "b"))
-    assert found.main == found.scores[metric] == pytest.approx(expected)
+    evaluation = score(labelled("a", "b", metric=metric), labels("a", "b", "a"), rows("a", "a", "b"))
+    assert evaluation.main == evaluation.scores[metric] == pytest.approx(expected)
 
 
 def test_main_score_is_the_mean_of_the_task_s_metrics() -> None:
     task = labelled("y", "n", positive="y", metric="accuracy+f1")  # as for MRPC
-    found = score(task, labels("y", "y", "n", "n", "y"), rows("y", "y", "y", "n", "n"))
-    assert found.scores["accuracy"] == 60.0
-    assert found.scores["f1"] == pytest.approx(100 * 2 / 3)
-    assert found.main == pytest.approx((60 + 200 / 3) / 2)
-    assert list(found.scores) == ["accuracy", "macro_f1", "f1", "matthews"]
+    evaluation = score(task, labels("y", "y", "n", "n", "y"), rows("y", "y", "y", "n", "n"))
+    assert evaluation.scores["accuracy"] == 60.0
+    assert evaluation.scores["f1"] == pytest.approx(100 * 2 / 3)
+    assert evaluation.main == pytest.approx((60 + 200 / 3) / 2)
+    assert list(evaluation.scores) == ["accuracy", "macro_f1", "f1", "matthews"]
 
 
 def test_collapse_is_one_label_for_many_rows() -> None:
@@ -69,25 +71,25 @@ def test_collapse_is_one_label_for_many_rows() -> None:
 def test_micro_f1_is_listed_where_it_is_not_accuracy() -> None:
     task = labelled("no_relation", "per:age", "org:founded")
     truth = rows("per:age", "no_relation", "no_relation", "no_relation")
-    found = score(task, labels("per:age", "no_relation", "no_relation", "per:age"), truth)
-    assert found.scores["micro_f1"] == pytest.approx(200 / 3)  # precision 1/2, recall 1
-    assert found.scores["accuracy"] == 75.0
+    evaluation = score(task, labels("per:age", "no_relation", "no_relation", "per:age"), truth)
+    assert evaluation.scores["micro_f1"] == pytest.approx(200 / 3)  # precision 1/2, recall 1
+    assert evaluation.scores["accuracy"] == 75.0
     assert score(labelled("a", "b", metric="micro_f1"), labels("a", "a"), rows("a", "b")).main == 50.0
 
 
 def test_semeval_score_is_listed_where_labels_have_directions() -> None:
     task = labelled("Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)", "Other", metric="semeval_f1")
-    found = score(task, labels(*["Cause-Effect(e1,e2)"] * 2), rows("Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)"))
-    assert found.main == 50.0
+    evaluation = score(task, labels(*["Cause-Effect(e1,e2)"] * 2), rows("Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)"))
+    assert evaluation.main == 50.0
     assert "semeval_f1" not in score(Task(name="t"), labels("a"), rows("a")).scores  # labels unknown
 
 
 def test_multirc_scores_are_listed_where_rows_have_groups() -> None:
     task = labelled("y", "n", positive="y", metric="multirc_em+multirc_f1a")
     grouped = [Example(("x",), target, group=group) for target, group in [("y", "1"), ("n", "1"), ("y", "2")]]
-    found = score(task, labels("y", "y", "y"), grouped)
-    assert (found.scores["multirc_em"], found.scores["multirc_f1a"]) == (50.0, 80.0)
-    assert found.main == 65.0
+    evaluation = score(task, labels("y", "y", "y"), grouped)
+    assert (evaluation.scores["multirc_em"], evaluation.scores["multirc_f1a"]) == (50.0, 80.0)
+    assert evaluation.main == 65.0
     plain = score(labelled("y", "n", positive="y"), labels("y", "y", "y"), rows("y", "n", "y"))
     assert "multirc_em" not in plain.scores and "multirc_f1a" not in plain.scores
     without_positive = score(labelled("y", "n"), labels("y", "y", "y"), grouped)
@@ -101,10 +103,10 @@ def test_metric_the_task_has_no_use_for_is_refused() -> None:
 
 def test_referents_are_scored_by_accuracy() -> None:
     task = labelled("true", "false", kind="referent", positive="true", text=("text", "name"))
-    found = score(task, labels("true", "the cat", "false"), rows("true", "true", "true"))
-    assert found.scores == {"accuracy": pytest.approx(100 / 3)}
-    assert found.num_illegal == 1
-    assert found.predicted_labels == {"false": 1, "the cat": 1, "true": 1}
+    evaluation = score(task, labels("true", "the cat", "false"), rows("true", "true", "true"))
+    assert evaluation.scores == {"accuracy": pytest.approx(100 / 3)}
+    assert evaluation.num_illegal == 1
+    assert evaluation.predicted_labels == {"false": 1, "the cat": 1, "true": 1}
 
 
 # --- numbers ---
@@ -112,9 +114,9 @@ def test_referents_are_scored_by_accuracy() -> None:
 
 def test_numbers_are_scored_by_correlations() -> None:
     answers = [Prediction(None, value=value) for value in (1.0, 2.0, 3.0)]
-    found = score(Task(name="t", kind="regression"), answers, rows(0.0, 1.0, 2.0))
-    assert found.scores == pytest.approx({"pearson": 100.0, "spearman": 100.0, "pearson_spearman": 100.0})
-    assert (found.num_illegal, found.predicted_labels, found.num_true_labels) == (0, {}, 0)
+    evaluation = score(Task(name="t", kind="regression"), answers, rows(0.0, 1.0, 2.0))
+    assert evaluation.scores == pytest.approx({"pearson": 100.0, "spearman": 100.0, "pearson_spearman": 100.0})
+    assert (evaluation.num_illegal, evaluation.predicted_labels, evaluation.num_true_labels) == (0, {}, 0)
 
 
 @pytest.mark.parametrize("illegal", [None, math.nan])
@@ -135,21 +137,21 @@ def test_answer_without_a_number_lies_below_the_scale(illegal: float | None) -> 
 def test_texts_are_scored_against_all_right_answers(kind: str) -> None:
     task = Task.model_validate({"name": "t", "kind": kind})
     answered = [Example(("x",), "cat", answers=("dog", "black hog")), Example(("x",), "cat"), Example(("x",))]
-    found = score(task, labels("hog", "A cat", "None"), answered)
-    assert found.scores == pytest.approx({"exact_match": 100 / 3, "word_f1": 100 * (2 / 3 + 1) / 3})
-    assert (found.num_illegal, found.predicted_labels) == (0, {})
+    evaluation = score(task, labels("hog", "A cat", "None"), answered)
+    assert evaluation.scores == pytest.approx({"exact_match": 100 / 3, "word_f1": 100 * (2 / 3 + 1) / 3})
+    assert (evaluation.num_illegal, evaluation.predicted_labels) == (0, {})
 
 
 def test_span_tasks_are_watched_by_the_mean_of_match_and_f1() -> None:
-    found = score(Task(name="t", kind="span"), labels("black cat"), rows("cat"))
-    assert found.main == pytest.approx((0 + 200 / 3) / 2)
+    evaluation = score(Task(name="t", kind="span"), labels("black cat"), rows("cat"))
+    assert evaluation.main == pytest.approx((0 + 200 / 3) / 2)
 
 
 def test_text_outside_the_options_is_illegal_and_wrong_even_if_it_is_an_answer() -> None:
     row = Example(("x",), answers=("Ada", "Ada Lovelace"), options=("Ada Lovelace", "Babbage"))
-    found = score(Task(name="t", kind="generation"), labels("Ada", "ada lovelace", "Babbage", None), [row] * 4)
-    assert found.scores == {"exact_match": 25.0, "word_f1": 25.0}
-    assert (found.num_illegal, found.illegal_share) == (2, 0.5)
+    evaluation = score(Task(name="t", kind="generation"), labels("Ada", "ada lovelace", "Babbage", None), [row] * 4)
+    assert evaluation.scores == {"exact_match": 25.0, "word_f1": 25.0}
+    assert (evaluation.num_illegal, evaluation.illegal_share) == (2, 0.5)
 
 
 # --- marks ---
@@ -159,9 +161,14 @@ def test_marks_are_scored_by_span_f1() -> None:
     task = labelled("PER", "LOC", kind="tags")
     wanted = [Example(("Ada saw Paris",), spans=(Span(0, 3, "PER"), Span(8, 13, "LOC"))), Example(("x",))]
     answers = [Prediction(None, spans=(Span(0, 3, "PER"), Span(4, 7, "LOC"))), Prediction(None, spans=())]
-    found = score(task, answers, wanted)
-    assert found.scores == {"span_f1": 50.0, "span_precision": 50.0, "span_recall": 50.0}
-    assert (found.main, found.num_illegal, found.predicted_labels, found.has_collapsed) == (50.0, 0, {}, False)
+    evaluation = score(task, answers, wanted)
+    assert evaluation.scores == {"span_f1": 50.0, "span_precision": 50.0, "span_recall": 50.0}
+    assert (evaluation.main, evaluation.num_illegal, evaluation.predicted_labels, evaluation.has_collapsed) == (
+        50.0,
+        0,
+        {},
+        False,
+    )
 
 
 ADA = Span(0, 3, "PER")
@@ -179,15 +186,15 @@ ADA = Span(0, 3, "PER")
 )
 def test_illegal_marks_are_counted_and_cost_precision(answer: Prediction, precision: float, recall: float) -> None:
     wanted = [Example(("Ada x",), spans=(ADA,))] * 2
-    found = score(labelled("PER", "LOC", kind="tags"), [answer, Prediction(None, spans=(ADA,))], wanted)
-    assert (found.num_illegal, found.illegal_share) == (1, 0.5)
-    assert found.scores["span_precision"] == pytest.approx(precision)
-    assert found.scores["span_recall"] == pytest.approx(recall)
+    evaluation = score(labelled("PER", "LOC", kind="tags"), [answer, Prediction(None, spans=(ADA,))], wanted)
+    assert (evaluation.num_illegal, evaluation.illegal_share) == (1, 0.5)
+    assert evaluation.scores["span_precision"] == pytest.approx(precision)
+    assert evaluation.scores["span_recall"] == pytest.approx(recall)
 
 
 def test_mark_nobody_wants_is_wrong_but_legal() -> None:
-    found = score(labelled("PER", kind="tags"), [Prediction(None, spans=(ADA,))], [Example(("Ada",))])
-    assert (found.num_illegal, found.main) == (0, 0.0)
+    evaluation = score(labelled("PER", kind="tags"), [Prediction(None, spans=(ADA,))], [Example(("Ada",))])
+    assert (evaluation.num_illegal, evaluation.main) == (0, 0.0)
 
 
 # --- what the readout calls illegal ---
@@ -196,7 +203,7 @@ def test_mark_nobody_wants_is_wrong_but_legal() -> None:
 def test_answer_the_readout_calls_illegal_is_wrong() -> None:
     marked = [Prediction("a", value=1.0, is_illegal=True), Prediction("b", value=2.0)]
     for task, main in [(labelled("a", "b"), 50.0), (Task(name="t", kind="generation"), 50.0)]:
-        found = score(task, marked, rows("a", "b"))
-        assert (found.main, found.num_illegal) == (main, 1)
+        evaluation = score(task, marked, rows("a", "b"))
+        assert (evaluation.main, evaluation.num_illegal) == (main, 1)
     numbers = score(Task(name="t", kind="regression", scale=(5.0, 6.0, 0.2)), marked, rows(1.0, 2.0))
     assert (numbers.scores["pearson"], numbers.num_illegal) == (pytest.approx(-100.0), 1)  # 4 and 2

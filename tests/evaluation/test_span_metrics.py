@@ -57,8 +57,8 @@ def taggings(number: int) -> list[tuple[list[str], list[str], list[str]]]:
     for _ in range(number):
         words = ["x" * draws.randint(1, 7) for _ in range(draws.randint(1, 12))]
         true = random_tags(draws, len(words)) if draws.random() < 0.95 else ["O"] * len(words)
-        found = noisy(draws, true, draws.choice([0.0, 0.2, 0.5, 1.0]))
-        rows.append((words, true, found if draws.random() < 0.95 else ["O"] * len(words)))
+        predicted = noisy(draws, true, draws.choice([0.0, 0.2, 0.5, 1.0]))
+        rows.append((words, true, predicted if draws.random() < 0.95 else ["O"] * len(words)))
     return rows
 
 
@@ -71,11 +71,11 @@ def test_converter_reads_iob2() -> None:
 def test_each_of_6000_random_taggings_scores_as_in_seqeval() -> None:
     rows = taggings(6000)
     partly = 0
-    for words, true, found in rows:
-        pair = [spans_of(words, found)], [spans_of(words, true)]
-        expected = precision_recall_fscore_support([true], [found], average="micro", zero_division=0)[:3]
+    for words, true, predicted in rows:
+        pair = [spans_of(words, predicted)], [spans_of(words, true)]
+        expected = precision_recall_fscore_support([true], [predicted], average="micro", zero_division=0)[:3]
         ours = (span_precision(*pair), span_recall(*pair), span_f1(*pair))
-        assert ours == pytest.approx([100 * number for number in expected]), (true, found)
+        assert ours == pytest.approx([100 * number for number in expected]), (true, predicted)
         partly += 0 < ours[2] < 100
     assert partly > 1000  # the draw is not trivial
 
@@ -85,18 +85,18 @@ def test_random_corpora_score_as_in_seqeval(size: int) -> None:
     rows = taggings(3000)
     for start in range(0, 10 * size, size):
         part = rows[start : start + size]
-        true, found = [row[1] for row in part], [row[2] for row in part]
+        true, predicted = [row[1] for row in part], [row[2] for row in part]
         pair = [spans_of(words, tags) for words, _, tags in part], [spans_of(words, tags) for words, tags, _ in part]
-        assert span_f1(*pair) == pytest.approx(100 * f1_score(true, found, zero_division=0))
+        assert span_f1(*pair) == pytest.approx(100 * f1_score(true, predicted, zero_division=0))
 
 
 def test_scores_by_hand() -> None:
     # marked 4, to be marked 3, right 2: one in each row
     true = [(PER, LOC), (PER,)]
-    found = [(PER, Span(9, 14, "LOC")), (Span(0, 4, "LOC"), PER)]
-    assert span_precision(found, true) == 50.0
-    assert span_recall(found, true) == pytest.approx(200 / 3)
-    assert span_f1(found, true) == pytest.approx(100 * 4 / 7)
+    predicted = [(PER, Span(9, 14, "LOC")), (Span(0, 4, "LOC"), PER)]
+    assert span_precision(predicted, true) == 50.0
+    assert span_recall(predicted, true) == pytest.approx(200 / 3)
+    assert span_f1(predicted, true) == pytest.approx(100 * 4 / 7)
 
 
 @pytest.mark.parametrize("wrong", [Span(1, 4, "PER"), Span(0, 3, "PER"), Span(0, 4, "LOC")])
@@ -110,6 +110,7 @@ def test_piece_counts_in_its_own_row_and_once() -> None:
     assert span_precision([[PER, PER, LOC]], [[PER]]) == 50.0
 
 
-@pytest.mark.parametrize(("found", "true"), [([], []), ([PER], []), ([], [PER])])
-def test_nothing_marked_or_nothing_to_mark_is_zero_as_in_conlleval(found: list[Span], true: list[Span]) -> None:
-    assert span_precision([found], [true]) == span_recall([found], [true]) == span_f1([found], [true]) == 0.0
+@pytest.mark.parametrize(("predicted", "true"), [([], []), ([PER], []), ([], [PER])])
+def test_nothing_marked_or_nothing_to_mark_is_zero_as_in_conlleval(predicted: list[Span], true: list[Span]) -> None:
+    precision, recall, f1 = (metric([predicted], [true]) for metric in (span_precision, span_recall, span_f1))
+    assert precision == recall == f1 == 0.0

@@ -27,17 +27,17 @@ def test_rows_of_several_cues_are_those_of_each_alone(monkeypatch: pytest.Monkey
 def test_many_cues_that_read_the_same_ask_for_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = tiny("bert")
     models = [make_model(backbone, "m-idpg-phm", seed=seed) for seed in range(5)]
-    asked = []
+    calls = []
     original = mixed_batches.sentence_vectors_of
 
     def counted(*arguments: object) -> torch.Tensor:
-        asked.append(arguments)
+        calls.append(arguments)
         return original(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(mixed_batches, "sentence_vectors_of", counted)
-    together = predict(backbone, list(zip(models, EXAMPLES, strict=True))).answers
-    assert len(asked) == 1
+    together = predict(backbone, list(zip(models, EXAMPLES, strict=True))).predictions
+    assert len(calls) == 1
     for model, example, answer in zip(models, EXAMPLES, together, strict=True):
-        [alone] = predict(backbone, [(model, example)]).answers
+        [alone] = predict(backbone, [(model, example)]).predictions
         assert answer.label == alone.label
         assert answer.scores == pytest.approx(alone.scores, abs=1e-4)

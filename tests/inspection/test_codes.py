@@ -16,7 +16,7 @@ import softcue
 from softcue.errors import CueError, DataError
 from softcue.inputs.collate import collate
 from softcue.inspection import code_map, codes_by_label, cue_page, nearest_words, training_curves
-from softcue.inspection.codes import SMALLEST
+from softcue.inspection.codes import IDLE_SHARE
 from softcue.tasks import examples_from
 from softcue.types import Instance
 
@@ -57,7 +57,7 @@ def cue(tmp_path_factory: pytest.TempPathFactory) -> softcue.Cue:
 
 def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> None:
     examples = examples_from(ROWS, cue.task)
-    found = codes_by_label(cue, examples, batch_size=2)
+    codes = codes_by_label(cue, examples, batch_size=2)
     model, backbone = cue.model, cue.backbone
     encoder = model.method.prompt_encoder()
     assert encoder is not None
@@ -67,12 +67,12 @@ def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> N
         batch = collate([row], backbone.tokenizer.pad_token_id)
         with torch.no_grad():
             sums[str(example.target)] += encoder.assignment(Instance(backbone.embed(batch.ids), batch.mask))[0]
-    assert found.rows == dict.fromkeys(labels, 3)
-    assert (found.num_codes, found.num_tokens) == (40, 4)
-    for code in found.codes:
+    assert codes.rows == dict.fromkeys(labels, 3)
+    assert (codes.num_codes, codes.num_tokens) == (40, 4)
+    for code in codes.codes:
         taken = {label: float(sums[label][:, code.number].mean()) / 3 for label in labels}
         assert code.share == pytest.approx(sum(taken.values()) / 3, rel=1e-3)
-        floor = SMALLEST / 40
+        floor = IDLE_SHARE / 40
         odds = {
             label: (taken[label] + floor) / (sum(taken[other] + floor for other in labels if other != label) / 2)
             for label in labels
@@ -82,15 +82,15 @@ def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> N
             assert odds[code.label] == pytest.approx(code.odds, rel=1e-3)
             assert code.odds >= 1.1
         assert code.is_idle == (code.share < floor)
-    assert sum(code.share for code in found.codes) == pytest.approx(1.0, rel=1e-4)
+    assert sum(code.share for code in codes.codes) == pytest.approx(1.0, rel=1e-4)
     everything = sum(sums.values()).sum(0) / sum(sums.values()).sum()  # type: ignore[union-attr, call-overload]
-    assert found.perplexity == pytest.approx(float(torch.exp(-(everything * everything.log()).nansum())), rel=1e-3)
+    assert codes.perplexity == pytest.approx(float(torch.exp(-(everything * everything.log()).nansum())), rel=1e-3)
 
 
 def test_the_top_codes_of_a_label_are_its_own_by_odds(cue: softcue.Cue) -> None:
-    found = codes_by_label(cue, examples_from(ROWS, cue.task))
-    for label in found.rows:
-        top = found.top(label, 3)
+    codes = codes_by_label(cue, examples_from(ROWS, cue.task))
+    for label in codes.rows:
+        top = codes.top(label, 3)
         assert all(code.label == label for code in top)
         assert [code.odds for code in top] == sorted((code.odds for code in top), reverse=True)
 
@@ -123,12 +123,12 @@ def test_the_map_and_the_curves_are_pictures(cue: softcue.Cue, tmp_path: Path) -
 
 
 def test_the_page_holds_everything_itself_and_escapes_words(cue: softcue.Cue) -> None:
-    found = codes_by_label(cue, examples_from(ROWS, cue.task))
-    page = cue_page(cue, nearest_words(cue), found, {"a <map>": PNG}, top=3)
+    codes = codes_by_label(cue, examples_from(ROWS, cue.task))
+    page = cue_page(cue, nearest_words(cue), codes, {"a <map>": PNG}, top=3)
     assert "a &lt;map&gt;" in page
     assert "a <map>" not in page
     assert not re.search(r"(src|href)=[\"'](?!data:)", page)
-    assert page.count("<h3>") == len(found.rows)
+    assert page.count("<h3>") == len(codes.rows)
     assert "data:image/png;base64," in page
 
 
@@ -167,9 +167,9 @@ def test_vectors_are_numbered_as_in_the_list_of_nearest_words(tmp_path: Path) ->
         overrides=settings,
         progress=False,
     )
-    found = codes_by_label(mixed, examples_from(ROWS, mixed.task))
-    assert found.num_tokens == 1
-    assert {token for code in found.codes for token in code.tokens} == {3}  # after three plain ones
+    codes = codes_by_label(mixed, examples_from(ROWS, mixed.task))
+    assert codes.num_tokens == 1
+    assert {token for code in codes.codes for token in code.tokens} == {3}  # after three plain ones
 
 
 def test_a_cue_without_prompt_vectors_still_has_a_page(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ def test_half_a_line_of_a_killed_run_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_codes_in_one_point_have_a_map_too(cue: softcue.Cue) -> None:
-    found = codes_by_label(cue, examples_from(ROWS, cue.task))
-    assert code_map(found, torch.ones(found.num_codes, 8)).startswith(PNG)
+    codes = codes_by_label(cue, examples_from(ROWS, cue.task))
+    assert code_map(codes, torch.ones(codes.num_codes, 8)).startswith(PNG)
 
 
 def test_codes_of_each_vectors_own_are_shown_around_their_mean(tmp_path: Path) -> None:
     settings = {**VIP, "method.soft_tokens": 1, "method.dedicated": True}
-    own = softcue.train(
+    trained = softcue.train(
         tmp_path / "own",
         backbone=tiny("bert"),
         method="vip",
@@ -214,13 +214,13 @@ def test_codes_of_each_vectors_own_are_shown_around_their_mean(tmp_path: Path) -
         overrides=settings,
         progress=False,
     )
-    found = codes_by_label(own, examples_from(ROWS, own.task))
-    assert found.owners == [vector for vector in (1, 2, 3) for _ in range(10)]
-    encoder = own.model.method.prompt_encoder()
+    codes = codes_by_label(trained, examples_from(ROWS, trained.task))
+    assert codes.owners == [vector for vector in (1, 2, 3) for _ in range(10)]
+    encoder = trained.model.method.prompt_encoder()
     assert encoder is not None
     codebook = encoder.codebook()
     assert codebook is not None
-    assert code_map(found, codebook) != code_map(replace(found, owners=None), codebook)
+    assert code_map(codes, codebook) != code_map(replace(codes, owners=None), codebook)
 
 
 def test_codes_that_vectors_share_have_no_owner(cue: softcue.Cue) -> None:

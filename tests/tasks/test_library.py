@@ -11,7 +11,7 @@ import yaml
 
 from softcue.errors import ConfigurationError, DataError
 from softcue.evaluation import check_metric
-from softcue.evaluation.transfer import transfer_between
+from softcue.evaluation.evaluation_set import transfer_between
 from softcue.tasks import examples_from
 from softcue.tasks.catalogue import (
     LIBRARY,

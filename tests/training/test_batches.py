@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from softcue.training.batches import BUCKET, epoch_batches, own_share, stream_seed
+from softcue.training.batches import BUCKET, epoch_batches, micro_batches, stream_seed
 
 LENGTHS = [(7 * number) % 41 + 1 for number in range(333)]
 
@@ -36,18 +36,18 @@ def test_buckets_keep_padding_small() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("micro", [0, 1, 2, 5])
 def test_processes_share_a_batch_without_loss_or_overlap(world_size: int, micro: int) -> None:
-    shares = [own_share([3] * 11, rank, world_size, micro) for rank in range(world_size)]
+    shares = [micro_batches([3] * 11, rank, world_size, micro) for rank in range(world_size)]
     assert sorted(place for share in shares for piece in share for place in piece) == list(range(11))
     if micro:
         assert all(len(piece) <= micro for share in shares for piece in share)
 
 
 def test_a_process_may_be_left_without_rows() -> None:
-    assert own_share([5], rank=1, world_size=2) == []
+    assert micro_batches([5], rank=1, world_size=2) == []
 
 
 def test_pieces_stay_within_the_token_budget_unless_one_row_is_longer() -> None:
-    pieces = own_share(LENGTHS, rank=0, world_size=1, max_rows=10, max_tokens=64)
+    pieces = micro_batches(LENGTHS, rank=0, world_size=1, max_rows=10, max_tokens=64)
     assert [place for piece in pieces for place in piece] == list(range(len(LENGTHS)))
     for piece in pieces:
         assert len(piece) <= 10

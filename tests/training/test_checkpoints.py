@@ -10,12 +10,12 @@ import torch
 
 from softcue.errors import RunError
 from softcue.files import folder_is_whole, write_folder_whole
-from softcue.training.checkpoints import Checkpoint, Checkpoints, Progress
+from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 
 
 def checkpoint(step: int) -> Checkpoint:
     draws = torch.Generator().manual_seed(step)
-    progress = Progress(
+    progress = TrainingState(
         step,
         best_score=100 / 3,
         best_step=step - 1,
@@ -47,12 +47,12 @@ def checkpoints(folder: Path) -> Checkpoints:
 def test_tensors_and_progress_come_back_exactly(checkpoints: Checkpoints) -> None:
     saved = checkpoint(5)
     checkpoints.save(saved)
-    found, skipped = checkpoints.newest()
-    assert found is not None
+    result, skipped = checkpoints.newest()
+    assert result is not None
     assert skipped == []
-    assert found.progress == saved.progress
+    assert result.state == saved.state
     for part in ("model", "best", "optimizer"):
-        before, after = getattr(saved, part), getattr(found, part)
+        before, after = getattr(saved, part), getattr(result, part)
         assert before.keys() == after.keys()
         for name, value in before.items():
             assert after[name].dtype == value.dtype
@@ -61,10 +61,10 @@ def test_tensors_and_progress_come_back_exactly(checkpoints: Checkpoints) -> Non
 
 def test_best_numbers_may_be_the_current_ones(checkpoints: Checkpoints) -> None:
     current = {"method.prompt": torch.randn(4, 8)}
-    checkpoints.save(Checkpoint(Progress(1), current, dict(current), {}))
-    found, _ = checkpoints.newest()
-    assert found is not None
-    assert torch.equal(found.best["method.prompt"], current["method.prompt"])
+    checkpoints.save(Checkpoint(TrainingState(1), current, dict(current), {}))
+    result, _ = checkpoints.newest()
+    assert result is not None
+    assert torch.equal(result.best["method.prompt"], current["method.prompt"])
 
 
 def test_nothing_is_pickled(checkpoints: Checkpoints, folder: Path) -> None:
@@ -82,9 +82,9 @@ def test_only_the_newest_two_are_kept(checkpoints: Checkpoints, folder: Path) ->
     for step in (1, 2, 9, 10, 100):
         checkpoints.save(checkpoint(step))
     assert names(folder) == ["step-00000010", "step-00000100"]
-    found, _ = checkpoints.newest()
-    assert found is not None
-    assert found.progress.step == 100
+    result, _ = checkpoints.newest()
+    assert result is not None
+    assert result.state.step == 100
 
 
 def test_remove_leaves_nothing(checkpoints: Checkpoints, folder: Path) -> None:
@@ -139,9 +139,9 @@ def test_damaged_newest_is_skipped_for_the_one_before(
     checkpoints.save(checkpoint(1))
     checkpoints.save(checkpoint(2))
     damage(folder / "step-00000002")
-    found, skipped = checkpoints.newest()
-    assert found is not None
-    assert found.progress.step == 1
+    result, skipped = checkpoints.newest()
+    assert result is not None
+    assert result.state.step == 1
     assert skipped == [folder / "step-00000002"]
     # The run goes on and comes by the same step again.
     checkpoints.save(checkpoint(2))
@@ -152,8 +152,8 @@ def test_all_damaged_gives_none_and_names_them(checkpoints: Checkpoints, folder:
     for step in (1, 2):
         checkpoints.save(checkpoint(step))
         os.truncate(folder / f"step-{step:08d}" / "state.safetensors", 5)
-    found, skipped = checkpoints.newest()
-    assert found is None
+    result, skipped = checkpoints.newest()
+    assert result is None
     assert skipped == [folder / "step-00000002", folder / "step-00000001"]
 
 
@@ -163,9 +163,9 @@ def test_new_checkpoint_is_not_dropped_for_damaged_ones_of_later_steps(checkpoin
         (folder / f"step-{step:08d}").mkdir()
     for step in (2, 3):
         checkpoints.save(checkpoint(step))
-        found, _ = checkpoints.newest()
-        assert found is not None
-        assert found.progress.step == step
+        result, _ = checkpoints.newest()
+        assert result is not None
+        assert result.state.step == step
 
 
 def test_leftover_of_a_killed_write_is_skipped(checkpoints: Checkpoints, folder: Path) -> None:
@@ -173,9 +173,9 @@ def test_leftover_of_a_killed_write_is_skipped(checkpoints: Checkpoints, folder:
     write_folder_whole(folder / "other", {"state.json": b"{}"})
     (folder / "other").rename(folder / "step-00000002.partial")  # killed just before its rename
     assert folder_is_whole(folder / "step-00000002.partial")
-    found, skipped = checkpoints.newest()
-    assert found is not None
-    assert found.progress.step == 1
+    result, skipped = checkpoints.newest()
+    assert result is not None
+    assert result.state.step == 1
     assert skipped == [folder / "step-00000002.partial"]
     checkpoints.save(checkpoint(2))
     assert names(folder) == ["step-00000001", "step-00000002"]

@@ -109,10 +109,10 @@ def check_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> No
         assert torch.equal(value, second[name]), name
 
 
-def check_same_learning(found: Run, expected: Run) -> None:
+def check_same_learning(result: Run, expected: Run) -> None:
     """Codes and their running sums to 1e-5, and the same loss curve."""
-    torch.testing.assert_close(learned(found.model), learned(expected.model), rtol=1e-5, atol=1e-5)
-    assert found.losses == pytest.approx(expected.losses, rel=1e-4)
+    torch.testing.assert_close(learned(result.model), learned(expected.model), rtol=1e-5, atol=1e-5)
+    assert result.losses == pytest.approx(expected.losses, rel=1e-4)
 
 
 # --- once per step, however it is cut --------------------------------------------------------------------------------
@@ -137,33 +137,34 @@ def test_the_codebook_moves_in_learn_alone_and_that_once_after_each_update(
         nonlocal last
         check_equal(learned(trainer.model), last)
         events.append("update_state")
-        found = update_state(*given)
+        result = update_state(*given)
         assert not torch.equal(quantizer.codebook, last["codebook"])
         last = learned(trainer.model)
-        return found
+        return result
 
     monkeypatch.setattr(quantizer, "forward", spied_forward)
     monkeypatch.setattr(quantizer, "update_state", spied_learn)
     trainer.optimizer.register_step_post_hook(lambda *_: events.append("update"))
-    found = []
+    result = []
     for _ in range(3):  # one epoch: batches of 4, 4 and 2 rows, in some order
         events.clear()
         trainer._step()
-        found.append(events.count("piece"))
-        assert events == ["piece"] * found[-1] + ["update", "update_state"]
+        result.append(events.count("piece"))
+        assert events == ["piece"] * result[-1] + ["update", "update_state"]
         trainer._after_step()
-        assert set(events[found[-1] + 2 :]) == {"evaluation"}
+        assert set(events[result[-1] + 2 :]) == {"evaluation"}
         check_equal(learned(trainer.model), last)
-    assert sorted(found) == pieces
+    assert sorted(result) == pieces
     assert float(quantizer.steps) == 3
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_codebook_is_the_same_in_pieces_as_in_the_whole_batch(rule: str) -> None:
     start = new_trainer({}, RULES[rule])
-    batches = [start._rows_of(step) for step in range(4)]
+    batches = [start._batch_of_step(step) for step in range(4)]
     lengths = [{len(start.rows[row].ids) for row in batch} for batch in batches]
-    assert all(len(own) > 1 for own in lengths)  # rows of a step are padded otherwise when they are run in pieces
+    # In micro-batches, the rows of a step are padded to other lengths than in one batch.
+    assert all(len(step_lengths) > 1 for step_lengths in lengths)
     whole = trained({}, RULES[rule])
     moved = quantizer_of(whole.model).codebook - quantizer_of(start.model).codebook
     assert float(moved.norm(dim=1).max()) > 1e-2
@@ -268,9 +269,9 @@ def test_evaluating_moves_nothing_and_gives_the_same_answers_twice(evaluation: s
     model = trained({"steps": 2}, {**RULES["reset"], "evaluation": evaluation}).model
     before = everything(model)
     torch.manual_seed(1)
-    first = predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).answers
+    first = predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).predictions
     torch.manual_seed(2)
-    assert predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).answers == first
+    assert predict(tiny("bert"), [(model.train(), example) for example in EXAMPLES]).predictions == first
     check_equal(everything(model), before)
 
 
@@ -278,15 +279,15 @@ def test_evaluating_moves_nothing_and_gives_the_same_answers_twice(evaluation: s
 def test_training_is_the_same_however_often_it_is_evaluated(rule: str) -> None:
     def ended(evaluate_every: int) -> list[dict[str, Tensor]]:
         trainer = new_trainer({"evaluate_every": evaluate_every}, RULES[rule])
-        found: list[dict[str, Tensor]] = []
-        trainer.listener = lambda kind, values: found.append(everything(trainer.model)) if kind == "step" else None
+        result: list[dict[str, Tensor]] = []
+        trainer.listener = lambda kind, values: result.append(everything(trainer.model)) if kind == "step" else None
         trainer.run()
-        return found
+        return result
 
     often, seldom = ended(1), ended(4)
     assert len(often) == len(seldom) == 4
-    for one, two in zip(often, seldom, strict=True):
-        check_equal(one, two)
+    for item, two in zip(often, seldom, strict=True):
+        check_equal(item, two)
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------
@@ -310,8 +311,8 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
     training: Settings = {"steps": 6, "checkpoint_every": 3, "evaluate_every": 6}
     whole = trained(training, RESUMED[kind])
 
-    def dying(told: str, values: dict[str, Any]) -> None:
-        if told == "step" and values["step"] == 5:  # two steps behind its checkpoint
+    def dying(events: str, values: dict[str, Any]) -> None:
+        if events == "step" and values["step"] == 5:  # two steps behind its checkpoint
             raise Crash
 
     checkpoints = Checkpoints(tmp_path, "digest")
@@ -319,17 +320,17 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
         new_trainer(training, RESUMED[kind], listener=dying, checkpoints=checkpoints).run()
     checkpoint, skipped = checkpoints.newest()
     assert checkpoint is not None and not skipped
-    assert checkpoint.progress.step == 3
+    assert checkpoint.state.step == 3
 
     resumed = new_trainer(training, RESUMED[kind], seed=7, checkpoints=checkpoints)  # all its numbers are replaced
     again = Run(resumed.model)
-    resumed.listener = lambda told, values: again.steps.append(values) if told == "step" else None
+    resumed.listener = lambda events, values: again.steps.append(values) if events == "step" else None
     resumed.resume(checkpoint)
     again.result = resumed.run()
     check_equal(everything(again.model), everything(whole.model))
     assert again.steps == whole.steps[3:]
     assert whole.result is not None
-    assert again.result.progress == whole.result.progress
+    assert again.result.state == whole.result.state
     assert again.result.evaluations == whole.result.evaluations
     assert not quantizer_of(whole.model).is_empty
 
@@ -338,14 +339,14 @@ def test_a_checkpoint_holds_what_only_training_needs_and_its_best_numbers_do_not
     checkpoints = Checkpoints(tmp_path, "digest")
     trainer = new_trainer({"steps": 2}, {}, checkpoints=checkpoints)
     trainer.run()
-    found, _ = checkpoints.newest()
-    assert found is not None
+    checkpoint, _ = checkpoints.newest()
+    assert checkpoint is not None
     inside = "method.encoder.quantizer."
-    held = {name.removeprefix(inside) for name in found.model if name.startswith(inside)}
-    kept = {name.removeprefix(inside) for name in found.best if name.startswith(inside)}
+    held = {name.removeprefix(inside) for name in checkpoint.model if name.startswith(inside)}
+    kept = {name.removeprefix(inside) for name in checkpoint.best if name.startswith(inside)}
     assert held == {"codebook", "counts", "recent", "drawn", "steps"}
     assert kept == {"codebook"}
-    check_equal({name: found.model[inside + name] for name in held}, learned(trainer.model))
+    check_equal({name: checkpoint.model[inside + name] for name in held}, learned(trainer.model))
 
 
 @pytest.mark.parametrize("fill_after", [1, 4])
@@ -407,7 +408,7 @@ def test_a_run_that_dies_resumes_to_the_same_cue(
 
 
 def names_of(model: TaskModel, parameters: Sequence[Tensor]) -> set[str]:
-    return {name for name, value in model.named_parameters() if any(value is one for one in parameters)}
+    return {name for name, value in model.named_parameters() if any(value is item for item in parameters)}
 
 
 @pytest.mark.parametrize(

@@ -43,17 +43,17 @@ def test_gradient_accumulation_equals_the_whole_batch(family: str, method: str) 
 
 def test_dropout_is_the_same_in_pieces_as_in_the_whole_batch() -> None:
     def losses(micro_batch_size: int) -> list[float]:
-        found: list[float] = []
+        result: list[float] = []
         backbone = tiny("bert")
         model = make_model(backbone, readout={"dropout": 0.5})
         config = TrainingConfig.model_validate({**SETTINGS, "micro_batch_size": micro_batch_size})
 
         def listener(kind: str, values: dict[str, Any]) -> None:
             if kind == "step":
-                found.append(values["loss"])
+                result.append(values["loss"])
 
         Trainer(backbone, [TaskData(model, EXAMPLES * 2, EXAMPLES)], config, listener=listener).run()
-        return found
+        return result
 
     assert losses(1) == pytest.approx(losses(0), rel=1e-4)
     assert losses(3) == pytest.approx(losses(0), rel=1e-4)
@@ -84,15 +84,15 @@ def test_a_prompt_alone_lowers_the_loss_of_a_decoder() -> None:
 
 def test_the_model_ends_with_the_numbers_of_its_best_evaluation() -> None:
     result, numbers, _ = trained("bert", steps=12, learning_rate=3.0, network_learning_rate=3.0)
-    best = max(entry["score"] for entry in result.progress.history)
-    assert result.progress.best_score == best
+    best = max(entry["score"] for entry in result.state.history)
+    assert result.state.best_score == best
     assert result.evaluations[0].main == pytest.approx(best)
     assert numbers
 
 
 def test_early_stopping_waits_for_its_patience() -> None:
     result, _, _ = trained("bert", steps=50, evaluate_every=1, patience=3, learning_rate=0.0, network_learning_rate=0.0)
-    assert result.progress.step == 4  # the first evaluation is the best, then three no better
+    assert result.state.step == 4  # the first evaluation is the best, then three no better
 
 
 def test_clipping_scales_the_whole_gradient() -> None:

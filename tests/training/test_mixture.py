@@ -50,9 +50,9 @@ def test_every_row_of_a_task_comes_once_before_any_comes_twice() -> None:
     first = [row for row in seen if row < 10]
     second = [row for row in seen if row >= 10]
     assert (len(first), len(second)) == (42, 42)
-    for own, size in ((first, 10), (second, 4)):
-        for turn in range(len(own) // size):
-            assert len(set(own[turn * size : (turn + 1) * size])) == size
+    for task_rows, size in ((first, 10), (second, 4)):
+        for turn in range(len(task_rows) // size):
+            assert len(set(task_rows[turn * size : (turn + 1) * size])) == size
 
 
 def test_an_epochs_rows_are_a_function_of_seed_and_epoch() -> None:
@@ -78,17 +78,17 @@ def test_one_prompt_is_trained_by_rows_of_all_tasks(family: str, case: str) -> N
     assert isinstance(trainer.model, JointModel)
     names = set(trainer.model.state_dict())
     assert {name.split(".")[0] for name in names} <= {"method", "readouts"}
-    owners = Counter(trainer.owners[row] for step in range(2) for row in trainer._rows_of(step))
+    owners = Counter(trainer.task_numbers[row] for step in range(2) for row in trainer._batch_of_step(step))
     assert set(owners) == {0, 1}
     before = {name: value.clone() for name, value in trainer.model.method.state_dict().items()}
     result = trainer.run()
     assert len(result.evaluations) == 2
     assert any(not torch.equal(value, before[name]) for name, value in trainer.model.method.state_dict().items())
     assert trainer.models[0].method is trainer.models[1].method
-    entry = result.progress.history[0]
+    entry = result.state.history[0]
     assert {"toy/accuracy", "pairs/accuracy"} <= entry.keys()
     mains = [evaluation.main for evaluation in result.evaluations]
-    assert result.progress.best_score == pytest.approx(sum(mains) / 2)
+    assert result.state.best_score == pytest.approx(sum(mains) / 2)
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
@@ -146,8 +146,8 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
     means = []
     for model, rows in ((first, EXAMPLES), (second, [marked])):
         batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
-        found = model.train()(backbone, batch).loss
-        means.append(float(found.total.detach()) / found.count)
+        result = model.train()(backbone, batch).loss
+        means.append(float(result.total.detach()) / result.count)
     trainer._step()
     assert losses[0] == pytest.approx((5 * means[0] + means[1]) / 6, rel=1e-5)
 
@@ -198,7 +198,7 @@ def test_every_task_gets_a_cue_of_its_own_with_the_same_prompt(trained: dict[str
     for name, cue in again.items():
         assert cue.predict(texts) == trained[name].predict(texts)
         assert set(cue.scores) == {"validation", "test"}
-        assert cue.record.training["together_with"] == ["tickets", "urgency"]
+        assert cue.cue_file.training["together_with"] == ["tickets", "urgency"]
     history = json.loads((tmp_path / "desk" / "urgency" / "metrics.json").read_text())["history"]
     assert {"tickets/accuracy", "urgency/accuracy"} <= history[0].keys()
 
@@ -218,7 +218,7 @@ def test_a_finished_mixture_is_not_overwritten_and_resumes_as_itself(
     with pytest.raises(RunError, match="a folder without a finished cue"):
         softcue.train(tmp_path / "desk", tasks=["tickets", "urgency"], **arguments)  # type: ignore[arg-type]
     again = softcue.train(tmp_path / "desk", tasks=["tickets", "urgency"], resume=True, **arguments)  # type: ignore[arg-type]
-    assert {name: cue.record for name, cue in again.items()} == {name: cue.record for name, cue in trained.items()}
+    assert {name: cue.cue_file for name, cue in again.items()} == {name: cue.cue_file for name, cue in trained.items()}
 
 
 @pytest.mark.parametrize(

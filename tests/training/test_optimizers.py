@@ -50,14 +50,14 @@ def test_adafactor_equals_the_literal_rule() -> None:
     start = torch.randn(3, 5, dtype=torch.float64)
     gradients = [torch.randn(3, 5, dtype=torch.float64) * 10.0 ** (step % 3 - 1) for step in range(6)]
     expected = literal_adafactor(start.tolist(), [g.tolist() for g in gradients], 0.3, 1e-2)
-    found = run(nn.Parameter(start.float()), [g.float() for g in gradients], 0.3, 1e-2)
-    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    parameters = run(nn.Parameter(start.float()), [g.float() for g in gradients], 0.3, 1e-2)
+    torch.testing.assert_close(parameters.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
 def test_weight_decay_is_not_multiplied_by_the_rate() -> None:
     parameter = nn.Parameter(torch.ones(2, 2))
-    found = run(parameter, [torch.zeros(2, 2)], rate=0.0, decay=0.25)
-    assert torch.equal(found, torch.full((2, 2), 0.75))
+    parameters = run(parameter, [torch.zeros(2, 2)], rate=0.0, decay=0.25)
+    assert torch.equal(parameters, torch.full((2, 2), 0.75))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_only_matrices_of_128_rows_and_columns_are_factored(shape: tuple[int, ..
 
 def test_factored_moments_equal_the_literal_outer_product() -> None:
     gradient = torch.randn(128, 130)
-    found = run(nn.Parameter(torch.zeros(128, 130)), [gradient], 1.0, 0.0)
+    parameters = run(nn.Parameter(torch.zeros(128, 130)), [gradient], 1.0, 0.0)
     square = gradient**2 + 1e-30  # after one step beta2 is 0, so the moments are the squares' means
     moment = torch.outer(square.mean(1), square.mean(0)) / square.mean()
     update = gradient / moment.sqrt()
     update = update / max(1.0, float(update.square().mean().sqrt()))
-    torch.testing.assert_close(found, -update, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(parameters, -update, rtol=1e-4, atol=1e-6)
 
 
 def test_prompts_and_networks_have_their_own_rates() -> None:
@@ -100,14 +100,16 @@ def test_optimizer_state_survives_as_plain_tensors(name: str) -> None:
         optimizer.step()
 
     config = TrainingConfig.model_validate({"optimizer": name})
-    one, two = make_model(tiny("bert")), make_model(tiny("bert"))
-    first, second = make_optimizer(one, config), make_optimizer(two, config)
-    stepped(one, first, 1)
-    two.load_state_dict(one.state_dict())
-    load_optimizer_tensors(two, second, {k: v.clone() for k, v in optimizer_tensors(one, first).items()})
-    stepped(one, first, 2)
-    stepped(two, second, 2)
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+    first_model, second_model = make_model(tiny("bert")), make_model(tiny("bert"))
+    first, second = make_optimizer(first_model, config), make_optimizer(second_model, config)
+    stepped(first_model, first, 1)
+    second_model.load_state_dict(first_model.state_dict())
+    load_optimizer_tensors(
+        second_model, second, {k: v.clone() for k, v in optimizer_tensors(first_model, first).items()}
+    )
+    stepped(first_model, first, 2)
+    stepped(second_model, second, 2)
+    for a, b in zip(first_model.parameters(), second_model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 

@@ -1,4 +1,4 @@
-"""`softcue`: the verbs, and how errors end. Heavy packages are imported inside the verbs."""
+"""`softcue`: all commands, and how errors are printed. Commands import heavy packages only when they run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from functools import cache
+from collections.abc import Collection, Sequence
 
 import typer
 
@@ -63,32 +63,37 @@ def common(
     """Teach a frozen language model new tasks with small learned prompts that read the input."""
 
 
-def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    """Warnings for people: what, without file and line."""
+def _print_warning(message: Warning | str, *place: object, **options: object) -> None:
+    """Print a warning without file and line."""
     sys.stderr.write(f"warning: {message}\n")
 
 
 def main() -> None:
-    """Run a verb; an error a user can mend is one line on standard error and exit code 2."""
-    warnings.showwarning = _warn
+    """Run a command. An error of the user is one line on standard error and exit code 2."""
+    warnings.showwarning = _print_warning
     try:
         app()
     except SoftcueError as error:
-        sys.stderr.write(f"error: {with_options(' '.join(str(error).split()))}\n")
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"error: {with_options(message, option_names(sys.argv[1:]))}\n")
         sys.exit(2)
-    except SystemExit as end:  # typer ends every verb with one, also after Ctrl-C and a closed pipe
+    except SystemExit as end:  # typer ends all commands with it, also after Ctrl-C and a closed pipe
         if end.code == 130:
             sys.stderr.write("stopped; go on with --resume if this was a training run\n")
-        if isinstance(end.__context__, BrokenPipeError) or not _flushed():
-            sys.exit(0)  # the reader of our output left, as `head` does
+        if isinstance(end.__context__, BrokenPipeError) or not _flush_output():
+            sys.exit(0)  # the reader of standard output is gone, as after `head`
         raise
 
 
-def with_options(message: str) -> str:
-    """An error's message with the Python arguments it names written as options of the command line.
+def with_options(message: str, options: Collection[str] = ()) -> str:
+    """Write the Python arguments in an error message as options of the command line.
+
+    `argument=value` in backticks always becomes an option. A setting, and a name alone in backticks, become one only
+    if the command has it; `options` are the Python names of the command's options.
 
     Example:
-        >>> with_options("output_dir: got 'x'; expected a new folder; pass `overwrite=True` or `train=FILE`")
+        >>> message = "output_dir: got 'x'; expected a new folder; pass `overwrite=True` or `train=FILE`"
+        >>> with_options(message, ["output_dir", "overwrite", "train"])
         "--output-dir: got 'x'; expected a new folder; pass --overwrite or --train FILE"
     """
 
@@ -97,23 +102,30 @@ def with_options(message: str) -> str:
 
     message = re.sub(r"`(\w+)=True`", lambda match: option(match[1]), message)
     message = re.sub(r"`(\w+)=([^`]+)`", lambda match: f"{option(match[1])} {match[2]}", message)
+    message = re.sub(r"`(\w+)`", lambda match: option(match[1]) if match[1] in options else match[0], message)
     setting, colon, rest = message.partition(": got ")
-    return option(setting) + colon + rest if setting in _option_names() else message
+    return option(setting) + colon + rest if setting in options else message
 
 
-@cache
-def _option_names() -> frozenset[str]:
-    """The Python names of all options of all verbs."""
-    commands = [typer.main.get_command(app)]
-    names: set[str] = set()
-    for command in commands:
-        commands += getattr(command, "commands", {}).values()
-        names |= {parameter.name for parameter in command.params if parameter.name}
-    return frozenset(names)
+def option_names(words: Sequence[str]) -> frozenset[str]:
+    """The Python names of the options of the command that the words of a command line call.
+
+    Example:
+        >>> "skip_bad_rows" in option_names(["predict", "cues/tickets"]), "skip_bad_rows" in option_names(["doctor"])
+        (True, False)
+    """
+    command = typer.main.get_command(app)
+    for word in words:
+        subcommands = getattr(command, "commands", {})
+        if word not in subcommands:
+            break
+        command = subcommands[word]
+    flags = [flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")]
+    return frozenset(flag.removeprefix("--").replace("-", "_") for flag in flags)
 
 
-def _flushed() -> bool:
-    """Whether the reader of our output is still there; if not, what is left goes nowhere."""
+def _flush_output() -> bool:
+    """Flush standard output; False if its reader is gone. The rest of the output is then dropped."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

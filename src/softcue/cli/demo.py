@@ -1,4 +1,4 @@
-"""`softcue demo`: three cues on one frozen model, and the table that shows what they are worth."""
+"""`softcue demo`: three cues on one frozen model, and a table that compares them with baselines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def demo(
 
     started = time.monotonic()
     backbone = load_backbone("minilm")
-    found = []
+    results = []
     for name in ("tickets", "urgency", "same-request"):
         task = library_task(name)
         rows = {split: examples_from(getattr(task, split), task) for split in ("train", "validation", "test")}
@@ -32,10 +32,10 @@ def demo(
         assert cue.path is not None
         metrics = json.loads((cue.path / "metrics.json").read_text("utf-8"))
         probe = linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"])
-        found.append(
+        results.append(
             {
                 "task": name,
-                "method": cue.record.method["name"],
+                "method": cue.cue_file.method["name"],
                 "score": cue.scores["test"][task.main_metric],
                 "no training": zero_shot(backbone, task, rows["test"]).main,
                 "linear probe": probe.main,
@@ -45,11 +45,12 @@ def demo(
             }
         )
     if as_json:
-        print_json({"rows": found, "seconds": round(time.monotonic() - started, 1)})
+        print_json({"rows": results, "seconds": round(time.monotonic() - started, 1)})
         return
-    print_table(
-        "accuracy on test rows; one frozen MiniLM, three cues", list(found[0]), [list(row.values()) for row in found]
-    )
+    headings = {"no training": "zero-shot", "trained numbers": "trainable parameters"}  # the JSON keys stay
+    columns = [headings.get(key, key) for key in results[0]]
+    title = "accuracy on test rows; one frozen MiniLM, three cues"
+    print_table(title, columns, [list(row.values()) for row in results])
     typer.echo(f"Cues are in {output_dir}/. Try next:")
     cues = f"{output_dir}/tickets {output_dir}/urgency"
     typer.echo(f"  echo 'My parcel never came!' | softcue predict {cues} --input -")

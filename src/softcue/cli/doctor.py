@@ -1,4 +1,4 @@
-"""`softcue doctor`: what this machine has and what is missing."""
+"""`softcue doctor`: checks of the installation."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
     def bfloat16_state() -> str:
         speed = bfloat16_speed([(384, 384), (1536, 384), (384, 1536)], device)  # a small model's matrices
-        told = f"multiplies {speed:.2g} times as fast as float32"
-        return f"yes: {told}" if speed >= BFLOAT16_GAIN else f"no: {told}; dtype=auto takes float32"
+        comparison = f"multiplies {speed:.2g} times as fast as float32"
+        return f"yes: {comparison}" if speed >= BFLOAT16_GAIN else f"no: {comparison}; dtype=auto takes float32"
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     checks = {

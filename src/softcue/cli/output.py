@@ -1,4 +1,4 @@
-"""Tables for people, one JSON object for programs."""
+"""Output of commands: tables, or one JSON object."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 
 def print_json(value: object) -> None:
-    """One JSON object and nothing else on standard output."""
+    """Print one JSON object and nothing else on standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on standard output; numbers to the right."""
+    """Print a table on standard output; numbers are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 
@@ -22,17 +22,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         is_number = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
         table.add_column(column, justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*[shown(cell) for cell in row])
+        table.add_row(*[format_cell(cell) for cell in row])
     width = None if Console().is_terminal else 160
-    # Cells are users' words: "[unused1]" is no markup and ":bug:" no picture.
+    # Cells hold users' text: "[unused1]" is not markup and ":bug:" is not an emoji.
     Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
-def shown(cell: object) -> str:
-    """A number as people write it.
+def format_cell(cell: object) -> str:
+    """Format a cell: numbers with thousands separators or one decimal.
 
     Example:
-        >>> shown(7680), shown(84.127)
+        >>> format_cell(7680), format_cell(84.127)
         ('7,680', '84.1')
     """
     if isinstance(cell, bool) or not isinstance(cell, (int, float)):

@@ -1,4 +1,4 @@
-"""`softcue params`: how many numbers each method adds to a backbone, without its weights."""
+"""`softcue params`: parameters each method adds to a backbone, counted without loading its weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-# Rows that are a method with other settings than its own: IDPG's table 2 (Wu et al. 2022) and its S and L sharing;
-# table 8 of VIP (Bhardwaj et al. 2022), by its numbers of soft and of VIP tokens.
+# Rows for a method with other settings than its defaults: IDPG's table 2 (Wu et al. 2022) and its S and L sharing;
+# table 8 of VIP (Bhardwaj et al. 2022), by its numbers of soft tokens and VIP tokens.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt-tuning": ("prompt-tuning", {"prompt_length": 5}),
     "prompt-tuning-134": ("prompt-tuning", {"prompt_length": 134}),
@@ -27,10 +27,10 @@ def params(
     ] = None,
     like: Annotated[str, typer.Option(help="A known shape, such as roberta-large, or a model folder.")] = "minilm",
     method: Annotated[str | None, typer.Option(help="Count this method only, with the settings given.")] = None,
-    classes: Annotated[int, typer.Option(min=2, help="Classes of the head that is reported apart.")] = 2,
+    classes: Annotated[int, typer.Option(min=2, help="Classes of the head; it is counted separately.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count the numbers of each method on a backbone's shape: trained, moved, stored; the head apart."""
+    """Count the parameters each method adds to a backbone: by gradient, by running average, stored; and the head."""
     from softcue.backbones.loading.shapes import backbone_like
     from softcue.cli.output import print_json, print_table
     from softcue.configuration import method_config, parse_overrides
@@ -48,16 +48,16 @@ def params(
             expected="method.key=value together with --method NAME",
             fix="such as --method m-idpg-phm method.prompt_length=10",
         )
-    if (other := settings.get("method", {}).get("name", method)) != method:
+    if (named := settings.get("method", {}).get("name", method)) != method:
         raise ConfigurationError(
-            setting="method.name", got=other, expected=f"{method}, as --method says", fix="leave method.name out"
+            setting="method.name", got=named, expected=f"{method}, as --method says", fix="leave method.name out"
         )
-    every: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | VARIANTS
-    rows = every if method is None else {method: (method, settings.get("method", {}))}
+    all_rows: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | VARIANTS
+    rows = all_rows if method is None else {method: (method, settings.get("method", {}))}
     backbone = backbone_like(like)
     labels = {str(number): Label(words=str(number), description=str(number)) for number in range(classes)}
     task = Task(name="count", labels=labels)
-    found, skipped = [], []
+    counts, skipped = [], []
     for name, (method_name, values) in rows.items():
         config = method_config({"name": method_name, **values})
         # the papers' head on encoders is RoBERTa's; text-to-text backbones have none
@@ -67,13 +67,13 @@ def params(
         except (ConfigurationError, BackboneError) as error:
             if method is not None:
                 raise
-            skipped.append((name, str(error)))  # n of PHM may not divide this backbone's width, its keys may be shared
+            skipped.append((name, str(error)))  # for example, n of PHM may not divide this backbone's width
             continue
-        found.append({"name": name, **asdict(model.counts())})
+        counts.append({"name": name, **asdict(model.counts())})
     if as_json:
-        print_json({"backbone": like, "methods": found})
+        print_json({"backbone": like, "methods": counts})
     else:
         columns = ["name", "gradient", "ema", "stored", "head"]
-        print_table(f"numbers added to {like}", columns, [[row[key] for key in columns] for row in found])
+        print_table(f"parameters added to {like}", columns, [[row[key] for key in columns] for row in counts])
     for name, reason in skipped:
         typer.echo(f"{name} cannot be built on {like}: {reason}", err=True)

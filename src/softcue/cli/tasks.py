@@ -1,4 +1,4 @@
-"""`softcue tasks`: the list, one task in full, data files against published figures, and docs/tasks.md."""
+"""`softcue tasks`: the list of tasks, one task in full, a check of data files, and docs/tasks.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from softcue.tasks.task import Task
 
 app = typer.Typer(
-    help="List tasks, show one, or check data files against their published figures.", invoke_without_command=True
+    help="List tasks, show one, or check data files against their published sizes.", invoke_without_command=True
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -21,14 +21,14 @@ FEW_LABELS = 4  # as many as fit into a cell
 
 @app.callback()
 def tasks(context: typer.Context, as_json: Json = False) -> None:
-    """List the tasks that come with softcue; `softcue tasks show NAME` tells all of one."""
+    """List the tasks that come with softcue; `softcue tasks show NAME` prints one in full."""
     if context.invoked_subcommand is not None:
         return
     from softcue.cli.output import print_json, print_table
     from softcue.tasks import library_names, library_task
     from softcue.tasks.task_docs import sizes, sizes_text
 
-    found = [library_task(name) for name in library_names()]
+    all_tasks = [library_task(name) for name in library_names()]
     if as_json:
         print_json(
             {
@@ -42,16 +42,16 @@ def tasks(context: typer.Context, as_json: Json = False) -> None:
                         "metric": task.main_metric,
                         "rows": sizes(task),
                     }
-                    for task in found
+                    for task in all_tasks
                 ]
             }
         )
         return
     columns = ["task", "what it asks", "train / validation / test", "metric", "labels"]
-    for kind in dict.fromkeys(task.kind for task in found):
+    for kind in dict.fromkeys(task.kind for task in all_tasks):
         rows = [
             [task.name, task.description, sizes_text(task), task.main_metric, _labels(task)]
-            for task in found
+            for task in all_tasks
             if task.kind == kind
         ]
         print_table(kind, columns, rows)
@@ -62,7 +62,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A task, or a YAML file of your own.")],
     as_json: Json = False,
 ) -> None:
-    """Print one task in full: wording, labels, metrics, sizes, citation, licence."""
+    """Print one task in full: texts, labels, metrics, sizes, citation, licence."""
     from softcue.cli.output import print_json
     from softcue.tasks.catalogue import find_task
     from softcue.tasks.task_docs import input_formats, section, sizes
@@ -80,7 +80,7 @@ def check(
     names: Annotated[list[str] | None, typer.Argument(help="Only these tasks, or YAML files of your own.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Read the data files below a folder and compare rows and labels with the published figures; 1 if any differ."""
+    """Compare the rows and labels of data files with the published figures; exit code 1 if any differ."""
     from softcue.cli.output import print_json
     from softcue.errors import DataError
     from softcue.tasks import library_names
@@ -88,22 +88,27 @@ def check(
     from softcue.tasks.check_sizes import check as check_files
     from softcue.tasks.check_sizes import unclaimed_files
 
-    found = check_files(data, [find_task(name) for name in names or library_names()])
-    if all(entry.status == "absent" for entry in found):
+    checked = check_files(data, [find_task(name) for name in names or library_names()])
+    if all(entry.status == "absent" for entry in checked):
         raise DataError(
             setting="--data",
             got=data,
             expected="a folder with files of the tasks",
             fix="see docs/tasks.md for their places",
         )
-    left = [] if names else unclaimed_files(data, found)  # whoever names tasks does not ask about others' files
-    num_wrong = sum(entry.is_wrong for entry in found)
+    unread = [] if names else unclaimed_files(data, checked)  # with named tasks, files of other tasks are expected
+    num_wrong = sum(entry.is_wrong for entry in checked)
     if as_json:
         print_json(
-            {"data": str(data), "ok": num_wrong == 0, "unclaimed": left, "checked": [_entry(entry) for entry in found]}
+            {
+                "data": str(data),
+                "ok": num_wrong == 0,
+                "unclaimed": unread,
+                "checked": [_entry(entry) for entry in checked],
+            }
         )
     else:
-        _print_checked(found, left)
+        _print_checked(checked, unread)
     if num_wrong:
         typer.echo(f"{num_wrong} splits differ or cannot be read", err=True)
         raise typer.Exit(1)
@@ -111,7 +116,7 @@ def check(
 
 @app.command("docs")
 def docs(
-    compare_texts: Annotated[
+    check_file: Annotated[
         Path | None, typer.Option("--check", help="Exit with 1 unless this file is what would be printed.")
     ] = None,
 ) -> None:
@@ -121,17 +126,17 @@ def docs(
     from softcue.tasks.task_docs import page
 
     text = page(library_task(name) for name in library_names())
-    if compare_texts is None:
+    if check_file is None:
         typer.echo(text, nl=False)
         return
     try:
-        there = compare_texts.read_text("utf-8")
+        current = check_file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            setting="--check", got=compare_texts, expected="a text file that can be read", fix=str(error)
+            setting="--check", got=check_file, expected="a text file that can be read", fix=str(error)
         ) from error
-    if there != text:
-        typer.echo(f"{compare_texts} is not up to date: softcue tasks docs > {compare_texts}", err=True)
+    if current != text:
+        typer.echo(f"{check_file} is not up to date: softcue tasks docs > {check_file}", err=True)
         raise typer.Exit(1)
 
 
@@ -153,13 +158,15 @@ def _entry(entry: Checked) -> dict[str, object]:
     }
 
 
-def _print_checked(found: list[Checked], left: list[str]) -> None:
+def _print_checked(checked: list[Checked], unread: list[str]) -> None:
     from softcue.cli.output import print_table
 
-    there = [entry for entry in found if entry.status != "absent"]
-    rows = [[entry.task, entry.split, entry.rows, entry.status, ", ".join(entry.files), entry.note] for entry in there]
+    present = [entry for entry in checked if entry.status != "absent"]
+    rows = [
+        [entry.task, entry.split, entry.rows, entry.status, ", ".join(entry.files), entry.note] for entry in present
+    ]
     print_table("", ["task", "split", "rows", "status", "files", "note"], rows)
-    if absent := [entry.task for entry in found if entry.status == "absent"]:
+    if absent := [entry.task for entry in checked if entry.status == "absent"]:
         typer.echo(f"not there: {', '.join(absent)}")
-    if left:
-        typer.echo(f"files that no task has read: {', '.join(left)}")
+    if unread:
+        typer.echo(f"files that no task has read: {', '.join(unread)}")

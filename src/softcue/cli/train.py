@@ -20,21 +20,27 @@ def train(
     backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
     task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).")] = None,
-    tasks: Annotated[str | None, typer.Option(help="Several, A,B,...: one prompt for all, a cue for each.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Several tasks, A,B,...: one shared prompt, a cue for each.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A folder with the tasks' published files.")] = None,
     train: Annotated[
         str | None, typer.Option(help="Training rows: csv, tsv, json, jsonl (or .gz), parquet, hub:NAME@SPLIT.")
     ] = None,
-    validation: Annotated[str | None, typer.Option(help="Validation rows; else a share is held out.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Validation rows; without them, a share of the training rows.")
+    ] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
     text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column with the answer.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
-    init_from: Annotated[Path | None, typer.Option("--init-from", help="Start from this cue (a first stage).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", help="Start from the parameters of this cue.")
+    ] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output-dir.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the content of --output-dir.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a cue: small learned prompts for one task on a frozen backbone."""
@@ -74,30 +80,30 @@ def train(
         names = [name.strip() for name in tasks.split(",")]
         cues = list(run(output_dir, tasks=names, **arguments).values())
     if Processes.is_first():
-        found = [_shown(cue) for cue in cues]
+        summaries = [_summarise(cue) for cue in cues]
         if as_json:
-            print_json(found[0] if tasks is None else {"cues": found})
+            print_json(summaries[0] if tasks is None else {"cues": summaries})
         for cue in cues if not as_json else ():
             metrics = list(next(iter(cue.scores.values())))
             rows = [[split, *(scores.get(metric, "-") for metric in metrics)] for split, scores in cue.scores.items()]
-            title = f"{cue.path}: {cue.record.method['name']} on {cue.record.backbone.name}"
+            title = f"{cue.path}: {cue.cue_file.method['name']} on {cue.cue_file.backbone.name}"
             print_table(title, ["rows", *metrics], rows)
     Processes.leave()
 
 
-def _shown(cue: Cue) -> dict[str, Any]:
-    record = cue.record
+def _summarise(cue: Cue) -> dict[str, Any]:
+    cue_file = cue.cue_file
     return {
         "cue": str(cue.path),
-        "scores": record.scores,
-        "counts": record.counts,
-        "best_step": record.training["best_step"],
-        "steps": record.training["steps_done"],
+        "scores": cue_file.scores,
+        "counts": cue_file.counts,
+        "best_step": cue_file.training["best_step"],
+        "steps": cue_file.training["steps_done"],
     }
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:
-    """The configuration file, if one is named, and the overrides.
+    """Split words into the configuration file, if there is one, and the overrides.
 
     Example:
         >>> split_words(["run.yaml", "training.epochs=3"])

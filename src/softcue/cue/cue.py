@@ -1,11 +1,11 @@
-"""The cue folder: one task's trained numbers, what they belong to, and a card a person can read.
+"""The cue folder: the stored parameters of one task, the facts they depend on, and a model card.
 
     cue.json          method, task, labels, backbone with fingerprint, versions, scores; written last
-    cue.safetensors   the numbers, in float32
+    cue.safetensors   the stored parameters, in float32
     metrics.json      scores, history, time and memory
-    README.md         the card
+    README.md         the model card
 
-Nothing here is pickled. Loading checks everything that could make a cue answer wrongly in silence.
+Nothing here is pickled. Loading checks everything that could silently make predictions wrong.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
 from softcue.errors import ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation
-from softcue.evaluation.evaluation_set import evaluation_set
+from softcue.evaluation import Evaluation, read_evaluation_set
 from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
@@ -44,42 +43,46 @@ class Cue:
         cue.predict(["My invoice is wrong."])[0].label
     """
 
-    def __init__(self, model: TaskModel, backbone: Backbone, record: CueFile, path: Path | None = None) -> None:
-        self.model, self.backbone, self.record, self.path = model, backbone, record, path
+    def __init__(self, model: TaskModel, backbone: Backbone, cue_file: CueFile, path: Path | None = None) -> None:
+        self.model, self.backbone, self.cue_file, self.path = model, backbone, cue_file, path
 
     @property
     def name(self) -> str:
-        """The folder's name, else the task's."""
-        return self.path.name if self.path else self.record.task.name
+        """The folder's name, or the task's if the cue has no folder."""
+        return self.path.name if self.path else self.cue_file.task.name
 
     @property
     def task(self) -> Task:
         """The task it was trained on."""
-        return self.record.task
+        return self.cue_file.task
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
         """Scores by split and metric."""
-        return self.record.scores
+        return self.cue_file.scores
 
     @property
     def counts(self) -> Counts:
-        """How many numbers it adds to the backbone."""
+        """Numbers of stored and trainable parameters."""
         return self.model.counts()
 
-    def predict(self, texts: Text | Sequence[Text] | Source, batch_size: int = 64) -> list[Prediction]:
-        """Answers, in order, for one text, a list of texts (or pairs), a DataFrame, rows or a file.
+    def predict(
+        self, texts: Text | Sequence[Text] | Source, batch_size: int = 64, *, skip_bad_rows: bool = False
+    ) -> list[Prediction]:
+        """Predict one text, a list of texts (or pairs), a DataFrame, rows or a file; predictions are in order.
+
+        `skip_bad_rows` leaves out rows that cannot be read; without it they are an error.
 
         Example:
             cue.predict("Where is my parcel?")[0].label
             cue.predict([("first message", "second message")])     # a task that reads two texts
         """
-        requests = [(self.model, example) for example in self.examples(texts)]
-        found = predict(self.backbone, requests, batch_size)
-        if found.num_truncated:
+        requests = [(self.model, example) for example in self.examples(texts, skip_bad_rows)]
+        predicted = predict(self.backbone, requests, batch_size)
+        if num_truncated := predicted.num_truncated:
             limit = self.model.formatter.limit
-            warnings.warn(f"{found.num_truncated} of {len(requests)} texts were cut to {limit} tokens", stacklevel=2)
-        return found.answers
+            warnings.warn(f"{num_truncated} of {len(requests)} texts were cut to {limit} tokens", stacklevel=2)
+        return predicted.predictions
 
     def evaluate(
         self,
@@ -91,22 +94,29 @@ class Cue:
         num_rows: int = 0,
         skip_bad_rows: bool = False,
     ) -> Evaluation:
-        """Scores on rows with known answers: a file, a DataFrame, a list of dictionaries, or another task's rows.
+        """Score rows with known targets: a file, a DataFrame, a list of dictionaries, or another task's rows.
+
+        Without `data`, the task's own rows are read; `split` names train, validation or test. `num_rows` scores a
+        sample of that many rows. `skip_bad_rows` leaves out rows that cannot be read.
 
         Example:
             cue.evaluate("held-out.csv").main
             cue.evaluate("../data", task="mrpc").scores     # out of domain: a folder with MRPC's published files
         """
-        test = evaluation_set(self.task, data, task, split, num_rows, skip_bad_rows)
-        found = predict(self.backbone, [(self.model, example) for example in test.examples], batch_size)
-        return test.transfer.score(found.answers, test.examples, found.num_truncated)
+        rows = read_evaluation_set(self.task, data, task, split, num_rows, skip_bad_rows)
+        predicted = predict(self.backbone, [(self.model, example) for example in rows.examples], batch_size)
+        return rows.score(predicted.predictions, predicted.num_truncated)
 
-    def examples(self, texts: Any) -> list[Example]:
-        """Whatever `predict` takes, as checked examples."""
+    def examples(self, texts: Any, skip_bad_rows: bool = False) -> list[Example]:
+        """Check the input of `predict` and turn it into examples.
+
+        Example:
+            cue.examples(["My invoice is wrong."])[0].texts
+        """
         columns = self.task.text
         is_file = isinstance(texts, Path) or (isinstance(texts, str) and _names_a_file(texts))
         if is_file or (hasattr(texts, "columns") and hasattr(texts, "to_dict")):  # a file or a DataFrame
-            return examples_from(texts, self.task, needs_target=False)
+            return examples_from(texts, self.task, needs_target=False, skip_bad_rows=skip_bad_rows)
         is_pair = isinstance(texts, tuple) and len(texts) == len(columns) == 2
         if isinstance(texts, (str, Mapping)) or (is_pair and all(isinstance(text, str) for text in texts)):
             texts = [texts]
@@ -123,101 +133,108 @@ class Cue:
                 expected = f"{len(columns)} text(s): {', '.join(columns)}"
                 raise DataError(setting=f"row {number}", got=text, expected=expected, fix=advice)
             rows.append(dict(zip(columns, parts, strict=True)))
-        return examples_from(rows, self.task, needs_target=False) if rows else []
+        return examples_from(rows, self.task, needs_target=False, skip_bad_rows=skip_bad_rows) if rows else []
 
     def save(self, folder: str | Path, metrics: dict[str, Any] | None = None) -> Path:
-        """Write the cue folder; cue.json comes last, so a folder that has it is whole."""
+        """Write the cue folder; cue.json comes last, so a folder with cue.json is whole.
+
+        Example:
+            cue.save("cues/copy")
+        """
         target = Path(folder)
         tensors = {name: value.float() for name, value in self.model.state_dict().items()}
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
-                advice = "train with a lower rate"
+                advice = "train with a lower learning rate"
                 raise CueError(setting=f"tensor '{name}'", got="NaN or infinity", expected="finite numbers", fix=advice)
         with writable("cue folder", target):
             target.mkdir(parents=True, exist_ok=True)
             write_whole(target / "cue.safetensors", tensor_bytes(tensors))
-        record = self.record.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
-        record = record.model_copy(update={"record_sha256": cue_file_digest(record.model_dump(mode="json"))})
-        write_json(target / "metrics.json", metrics or {"scores": record.scores})
-        write_whole(target / "README.md", model_card(record, target.name).encode())
-        write_json(target / "cue.json", record.model_dump(mode="json"))
-        self.record, self.path = record, target
+        cue_file = self.cue_file.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
+        cue_file = cue_file.model_copy(update={"record_sha256": cue_file_digest(cue_file.model_dump(mode="json"))})
+        write_json(target / "metrics.json", metrics or {"scores": cue_file.scores})
+        write_whole(target / "README.md", model_card(cue_file, target.name).encode())
+        write_json(target / "cue.json", cue_file.model_dump(mode="json"))
+        self.cue_file, self.path = cue_file, target
         return target
 
 
 def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue:
-    """A cue from its folder, on its own backbone or on one given (shared by several cues, say).
+    """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
     Example:
         tickets = softcue.load("cues/tickets")
         urgency = softcue.load("cues/urgency", backbone=tickets.backbone)
     """
     folder = Path(path)
-    record = read_cue_file(folder)
+    cue_file = read_cue_file(folder)
     if not isinstance(backbone, Backbone):
-        settings = {} if record.backbone.dtype == "bfloat16" else {"dtype": "float32"}
-        name = str(backbone or record.backbone.name)
+        settings = {} if cue_file.backbone.dtype == "bfloat16" else {"dtype": "float32"}
+        name = str(backbone or cue_file.backbone.name)
         backbone = load_backbone(BackboneConfig.model_validate({"name": name, **settings}))
-    _check_backbone(folder, record, backbone)
+    _check_backbone(folder, cue_file, backbone)
     try:
-        with torch.random.fork_rng(devices=[]):  # a head draws first numbers, soon replaced
-            model = build_model(record, backbone)
+        with torch.random.fork_rng(devices=[]):  # a head draws initial values; they are replaced below
+            model = build_model(cue_file, backbone)
     except ConfigurationError as error:
         expected = "a method and a readout of this softcue"
         raise CueError(setting=str(folder / "cue.json"), got=str(error), expected=expected, fix=TRY_AGAIN) from error
-    model.load_state_dict(_checked_tensors(folder, record, model))
-    return Cue(model.to(backbone.device).eval(), backbone, record, folder)
+    model.load_state_dict(_checked_tensors(folder, cue_file, model))
+    return Cue(model.to(backbone.device).eval(), backbone, cue_file, folder)
 
 
-def build_model(record: CueFile, backbone: Backbone) -> TaskModel:
-    """The model a record describes, its numbers still to be loaded."""
-    config = method_config(record.method)
+def build_model(cue_file: CueFile, backbone: Backbone) -> TaskModel:
+    """The model that cue.json describes; its parameters are to be loaded afterwards."""
+    config = method_config(cue_file.method)
     method = (METHODS[config.name], config)
-    return make_task_model(record.task, method, record.readout, backbone, None, record.backbone.max_length)
+    return make_task_model(cue_file.task, method, cue_file.readout, backbone, None, cue_file.backbone.max_length)
 
 
 def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
-    """Give a new model the numbers of a finished cue, and its head's too if both have the same labels.
+    """Initialise a new model with the parameters of a finished cue, and its head if both have the same labels.
 
-    Returns the digest of the cue. Supplementary training is this: a first cue on NLI rows, a second from it.
+    Returns the digest of the cue. This is supplementary training: a first cue on NLI rows, a second one from it.
     """
     cue = load(origin, backbone)
-    theirs, ours = cue.model.method.state_dict(), model.method.state_dict()
-    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, ours)]
-    meanings = [one.method.config.inference_settings() for one in (cue.model, model)]
-    if not ours or shapes[0] != shapes[1] or meanings[0] != meanings[1]:
+    cue_tensors, tensors = cue.model.method.state_dict(), model.method.state_dict()
+    cue_meaning, meaning = cue.model.method.config.inference_settings(), model.method.config.inference_settings()
+    if not tensors or _shapes(cue_tensors) != _shapes(tensors) or cue_meaning != meaning:
         raise ConfigurationError(
             setting="training.init_from",
-            got=f"{origin} ({cue.record.method['name']})",
+            got=f"{origin} ({cue.cue_file.method['name']})",
             expected=f"a cue of the same method and settings as this run ({model.method.config.name})",
             fix="train it with the same method.* settings",
         )
-    model.method.load_state_dict(theirs)
-    # Only what was trained: the spread of scores, say, belongs to the new rows.
-    head, new_head = (dict(one.readout.named_parameters()) for one in (cue.model, model))
-    same_labels = cue.model.readout.task.label_names == model.readout.task.label_names
-    if same_labels and {k: v.shape for k, v in head.items()} == {k: v.shape for k, v in new_head.items()}:
+    model.method.load_state_dict(cue_tensors)
+    # Parameters only: buffers, such as the scale of regression targets, come from the new rows.
+    head, new_head = dict(cue.model.readout.named_parameters()), dict(model.readout.named_parameters())
+    has_same_labels = cue.model.readout.task.label_names == model.readout.task.label_names
+    if has_same_labels and _shapes(head) == _shapes(new_head):
         for name, value in head.items():
             new_head[name].data.copy_(value.data)
-    return cue.record.record_sha256
+    return cue.cue_file.record_sha256
 
 
-def _check_backbone(folder: Path, record: CueFile, backbone: Backbone) -> None:
-    expected = Fingerprint(**record.backbone.fingerprint)
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def _check_backbone(folder: Path, cue_file: CueFile, backbone: Backbone) -> None:
+    expected = Fingerprint(**cue_file.backbone.fingerprint)
     if differences := expected.differences(backbone.fingerprint):
         raise CueError(
             setting=f"backbone of {folder}",
-            got=f"{_shown(backbone.fingerprint)} ({backbone.name})",
-            expected=f"{_shown(expected)} ({record.backbone.name})",
+            got=f"{_format_fingerprint(backbone.fingerprint)} ({backbone.name})",
+            expected=f"{_format_fingerprint(expected)} ({cue_file.backbone.name})",
             fix=f"{' and '.join(differences)} differ; load the cue on the backbone it was trained on",
         )
 
 
-def _shown(fingerprint: Fingerprint) -> str:
+def _format_fingerprint(fingerprint: Fingerprint) -> str:
     return " ".join(f"{part} {digest}" for part, digest in vars(fingerprint).items())
 
 
-def _checked_tensors(folder: Path, record: CueFile, model: TaskModel) -> dict[str, Tensor]:
+def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -226,13 +243,13 @@ def _checked_tensors(folder: Path, record: CueFile, model: TaskModel) -> dict[st
         digest = sha256(file)
     except OSError as error:
         raise CueError(
-            setting=str(file), got=error.strerror or "unreadable", expected="the cue's numbers", fix=TRY_AGAIN
+            setting=str(file), got=error.strerror or "unreadable", expected="the cue's parameters", fix=TRY_AGAIN
         ) from error
-    if digest != record.tensors_sha256:
+    if digest != cue_file.tensors_sha256:
         raise CueError(
             setting=str(file),
             got="other content than cue.json records",
-            expected=f"sha256 {record.tensors_sha256}",
+            expected=f"sha256 {cue_file.tensors_sha256}",
             fix="restore the file; if a run was interrupted here, continue it with `resume=True`",
         )
     try:
@@ -264,5 +281,5 @@ def _checked_tensors(folder: Path, record: CueFile, model: TaskModel) -> dict[st
 
 
 def _names_a_file(text: str) -> bool:
-    """A path to rows rather than a text to read: a data suffix and an existing file."""
+    """Whether a text is the path of an existing file with rows."""
     return text.lower().endswith(DATA_SUFFIXES) and os.path.isfile(text)

@@ -1,4 +1,4 @@
-"""What cue.json holds: everything a cue depends on besides its numbers, checked when it is read."""
+"""The content of cue.json: everything a cue depends on besides its parameters, checked when it is read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CueBackbone(BaseModel):
 
 
 class CueFile(BaseModel):
-    """What cue.json holds."""
+    """The content of cue.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,11 +56,15 @@ class CueFile(BaseModel):
     counts: dict[str, int] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     tensors_sha256: str
-    record_sha256: str = ""  # of everything above, so that a changed label or length cannot answer wrongly
+    record_sha256: str = ""  # of everything above, so that an edited file is an error
 
 
 def read_cue_file(folder: Path) -> CueFile:
-    """cue.json, checked."""
+    """Read and check cue.json.
+
+    Example:
+        read_cue_file(Path("cues/tickets")).task.labels
+    """
     file = folder / "cue.json"
     if not os.path.isfile(file):  # os.path, because pathlib raises for names no file can have
         hint = "finish its run with `resume=True`" if os.path.isdir(folder / "checkpoints") else "check the path"
@@ -73,26 +77,26 @@ def read_cue_file(folder: Path) -> CueFile:
         advice = "load it with a newer softcue"
         raise CueError(setting=f"{file}, format", got=values["format"], expected=f"format {FORMAT}", fix=advice)
     try:
-        record = CueFile.model_validate(values)
+        cue_file = CueFile.model_validate(values)
     except ValidationError as error:
         reason = str(as_configuration_error("cue.json", error))
         raise CueError(setting=str(file), got=reason, expected="a cue record of softcue", fix=TRY_AGAIN) from error
-    if (digest := cue_file_digest(values)) != record.record_sha256:
+    if (digest := cue_file_digest(values)) != cue_file.record_sha256:
         raise CueError(
             setting=str(file),
             got=f"content with sha256 {digest}",
-            expected=f"sha256 {record.record_sha256}",
+            expected=f"sha256 {cue_file.record_sha256}",
             fix=f"it was changed after it was written; {TRY_AGAIN}",
         )
-    return record
+    return cue_file
 
 
 def cue_file_digest(values: Mapping[str, Any]) -> str:
-    """Of a record's content, however it is laid out."""
+    """Digest of the content of cue.json, whatever the layout of the file."""
     content = {key: value for key, value in values.items() if key != "record_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def package_versions() -> dict[str, str]:
-    """The packages whose version can change a result."""
+    """Versions of the packages that can change a result."""
     return {"softcue": softcue.__version__, "torch": version("torch"), "transformers": version("transformers")}

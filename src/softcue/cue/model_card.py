@@ -1,29 +1,33 @@
-"""The README.md of a cue folder: what it does, how well, on what, and how to use it."""
+"""The model card: README.md of a cue folder, with use, scores, labels, parameters and limits."""
 
 from __future__ import annotations
 
 from softcue.cue.cue_file import CueFile
 
 
-def model_card(record: CueFile, name: str) -> str:
-    """A card a person would like to read."""
-    task, method = record.task, record.method
-    answer = {
+def model_card(cue_file: CueFile, name: str) -> str:
+    """The model card of a cue, as Markdown.
+
+    Example:
+        model_card(cue.cue_file, "tickets").splitlines()[0]     # "# tickets"
+    """
+    task, method = cue_file.task, cue_file.method
+    prediction = {
         "classification": f"one of {len(task.labels)} labels",
         "regression": "a number",
         "generation": "a text",
-        "span": f"a piece of `{task.text[-1]}`",
-        "tags": f"pieces of the text, each one of {len(task.labels)} labels",
+        "span": f"a span of `{task.text[-1]}`",
+        "tags": f"spans of the text, each with one of {len(task.labels)} labels",
         "referent": f"whether `{task.text[-1]}` is what the marked pronoun stands for",
     }[task.kind]
     reads = " and ".join(f"`{column}`" for column in task.text)
     lines = [
         f"# {name}",
         "",
-        task.description or f"Reads {reads}, answers with {answer}.",
+        task.description or f"Reads {reads}, answers with {prediction}.",
         "",
         f"A softcue cue for the task `{task.name}`: `{method['name']}` on the frozen backbone "
-        f"`{record.backbone.name}` ({record.backbone.kind}). The backbone's weights are not in this folder "
+        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). The backbone's weights are not in this folder "
         "and were not changed.",
         "",
         "## Use it",
@@ -36,12 +40,12 @@ def model_card(record: CueFile, name: str) -> str:
         f"or `softcue predict {name} --input FILE` with column(s) {reads}.",
         "",
     ]
-    if record.scores:
-        metrics = list(dict.fromkeys(metric for scores in record.scores.values() for metric in scores))
+    if cue_file.scores:
+        metrics = list(dict.fromkeys(metric for scores in cue_file.scores.values() for metric in scores))
         lines += ["## Scores", "", f"| rows | {' | '.join(metrics)} |", "|---" * (len(metrics) + 1) + "|"]
         lines += [
             f"| {split} | " + " | ".join(_score(scores.get(metric)) for metric in metrics) + " |"
-            for split, scores in record.scores.items()
+            for split, scores in cue_file.scores.items()
         ]
         lines.append("")
     if task.labels:
@@ -51,17 +55,17 @@ def model_card(record: CueFile, name: str) -> str:
             for label, entry in task.labels.items()
         ]
         lines.append("")
-    counts, training = record.counts, record.training
+    counts, training = cue_file.counts, cue_file.training
     lines += [
-        "## Numbers",
+        "## Parameters",
         "",
         f"- trained by gradient: {counts.get('gradient', 0):,}; "
-        f"of a running average: {counts.get('ema', 0):,}; head: {counts.get('head', 0):,}",
+        f"by a running average: {counts.get('ema', 0):,}; head: {counts.get('head', 0):,}",
         f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
         f"{training.get('batch_size')} rows, best after {training.get('best_step')}; "
         f"{training.get('train_rows')} training and {training.get('validation_rows')} validation rows",
-        f"- backbone fingerprint: {', '.join(f'{k} {v}' for k, v in record.backbone.fingerprint.items())}",
-        f"- made with: {', '.join(f'{k} {v}' for k, v in record.versions.items())}",
+        f"- backbone fingerprint: {', '.join(f'{k} {v}' for k, v in cue_file.backbone.fingerprint.items())}",
+        f"- made with: {', '.join(f'{k} {v}' for k, v in cue_file.versions.items())}",
         "",
         "## Limits",
         "",

@@ -1,19 +1,21 @@
-"""Metrics as pure functions, and how they are filled."""
+"""Metrics as pure functions, scores of predictions, ensembles and baselines."""
 
 from softcue.evaluation.baselines import linear_probe, zero_shot
+from softcue.evaluation.ensemble import check_one_task, mean, vote, votes
 from softcue.evaluation.evaluate import Evaluation, evaluate, score
+from softcue.evaluation.evaluation_set import EvaluationSet, LabelMapping, read_evaluation_set, transfer_between
 from softcue.evaluation.scoring import check_metric
-from softcue.evaluation.transfer import Transfer, transfer_between
-from softcue.evaluation.voting import check_one_task, mean, vote, votes
 
 __all__ = [
     "Evaluation",
-    "Transfer",
+    "EvaluationSet",
+    "LabelMapping",
     "check_metric",
     "check_one_task",
     "evaluate",
     "linear_probe",
     "mean",
+    "read_evaluation_set",
     "score",
     "transfer_between",
     "vote",

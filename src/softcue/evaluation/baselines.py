@@ -1,4 +1,4 @@
-"""What a cue must beat: the backbone without training, and a linear probe on its frozen representation."""
+"""Baselines: the backbone without training (zero-shot), and a linear probe on its sentence vectors."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from softcue.types import Example, Prediction
 
 
 def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
-    """The backbone as it came: it ranks the label strings; an encoder takes the nearest label description."""
+    """Score the backbone without training: it ranks the labels; an encoder takes the nearest label description.
+
+    Example:
+        zero_shot(backbone, library_task("tickets"), examples).main
+    """
     if backbone.kind == "encoder" and not task.has_classes:
         raise ConfigurationError(
             setting="task.kind",
             got=task.kind,
             expected="a task with labels",
-            fix="an untrained encoder has no other answer",
+            fix="a zero-shot encoder can only choose a label",
         )
     if backbone.kind == "encoder" and task.num_sentences == 2:
-        # Nothing in an untrained encoder relates two texts to a label; all it can do is guess one.
+        # Nothing in a zero-shot encoder relates two texts to a label: it always predicts the first one.
         return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
     if backbone.kind == "encoder":
         pooling = SentenceVector("backbone", backbone.natural_pooling)
         texts = sentence_vectors_of(pooling, backbone, task, examples)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
         labels = sentence_vectors_of(pooling, backbone, task, described)  # [C D]
-        nearest = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
-        answers = [Prediction(task.label_names[index]) for index in nearest.argmax(dim=1).tolist()]
-        return score(task, answers, examples)
+        cosines = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
+        predictions = [Prediction(task.label_names[index]) for index in cosines.argmax(dim=1).tolist()]
+        return score(task, predictions, examples)
     return evaluate(backbone, _baseline("no-prompt", "auto", backbone, task), examples)
 
 
@@ -49,15 +53,19 @@ def linear_probe(
     validation: Sequence[Example],
     test: Sequence[Example],
 ) -> Evaluation:
-    """Logistic regression on the frozen representation; its strength is chosen on validation rows."""
+    """Score logistic regression on frozen sentence vectors; validation rows choose its regularisation strength.
+
+    Example:
+        linear_probe(backbone, task, splits.train, splits.validation, splits.test).main
+    """
     model = _baseline("linear-probe", "classifier", backbone, task)
     solutions = model.method.solutions(model.readout, model.rows(backbone, train, with_answer=True))
     assert solutions is not None
     best, best_score = model.state_dict(), -math.inf
     for _ in solutions:
-        found = evaluate(backbone, model, validation).main
-        if found >= best_score:  # as in training: of equals the later
-            best, best_score = {name: value.clone() for name, value in model.state_dict().items()}, found
+        validation_score = evaluate(backbone, model, validation).main
+        if validation_score >= best_score:  # as in training, the later of equal scores wins
+            best, best_score = {name: value.clone() for name, value in model.state_dict().items()}, validation_score
     model.load_state_dict(best)
     return evaluate(backbone, model, test)
 

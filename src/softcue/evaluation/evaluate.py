@@ -1,4 +1,4 @@
-"""Predict many rows in length-sorted mixed batches, and score them."""
+"""Predict and score the rows of a task."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from softcue.types import Example, Prediction
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of one task on some rows, and what else a reader should know of them."""
+    """Scores of a task on rows, with counts that explain them."""
 
     scores: dict[str, float]
-    main: float  # the task's own metric, or the mean of them: what early stopping watches
+    main: float  # the task's metric, or the mean of several; early stopping watches it
     num_rows: int
     num_truncated: int
-    num_illegal: int  # answers the task or the row does not allow; they count as wrong
+    num_illegal: int  # predictions the task or the row does not allow; they count as wrong
     predicted_labels: dict[str, int]
     num_true_labels: int = 0
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether every row got the same label although the truth has several."""
+        """Whether all rows got the same label although the true labels differ."""
         return len(self.predicted_labels) == 1 and self.num_true_labels > 1
 
     @property
     def illegal_share(self) -> float:
-        """Illegal answers among all rows, from 0 to 1.
+        """Share of illegal predictions, from 0 to 1.
 
         Example:
             >>> Evaluation({}, 0.0, num_rows=8, num_truncated=0, num_illegal=2, predicted_labels={}).illegal_share
@@ -44,13 +44,19 @@ class Evaluation:
 
 
 def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:
-    """Score a task's model on examples with known answers."""
-    found = predict(backbone, [(model, example) for example in examples], batch_size)
-    return score(model.task, found.answers, examples, found.num_truncated)
+    """Score a task's model on examples with known targets.
+
+    Example:
+        evaluate(backbone, model, examples).scores["accuracy"]
+    """
+    predicted = predict(backbone, [(model, example) for example in examples], batch_size)
+    return score(model.task, predicted.predictions, examples, predicted.num_truncated)
 
 
-def score(task: Task, answers: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0) -> Evaluation:
-    """All metrics of the task's kind that say something of these rows.
+def score(
+    task: Task, predictions: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0
+) -> Evaluation:
+    """Score predictions with the usual metrics of the task's kind and with those the task names.
 
     Example:
         >>> from softcue.tasks import Label
@@ -59,10 +65,10 @@ def score(task: Task, answers: Sequence[Prediction], examples: Sequence[Example]
         50.0
     """
     check_metric(task)
-    rows = ScoredRows.of(task, answers, examples)
+    rows = ScoredRows.of(task, predictions, examples)
     scores = scores_of(rows)
     has_labels = bool(task.has_classes and task.labels)
-    counts = Counter(str(answer.label) for answer in answers) if has_labels else {}
+    counts = Counter(str(prediction.label) for prediction in predictions) if has_labels else {}
     return Evaluation(
         scores,
         main=fmean(scores[name] for name in task.main_metrics),

@@ -1,35 +1,58 @@
-"""Rows with known targets, and how the predictions of a cue are scored on them."""
+"""Rows with known targets, of the cue's task or of another, and how a cue's labels are scored on them.
+
+On another task's rows, labels match by name, else by a shared meaning (`means` in the task files): MRPC's `equivalent`
+and QQP's `duplicate` are both a paraphrase, SNLI's `neutral` is what RTE calls `not_entailment`. Finer labels are
+always mapped to coarser ones, never the other way round.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation import Transfer, transfer_between
-from softcue.tasks import (
-    SPLITS,
-    Source,
-    Task,
-    examples_from,
-    find_task,
-    sources,
-)
+from softcue.evaluation.evaluate import Evaluation, score
+from softcue.tasks import SPLITS, Label, Source, Task, examples_from, find_task, sources
 from softcue.tasks.readers import name_of
 from softcue.tasks.splits import is_task_name, limit_rows
-from softcue.types import Example
+from softcue.types import Example, Prediction
+
+
+@dataclass(frozen=True)
+class LabelMapping:
+    """A common set of labels for a cue's predictions and the targets of the rows."""
+
+    task: Task  # the task with the common labels, and with the metrics
+    predicted: Mapping[str, str]  # the cue's label -> common label; empty if they are the same
+    targets: Mapping[str, str]  # the rows' label -> common label; empty if they are the same
+
+    def score(
+        self, predictions: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0
+    ) -> Evaluation:
+        """Score a cue's predictions in the common labels."""
+        mapped = [_map_prediction(prediction, self.predicted) for prediction in predictions]
+        if self.targets:
+            examples = [
+                replace(example, target=self.targets.get(str(example.target), example.target)) for example in examples
+            ]
+        return score(self.task, mapped, examples, num_truncated)
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows with answers, and how a cue's answers to them are scored."""
+    """Rows with known targets, and the labels a cue is scored in."""
 
     name: str
     examples: list[Example]
-    transfer: Transfer
+    labels: LabelMapping
+
+    def score(self, predictions: Sequence[Prediction], num_truncated: int = 0) -> Evaluation:
+        """Score a cue's predictions for all rows."""
+        return self.labels.score(predictions, self.examples, num_truncated)
 
 
-def evaluation_set(
+def read_evaluation_set(
     cue_task: Task,
     data: Source | None = None,
     task: str = "",
@@ -37,47 +60,114 @@ def evaluation_set(
     num_rows: int = 0,
     skip_bad_rows: bool = False,
 ) -> EvaluationSet:
-    """Rows a cue can be scored on: of a file, of a folder with published files, or of a task's own address.
+    """Read rows to score a cue on: of a file, of a folder with published files, or the task's own rows.
 
-    `num_rows` takes a sample of that many (seed 0).
+    With `num_rows`, a sample of that many rows is taken (seed 0).
 
     Example:
-        rows_to_score(library_task("tickets")).name        # the task's own test rows
-        rows_to_score(cue.task, "../data", task="mrpc")    # another task's, from its published files
+        read_evaluation_set(library_task("tickets")).name        # the task's own test rows
+        read_evaluation_set(cue.task, "../data", task="mrpc")    # another task's, from its published files
     """
     is_folder = isinstance(data, (str, Path)) and Path(data).is_dir()
-    theirs = cue_task
-    if task:
-        theirs = find_task(task)
-    elif (data is None or is_folder) and is_task_name(cue_task.name):
-        theirs = find_task(cue_task.name)
-    if theirs.has_classes and not theirs.labels:  # a file of the user's own that leaves them to the rows
-        theirs = theirs.model_copy(update={"labels": cue_task.labels})
-    transfer = transfer_between(cue_task, theirs)
-    source = data
-    if split and (split not in SPLITS or not (data is None or is_folder)):
+    has_splits = data is None or is_folder
+    row_task = _task_of_rows(cue_task, task, has_splits)
+    labels = transfer_between(cue_task, row_task)
+    if split and (split not in SPLITS or not has_splits):
         raise ConfigurationError(
             setting="split",
             got=split,
             expected=f"{', '.join(SPLITS)}, of a task's own rows",
             fix="leave it out for a file",
         )
-    if data is None or is_folder:
-        known: dict[str, Source] = {one: getattr(theirs, one) for one in SPLITS}
-        known = dict(sources(theirs, str(data))) if is_folder else {k: v for k, v in known.items() if v}
-        split = split or next((one for one in ("test", "validation") if one in known), "")
-        source = known.get(split)
-        if source is None and known:
+    source = data
+    if has_splits:
+        available: Mapping[str, Source]
+        if is_folder:
+            available = dict(sources(row_task, str(data)))
+        else:
+            available = {name: address for name in SPLITS if (address := getattr(row_task, name))}
+        split = split or next((name for name in ("test", "validation") if name in available), "")
+        source = available.get(split)
+        if source is None and available:
             raise ConfigurationError(
-                setting="split", got=split, expected=f"one that is there: {', '.join(known)}", fix="name one of them"
+                setting="split",
+                got=split,
+                expected=f"one that is there: {', '.join(available)}",
+                fix="name one of them",
             )
     if source is None:
         raise ConfigurationError(
             setting="data",
             got=data if data is not None else "",
-            expected=f"rows with answers for {theirs.name}",
+            expected=f"rows with answers for {row_task.name}",
             fix="pass `data=FILE`, `data=FOLDER` with its files, or `task=FILE.yaml`",
         )
-    name = f"{theirs.name} ({split})" if data is None or is_folder else name_of(source)
-    examples = examples_from(source, theirs, skip_bad_rows=skip_bad_rows)
-    return EvaluationSet(name, limit_rows(examples, num_rows, seed=0), transfer)
+    name = f"{row_task.name} ({split})" if has_splits else name_of(source)
+    examples = examples_from(source, row_task, skip_bad_rows=skip_bad_rows)
+    return EvaluationSet(name, limit_rows(examples, num_rows, seed=0), labels)
+
+
+def _task_of_rows(cue_task: Task, task: str, has_splits: bool) -> Task:
+    """The task that describes the rows: the named one, else the cue's as it is known by name, else as it was saved."""
+    row_task = cue_task
+    if task:
+        row_task = find_task(task)
+    elif has_splits and is_task_name(cue_task.name):
+        row_task = find_task(cue_task.name)
+    if row_task.has_classes and not row_task.labels:  # a task file may leave its labels to the rows
+        row_task = row_task.model_copy(update={"labels": cue_task.labels})
+    return row_task
+
+
+def transfer_between(cue_task: Task, row_task: Task) -> LabelMapping:
+    """Find labels in which a cue for `cue_task` can be scored on rows of `row_task`; an error if there are none.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> transfer_between(library_task("snli"), library_task("rte")).predicted["neutral"]
+        'not_entailment'
+    """
+    num_texts = len(cue_task.text)
+    if cue_task.kind != row_task.kind:
+        raise _incompatible(cue_task, row_task, f"a task for {cue_task.kind}, not {row_task.kind}")
+    if num_texts != len(row_task.text):
+        raise _incompatible(cue_task, row_task, f"a task that reads {num_texts} texts ({', '.join(cue_task.text)})")
+    if not cue_task.labels or cue_task.label_names == row_task.label_names:
+        return LabelMapping(row_task, {}, {})
+    if mapping := _map_labels(cue_task.labels, row_task.labels):
+        return LabelMapping(row_task, mapping, {})
+    if mapping := _map_labels(row_task.labels, cue_task.labels):
+        return LabelMapping(cue_task, {}, mapping)
+    raise _incompatible(cue_task, row_task, f"labels that stand for {', '.join(cue_task.labels)}")
+
+
+def _map_labels(finer: Mapping[str, Label], coarser: Mapping[str, Label]) -> dict[str, str] | None:
+    """Map each finer label to the one coarser label it means; None if one has none or several, or all have the same."""
+    mapping = {}
+    for name, label in finer.items():
+        meanings = {name, *label.means}
+        candidates = (
+            [name]
+            if name in coarser
+            else [other_name for other_name, other in coarser.items() if meanings & {other_name, *other.means}]
+        )
+        if len(candidates) != 1:
+            return None
+        mapping[name] = candidates[0]
+    return mapping if len(set(mapping.values())) > 1 else None
+
+
+def _map_prediction(prediction: Prediction, mapping: Mapping[str, str]) -> Prediction:
+    """The prediction in other labels; scores of labels that become one are added."""
+    if not mapping or prediction.label is None:
+        return prediction
+    scores: dict[str, float] = {}
+    for label, value in (prediction.scores or {}).items():
+        scores[mapping[label]] = scores.get(mapping[label], 0.0) + value
+    return replace(prediction, label=mapping.get(prediction.label, prediction.label), scores=scores or None)
+
+
+def _incompatible(cue_task: Task, row_task: Task, expected: str) -> ConfigurationError:
+    return ConfigurationError(
+        setting="task", got=row_task.name, expected=expected, fix=f"the cue was trained for {cue_task.name}"
+    )

@@ -1,22 +1,31 @@
-"""Scores as pure functions of what was predicted and what is true.
+"""Metrics as pure functions of predicted and true values.
 
-All lie in 0..100 or -100..100. Each is tested against a hand-worked or official example. Among predicted labels, None
-stands for an illegal answer: it is never right, and what else it counts as is said where it matters.
+All lie in 0..100 or -100..100. Each is tested against a hand-worked or official example. Among predicted labels and
+texts, None stands for an illegal prediction. It is never right; where it counts as more than wrong, the metric says so.
+
+Text metrics follow the evaluate script of SQuAD v1.1, which MRQA and ReCoRD use unchanged with their own answers. Its
+order of operations: lower case, remove punctuation, remove articles, join spaces. Its F1 is 0 if no word is shared,
+also if both texts are empty after that. SQuAD v2's script gives 1 there, to score questions without an answer, which
+v1.1 does not have.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy
 
 from softcue.types import Span
 
 Labels = Sequence[str | None]
+SpanRows = Sequence[Sequence[Span]]  # the spans of each row
 _DIRECTED = re.compile(r"(.+)\((?:e1,e2|e2,e1)\)")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def accuracy(predicted: Labels, true: Sequence[str]) -> float:
@@ -30,7 +39,7 @@ def accuracy(predicted: Labels, true: Sequence[str]) -> float:
 
 
 def macro_f1(predicted: Labels, true: Sequence[str]) -> float:
-    """Mean F1 over the labels that occur in the truth; answers outside them count as misses.
+    """Mean F1 over the true labels; predictions of other labels count as misses.
 
     Example:
         >>> round(macro_f1(["a", "a", "b", "c"], ["a", "b", "b", "b"]), 2)
@@ -39,28 +48,29 @@ def macro_f1(predicted: Labels, true: Sequence[str]) -> float:
     scores = []
     for label in sorted(set(true)):
         hits = sum(p == t == label for p, t in zip(predicted, true, strict=True))
-        seen = sum(p == label for p in predicted) + sum(t == label for t in true)
-        scores.append(200.0 * hits / seen)
+        occurrences = sum(p == label for p in predicted) + sum(t == label for t in true)
+        scores.append(200.0 * hits / occurrences)
     return sum(scores) / len(scores)
 
 
 def micro_f1(predicted: Labels, true: Sequence[str], without: Collection[str] = ()) -> float:
-    """F1 over all labels together, but for those left `without`, as TACRED's scorer leaves out no_relation.
+    """F1 over all labels together except those in `without`, as TACRED's scorer leaves out no_relation.
 
-    With one label per row it equals accuracy, unless a label is left out: then rows with it in the truth can only
-    lose (any other answer is a false guess), and answers with it are no guesses. An illegal answer is a false guess.
+    With one label per row it equals accuracy, unless a label is left out. A prediction of a left-out label counts
+    neither as a hit nor as a false positive. Any other prediction for a row whose true label is left out is a false
+    positive. An illegal prediction is a false positive.
 
     Example:
         >>> micro_f1(["a", "none", "b"], ["a", "none", "none"], without=["none"])  # precision 1/2, recall 1
         66.66666666666667
     """
     hits = sum(p == t and t not in without for p, t in zip(predicted, true, strict=True))
-    seen = sum(p not in without for p in predicted) + sum(t not in without for t in true)
-    return 200.0 * hits / seen if hits else 0.0
+    occurrences = sum(p not in without for p in predicted) + sum(t not in without for t in true)
+    return 200.0 * hits / occurrences if hits else 0.0
 
 
 def f1(predicted: Labels, true: Sequence[str], positive: str) -> float:
-    """F1 of one label. An illegal answer counts as the wrong one of the two, as T5's published metric has it.
+    """F1 of one label. An illegal prediction counts as the wrong one of the two labels, as in T5's published metric.
 
     Example:
         >>> f1(["yes", "yes", "no", None], ["yes", "no", "yes", "no"], positive="yes")  # 1 hit, 2 false, 1 missed
@@ -68,33 +78,33 @@ def f1(predicted: Labels, true: Sequence[str], positive: str) -> float:
     """
     pairs = list(zip(predicted, true, strict=True))
     hits = sum(p == t == positive for p, t in pairs)
-    false = sum(p in (positive, None) and t != positive for p, t in pairs)
+    false_positives = sum(p in (positive, None) and t != positive for p, t in pairs)
     missed = sum(p != positive and t == positive for p, t in pairs)
-    return 200.0 * hits / (2 * hits + false + missed) if hits else 0.0
+    return 200.0 * hits / (2 * hits + false_positives + missed) if hits else 0.0
 
 
 def matthews(predicted: Labels, true: Sequence[str]) -> float:
     """Matthews correlation, for any number of labels; 0 when either side is constant.
 
-    Illegal answers are one more label, whatever they say.
+    All illegal predictions count as one more label.
 
     Example:
         >>> matthews(["a", "a", "b", "b"], ["a", "b", "b", "b"])  # (1 * 2 - 1 * 0) / sqrt(2 * 1 * 3 * 2)
         57.73502691896258
     """
-    guesses, truths, rows = Counter(predicted), Counter(true), len(true)
+    predicted_counts, true_counts, num_rows = Counter(predicted), Counter(true), len(true)
     hits = sum(p == t for p, t in zip(predicted, true, strict=True))
-    above = hits * rows - sum(guesses[label] * number for label, number in truths.items())
-    spreads = [rows**2 - sum(number**2 for number in counts.values()) for counts in (guesses, truths)]
-    return 100.0 * above / math.sqrt(spreads[0] * spreads[1]) if all(spreads) else 0.0
+    covariance = hits * num_rows - sum(predicted_counts[label] * count for label, count in true_counts.items())
+    spreads = [num_rows**2 - sum(count**2 for count in counts.values()) for counts in (predicted_counts, true_counts)]
+    return 100.0 * covariance / math.sqrt(spreads[0] * spreads[1]) if all(spreads) else 0.0
 
 
 def semeval_f1(predicted: Labels, true: Sequence[str]) -> float:
-    """The official score of SemEval-2010 Task 8: mean F1 over the relations in the truth, direction counted.
+    """The official score of SemEval-2010 Task 8: mean F1 over the true relations, direction counted.
 
-    Labels read "Cause-Effect(e1,e2)"; one without direction ("Other", an illegal answer) is no relation and has no F1.
-    An answer is right if relation and direction are. Precision divides by all answers of the relation and recall by
-    all its rows, in either direction.
+    Labels have the form "Cause-Effect(e1,e2)". A label without direction ("Other", an illegal prediction) is no
+    relation and has no F1. A prediction is right if relation and direction are right. Precision divides by all
+    predictions of the relation and recall by all its rows, in either direction.
 
     Example:
         >>> true = ["Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)", "Other"]
@@ -102,25 +112,25 @@ def semeval_f1(predicted: Labels, true: Sequence[str]) -> float:
         50.0
     """
     hits = Counter(relation_of(t) for p, t in zip(predicted, true, strict=True) if p == t)
-    guesses, truths = Counter(map(relation_of, predicted)), Counter(map(relation_of, true))
-    scores = [200.0 * hits[name] / (guesses[name] + truths[name]) for name in truths if name]
+    predicted_counts, true_counts = Counter(map(relation_of, predicted)), Counter(map(relation_of, true))
+    scores = [200.0 * hits[name] / (predicted_counts[name] + true_counts[name]) for name in true_counts if name]
     return sum(scores) / len(scores) if scores else 0.0
 
 
 def multirc_em(predicted: Labels, true: Sequence[str], groups: Sequence[str]) -> float:
-    """Share of questions (rows of one group) all of whose answers are judged right; a row without group is its own.
+    """Share of questions (rows of one group) with all rows right; a row without a group is a question by itself.
 
-    Not comparable between samples that hold parts of questions: fewer rows are easier to have all right.
+    Samples that hold only some rows of a question are not comparable: fewer rows are easier to get all right.
 
     Example:
         >>> multirc_em(["yes", "no", "yes"], ["yes", "yes", "yes"], ["1", "1", "2"])
         50.0
     """
-    right: dict[tuple[str, int], bool] = {}
+    is_right: dict[tuple[str, int], bool] = {}
     for row, (p, t, group) in enumerate(zip(predicted, true, groups, strict=True)):
         question = (group, -1 if group else row)
-        right[question] = right.get(question, True) and p == t
-    return 100.0 * sum(right.values()) / len(right)
+        is_right[question] = is_right.get(question, True) and p == t
+    return 100.0 * sum(is_right.values()) / len(is_right)
 
 
 def pearson(predicted: Sequence[float], true: Sequence[float]) -> float:
@@ -164,51 +174,96 @@ def relation_of(label: str | None) -> str:
         >>> relation_of("Cause-Effect(e2,e1)"), relation_of("Other")
         ('Cause-Effect', '')
     """
-    found = _DIRECTED.fullmatch(label or "")
-    return found[1] if found else ""
+    match = _DIRECTED.fullmatch(label or "")
+    return match[1] if match else ""
 
 
-Marks = Sequence[Sequence[Span]]  # of every row
+def normalise_text(text: str) -> str:
+    """A text as SQuAD compares it.
+
+    Example:
+        >>> normalise_text(" The  U.S. of A!")
+        'us of'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def span_precision(predicted: Marks, true: Marks) -> float:
-    """Share of the marked pieces that are right.
+def exact_match(predicted: Labels, right: Sequence[tuple[str, ...]]) -> float:
+    """Share of texts equal to one of the row's right answers after SQuAD's normalisation.
+
+    Example:
+        >>> exact_match(["The  cat!", "dog"], [("kitten", "cat"), ("hog",)])
+        50.0
+    """
+    return _mean_of_best(_is_equal, predicted, right)
+
+
+def word_f1(predicted: Labels, right: Sequence[tuple[str, ...]]) -> float:
+    """SQuAD's F1 over normalised words, of the right answer that fits best.
+
+    Example:
+        >>> round(word_f1(["the black cat"], [("dog", "a cat")]), 2)  # precision 1/2, recall 1
+        66.67
+    """
+    return _mean_of_best(_word_overlap, predicted, right)
+
+
+def _mean_of_best(measure: Callable[[str, str], float], predicted: Labels, right: Sequence[tuple[str, ...]]) -> float:
+    scores = [
+        0.0 if text is None else max((measure(text, answer) for answer in answers), default=0.0)
+        for text, answers in zip(predicted, right, strict=True)
+    ]
+    return 100.0 * sum(scores) / len(scores)
+
+
+def _is_equal(predicted: str, right: str) -> float:
+    return float(normalise_text(predicted) == normalise_text(right))
+
+
+def _word_overlap(predicted: str, right: str) -> float:
+    words, right_words = normalise_text(predicted).split(), normalise_text(right).split()
+    common = sum((Counter(words) & Counter(right_words)).values())
+    return 2.0 * common / (len(words) + len(right_words)) if common else 0.0
+
+
+def span_precision(predicted: SpanRows, true: SpanRows) -> float:
+    """Share of the predicted spans that are right.
 
     Example:
         >>> span_precision([[Span(0, 3, "PER"), Span(8, 12, "LOC")]], [[Span(0, 3, "PER")]])
         50.0
     """
-    hits, marked, _ = _counted(predicted, true)
-    return 100.0 * hits / marked if marked else 0.0
+    hits, num_predicted, _ = _count_spans(predicted, true)
+    return 100.0 * hits / num_predicted if num_predicted else 0.0
 
 
-def span_recall(predicted: Marks, true: Marks) -> float:
-    """Share of the pieces to be marked that are.
+def span_recall(predicted: SpanRows, true: SpanRows) -> float:
+    """Share of the true spans that are predicted.
 
     Example:
         >>> span_recall([[Span(0, 3, "PER"), Span(8, 12, "LOC")]], [[Span(0, 3, "PER")]])
         100.0
     """
-    hits, _, wanted = _counted(predicted, true)
-    return 100.0 * hits / wanted if wanted else 0.0
+    hits, _, num_true = _count_spans(predicted, true)
+    return 100.0 * hits / num_true if num_true else 0.0
 
 
-def span_f1(predicted: Marks, true: Marks) -> float:
+def span_f1(predicted: SpanRows, true: SpanRows) -> float:
     """Harmonic mean of span_precision and span_recall.
 
     Example:
         >>> round(span_f1([[Span(0, 3, "PER"), Span(8, 12, "LOC")]], [[Span(0, 3, "PER")]]), 2)
         66.67
     """
-    hits, marked, wanted = _counted(predicted, true)
-    return 200.0 * hits / (marked + wanted) if hits else 0.0
+    hits, num_predicted, num_true = _count_spans(predicted, true)
+    return 200.0 * hits / (num_predicted + num_true) if hits else 0.0
 
 
-def _counted(predicted: Marks, true: Marks) -> tuple[int, int, int]:
-    """Right, marked and wanted pieces."""
-    rows = [(set(found), set(wanted)) for found, wanted in zip(predicted, true, strict=True)]
+def _count_spans(predicted: SpanRows, true: SpanRows) -> tuple[int, int, int]:
+    """Numbers of right, predicted and true spans."""
+    rows = [(set(spans), set(true_spans)) for spans, true_spans in zip(predicted, true, strict=True)]
     return (
-        sum(len(found & wanted) for found, wanted in rows),
-        sum(len(found) for found, _ in rows),
-        sum(len(wanted) for _, wanted in rows),
+        sum(len(spans & true_spans) for spans, true_spans in rows),
+        sum(len(spans) for spans, _ in rows),
+        sum(len(true_spans) for _, true_spans in rows),
     )

@@ -1,20 +1,25 @@
-"""Which metrics a task may name, and how each is filled from answers and examples. Adding one is one entry."""
+"""The table of metrics: for which tasks each is, and how it is computed from predictions and examples.
+
+A new metric is one entry in `METRICS`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from softcue.errors import ConfigurationError, near_matches
-from softcue.evaluation.answers import exact_match, legal_text, legal_value, word_f1
 from softcue.evaluation.metrics import (
     accuracy,
+    exact_match,
     f1,
     macro_f1,
     matthews,
     micro_f1,
     multirc_em,
+    normalise_text,
     pearson,
     pearson_spearman,
     relation_of,
@@ -23,21 +28,22 @@ from softcue.evaluation.metrics import (
     span_precision,
     span_recall,
     spearman,
+    word_f1,
 )
 from softcue.tasks import Task
 from softcue.types import Example, Prediction, Span
 
-LEFT_OUT = ("no_relation",)  # labels that say there is nothing to label: micro_f1 does not count finding them
-_NOWHERE = (Span(-1, -1),)  # a mark that is never right
+LEFT_OUT = ("no_relation",)  # labels for "none of the others": micro_f1 does not count them as hits
+_NOWHERE = (Span(-1, -1),)  # a span that is never right
 
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """All rows of a task with their answers, as metrics read them; what the task's kind does not have stays empty."""
+    """The rows of a task with their predictions, as metrics read them. Fields of other kinds of task stay empty."""
 
     task: Task
     is_illegal: tuple[bool, ...]
-    predicted: tuple[str | None, ...] = ()  # class or text; None where it is illegal
+    predicted: tuple[str | None, ...] = ()  # label or text; None if it is illegal
     true: tuple[str, ...] = ()
     right: tuple[tuple[str, ...], ...] = ()  # every text that counts as right
     groups: tuple[str, ...] = ()
@@ -47,16 +53,17 @@ class ScoredRows:
     true_spans: tuple[tuple[Span, ...], ...] = ()
 
     @classmethod
-    def of(cls, task: Task, answers: Sequence[Prediction], examples: Sequence[Example]) -> Self:
-        """What the answers come to.
+    def of(cls, task: Task, predictions: Sequence[Prediction], examples: Sequence[Example]) -> Self:
+        """Pair predictions with examples.
 
-        A number that is missing or not finite is illegal and scored as one less than the scale's lowest (T5's
-        published post-processing takes -1 for STS-B's 0 to 5), without a scale as 0. Marks are illegal if the readout
-        says so (it could not place all that was written), if there are none, not even an empty list, or if one has a
-        label the task does not have. What could be placed counts; the rest counts as one false mark.
+        A number that is missing or not finite is illegal. It is scored as the scale's lowest value minus one (T5's
+        published post-processing takes -1 for STS-B's 0 to 5), without a scale as 0. Predicted spans are illegal if
+        the readout could not place all generated text, if the prediction has no list of spans (an empty one is
+        legal), or if a span has a label the task does not have. Spans that could be placed count; the rest counts as
+        one false span.
         """
         if task.kind == "regression":
-            values = [legal_value(answer) for answer in answers]
+            values = [legal_value(prediction) for prediction in predictions]
             worst = task.scale[0] - 1 if task.scale else 0.0
             return cls(
                 task,
@@ -67,11 +74,14 @@ class ScoredRows:
         if task.kind == "tags":
             return cls(
                 task,
-                is_illegal=tuple(_has_illegal_marks(task, answer) for answer in answers),
-                spans=tuple((answer.spans or ()) + (_NOWHERE if _is_unplaced(answer) else ()) for answer in answers),
+                is_illegal=tuple(_has_illegal_spans(task, prediction) for prediction in predictions),
+                spans=tuple(
+                    (prediction.spans or ()) + (_NOWHERE if _is_unplaced(prediction) else ())
+                    for prediction in predictions
+                ),
                 true_spans=tuple(example.spans for example in examples),
             )
-        predicted = tuple(legal_text(task, *pair) for pair in zip(answers, examples, strict=True))
+        predicted = tuple(legal_text(task, *pair) for pair in zip(predictions, examples, strict=True))
         targets = [() if example.target is None else (str(example.target),) for example in examples]
         return cls(
             task,
@@ -85,31 +95,62 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Metric:
-    """One score: for which kinds of task, how it is computed, what a task must have, and when it is worth a column.
+    """A metric: its kinds of task, its function, what a task must have, and when it is reported.
 
-    A metric the task names is computed in any case.
+    A metric the task names is reported in any case.
     """
 
     kinds: tuple[str, ...]
-    of: Callable[[ScoredRows], float]
-    lacks: Callable[[Task], str] = lambda _: ""  # what the task would need beside its kind, if it does not have it
+    compute: Callable[[ScoredRows], float]
+    missing: Callable[[Task], str] = lambda _: ""  # what the task would need beside its kind; empty if it has it
     is_usual: Callable[[ScoredRows], bool] = lambda _: True
 
 
-def _is_unplaced(answer: Prediction) -> bool:
-    return answer.is_illegal or answer.spans is None
+def legal_text(task: Task, prediction: Prediction, example: Example) -> str | None:
+    """The predicted label or text, or None if the readout, the task or the row does not allow it.
+
+    Example:
+        >>> row = Example(("Who?",), options=("Ada Lovelace", "Babbage"))
+        >>> task = Task(name="t", kind="generation")
+        >>> legal_text(task, Prediction("the Babbage!"), row), legal_text(task, Prediction("Ada"), row)
+        ('the Babbage!', None)
+    """
+    text = prediction.label
+    if text is None or prediction.is_illegal:
+        return None
+    if task.has_classes:
+        return text if text in task.labels or not task.labels else None
+    if example.options and normalise_text(text) not in {normalise_text(option) for option in example.options}:
+        return None
+    return text
 
 
-def _has_illegal_marks(task: Task, answer: Prediction) -> bool:
-    labels = {span.label for span in answer.spans or ()}
-    return _is_unplaced(answer) or bool(task.labels and labels - set(task.labels))
+def legal_value(prediction: Prediction) -> float | None:
+    """The predicted number, or None if there is none that can be scored.
+
+    Example:
+        >>> legal_value(Prediction(None, value=2.5)), legal_value(Prediction("warm"))
+        (2.5, None)
+    """
+    if prediction.is_illegal or prediction.value is None or not math.isfinite(prediction.value):
+        return None
+    return prediction.value
 
 
-def _lacks_positive(task: Task) -> str:
+def _is_unplaced(prediction: Prediction) -> bool:
+    return prediction.is_illegal or prediction.spans is None
+
+
+def _has_illegal_spans(task: Task, prediction: Prediction) -> bool:
+    labels = {span.label for span in prediction.spans or ()}
+    return _is_unplaced(prediction) or bool(task.labels and labels - set(task.labels))
+
+
+def _missing_positive(task: Task) -> str:
     return "" if task.positive else "a task that says which label is `positive`"
 
 
-def _lacks_directions(task: Task) -> str:
+def _missing_directions(task: Task) -> str:
     # A user's labels are read from the rows, after the metric has been checked.
     return "a task with labels like 'Cause-Effect(e1,e2)'" if task.labels and not _has_directions(task) else ""
 
@@ -118,7 +159,7 @@ def _has_directions(task: Task) -> bool:
     return any(map(relation_of, task.labels))
 
 
-_CLASSES, _TEXTS, _NUMBERS, _MARKS = ("classification",), ("generation", "span"), ("regression",), ("tags",)
+_CLASSES, _TEXTS, _NUMBERS, _SPANS = ("classification",), ("generation", "span"), ("regression",), ("tags",)
 METRICS: dict[str, Metric] = {
     "accuracy": Metric((*_CLASSES, "referent"), lambda rows: accuracy(rows.predicted, rows.true)),
     "macro_f1": Metric(_CLASSES, lambda rows: macro_f1(rows.predicted, rows.true)),
@@ -127,12 +168,12 @@ METRICS: dict[str, Metric] = {
         lambda rows: micro_f1(rows.predicted, rows.true, LEFT_OUT),
         is_usual=lambda rows: any(label in rows.task.labels for label in LEFT_OUT),  # else it is accuracy
     ),
-    "f1": Metric(_CLASSES, lambda rows: f1(rows.predicted, rows.true, rows.task.positive), _lacks_positive),
+    "f1": Metric(_CLASSES, lambda rows: f1(rows.predicted, rows.true, rows.task.positive), _missing_positive),
     "matthews": Metric(_CLASSES, lambda rows: matthews(rows.predicted, rows.true)),
     "semeval_f1": Metric(
         _CLASSES,
         lambda rows: semeval_f1(rows.predicted, rows.true),
-        _lacks_directions,
+        _missing_directions,
         is_usual=lambda rows: _has_directions(rows.task),
     ),
     "multirc_em": Metric(
@@ -140,10 +181,10 @@ METRICS: dict[str, Metric] = {
         lambda rows: multirc_em(rows.predicted, rows.true, rows.groups),
         is_usual=lambda rows: any(rows.groups),
     ),
-    "multirc_f1a": Metric(  # over all answers of all questions
+    "multirc_f1a": Metric(  # over the rows of all questions
         _CLASSES,
         lambda rows: f1(rows.predicted, rows.true, rows.task.positive),
-        _lacks_positive,
+        _missing_positive,
         is_usual=lambda rows: any(rows.groups),
     ),
     "exact_match": Metric(_TEXTS, lambda rows: exact_match(rows.predicted, rows.right)),
@@ -151,9 +192,9 @@ METRICS: dict[str, Metric] = {
     "pearson": Metric(_NUMBERS, lambda rows: pearson(rows.values, rows.true_values)),
     "spearman": Metric(_NUMBERS, lambda rows: spearman(rows.values, rows.true_values)),
     "pearson_spearman": Metric(_NUMBERS, lambda rows: pearson_spearman(rows.values, rows.true_values)),
-    "span_f1": Metric(_MARKS, lambda rows: span_f1(rows.spans, rows.true_spans)),
-    "span_precision": Metric(_MARKS, lambda rows: span_precision(rows.spans, rows.true_spans)),
-    "span_recall": Metric(_MARKS, lambda rows: span_recall(rows.spans, rows.true_spans)),
+    "span_f1": Metric(_SPANS, lambda rows: span_f1(rows.spans, rows.true_spans)),
+    "span_precision": Metric(_SPANS, lambda rows: span_precision(rows.spans, rows.true_spans)),
+    "span_recall": Metric(_SPANS, lambda rows: span_recall(rows.spans, rows.true_spans)),
 }
 
 
@@ -168,19 +209,19 @@ def metrics_of(kind: str) -> tuple[str, ...]:
 
 
 def scores_of(rows: ScoredRows) -> dict[str, float]:
-    """Every metric that is worth reporting of these rows, and every one the task names.
+    """Scores of the usual metrics for these rows, and of those the task names.
 
     Example:
         >>> scores_of(ScoredRows(Task(name="t", kind="span"), (False,), ("a cat",), right=(("cat",),)))
         {'exact_match': 100.0, 'word_f1': 100.0}
     """
     task = rows.task
-    usual = [n for n in metrics_of(task.kind) if METRICS[n].is_usual(rows) and not METRICS[n].lacks(task)]
-    return {name: METRICS[name].of(rows) for name in dict.fromkeys([*usual, *task.main_metrics])}
+    usual = [n for n in metrics_of(task.kind) if METRICS[n].is_usual(rows) and not METRICS[n].missing(task)]
+    return {name: METRICS[name].compute(rows) for name in dict.fromkeys([*usual, *task.main_metrics])}
 
 
 def check_metric(task: Task) -> None:
-    """Refuse a metric that the task's kind does not have, or that lacks something the task must say.
+    """Check that the task's metrics are for its kind, and that the task has what they need.
 
     Example:
         >>> check_metric(Task(name="t", kind="span", metric="exact_match+word_f1"))
@@ -188,13 +229,13 @@ def check_metric(task: Task) -> None:
         Traceback (most recent call last):
         softcue.errors.ConfigurationError: task.metric: got 'f1'; expected a task that says which label is `positive`...
     """
-    known = metrics_of(task.kind)
+    metrics = metrics_of(task.kind)
     for part in task.main_metrics:
-        if part not in known:
+        if part not in metrics:
             raise ConfigurationError(
-                setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=near_matches(part, known)
+                setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=near_matches(part, metrics)
             )
-        if lacking := METRICS[part].lacks(task):
+        if missing := METRICS[part].missing(task):
             raise ConfigurationError(
-                setting="task.metric", got=part, expected=f"{lacking} for it", fix="name another metric"
+                setting="task.metric", got=part, expected=f"{missing} for it", fix="name another metric"
             )

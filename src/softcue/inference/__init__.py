@@ -1,6 +1,6 @@
-"""One task on a backbone, rows of several tasks in one pass, and predictions for many rows."""
+"""A task on a backbone, rows of several tasks in one pass, and predictions for many rows."""
 
-from softcue.inference.mixed_batches import by_model, predict_mixed, rows_together
+from softcue.inference.mixed_batches import group_by_model, predict_mixed, rows_together
 from softcue.inference.predict import Predictions, PreparedRequests, predict
 from softcue.inference.task_model import StepOutput, TaskModel, make_task_model, with_readout
 
@@ -9,7 +9,7 @@ __all__ = [
     "PreparedRequests",
     "StepOutput",
     "TaskModel",
-    "by_model",
+    "group_by_model",
     "make_task_model",
     "predict",
     "predict_mixed",

@@ -22,134 +22,148 @@ from softcue.types import Batch, Example, Instance, Prediction, Prompt, Tokenize
 def predict_mixed(
     backbone: Backbone, rows: Sequence[tuple[TaskModel, TokenizedRow]], listeners: Mapping[int, Listener] | None = None
 ) -> list[Prediction]:
-    """Answers for rows of any tasks, in as few passes as can be (Lester et al. 2021, figure 2): usually one.
+    """Predict rows of any tasks in as few forward passes as possible, usually one.
 
-    Rows are grouped by task: each task's method makes its own rows' prompts and each row goes to its own
-    task's readout, so heads of different sizes and prompts of different lengths share the batch. Methods that
-    change the backbone itself (adapters, fine-tuning) get a pass of their own. Listeners, by row, hear what is
-    written as it is written.
+    Rows are grouped by task. Each task's method makes the prompts of its rows, and each row goes to its task's
+    readout, so heads of different sizes and prompts of different lengths share the batch. Methods that change the
+    backbone itself (adapters, fine-tuning) get a pass of their own. A row's listener receives the text of the row
+    while it is generated.
     """
     passes: dict[tuple[int, bool], tuple[Backbone, list[tuple[TaskModel, list[int]]]]] = {}
-    for model, numbers in by_model([model for model, _ in rows]):
-        seen = model.method.view_of(backbone)
-        passes.setdefault((id(seen), model.knows_features), (seen, []))[1].append((model, numbers))
-    answers: list[Prediction | None] = [None] * len(rows)
-    for seen, members in passes.values():
-        order = [number for _, numbers in members for number in numbers]
-        tokens = [rows[number][1] for number in order]
-        heard = [listeners.get(number) for number in order] if listeners else ()
-        for number, answer in zip(order, _one_pass(seen, tokens, members, heard), strict=True):
-            answers[number] = answer
-    return [answer for answer in answers if answer is not None]
+    for model, positions in group_by_model([model for model, _ in rows]):
+        view = model.method.view_of(backbone)
+        passes.setdefault((id(view), model.has_frozen_features), (view, []))[1].append((model, positions))
+    predictions: list[Prediction | None] = [None] * len(rows)
+    for view, members in passes.values():
+        order = [position for _, positions in members for position in positions]
+        tokenized = [rows[position][1] for position in order]
+        row_listeners = [listeners.get(position) for position in order] if listeners else ()
+        for position, prediction in zip(order, _predict_pass(view, tokenized, members, row_listeners), strict=True):
+            predictions[position] = prediction
+    return [prediction for prediction in predictions if prediction is not None]
 
 
 def rows_together(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[TokenizedRow]:
-    """Tokens of unfolded requests of any tasks, in order; M(x) is computed once for all models that read it alike."""
+    """Tokenize requests that are already split, in order; models that read the same M(x) share its computation."""
     groups: list[tuple[SentenceVector, int | None, Task, list[int]]] = []
-    members = by_model([model for model, _ in requests])
-    for model, numbers in members:
+    members = group_by_model([model for model, _ in requests])
+    for model, positions in members:
         if model.representation is None:
             continue
-        reads = (model.representation, model.vector_limit, model.readout.task)
-        known = next((own for *other, own in groups if tuple(other) == reads), None)
-        if known is None:
-            groups.append((*reads, known := []))
-        known += numbers
+        key = (model.representation, model.vector_limit, model.readout.task)
+        shared = next((group_positions for *group_key, group_positions in groups if tuple(group_key) == key), None)
+        if shared is None:
+            groups.append((*key, shared := []))
+        shared += positions
     vectors: dict[int, Tensor] = {}
-    for representation, limit, task, numbers in groups:
-        found = sentence_vectors_of(representation, backbone, task, [requests[number][1] for number in numbers], limit)
-        vectors |= zip(numbers, found, strict=True)
+    for representation, limit, task, positions in groups:
+        examples = [requests[position][1] for position in positions]
+        vectors |= zip(positions, sentence_vectors_of(representation, backbone, task, examples, limit), strict=True)
     rows: dict[int, TokenizedRow] = {}
-    for model, numbers in members:
-        own = None if model.representation is None else torch.stack([vectors[number] for number in numbers])
-        made = model.rows(backbone, [requests[number][1] for number in numbers], vectors=own)
-        rows |= zip(numbers, made, strict=True)
-    return [rows[number] for number in range(len(requests))]
+    for model, positions in members:
+        examples = [requests[position][1] for position in positions]
+        stacked = None if model.representation is None else torch.stack([vectors[position] for position in positions])
+        rows |= zip(positions, model.rows(backbone, examples, vectors=stacked), strict=True)
+    return [rows[position] for position in range(len(requests))]
 
 
-def by_model(models: Sequence[TaskModel]) -> list[tuple[TaskModel, list[int]]]:
-    """Each model once, with the places it stands at."""
-    found: dict[int, tuple[TaskModel, list[int]]] = {}
-    for place, model in enumerate(models):
-        found.setdefault(id(model), (model, []))[1].append(place)
-    return list(found.values())
-
-
-def _one_pass(
-    backbone: Backbone,
-    tokens: Sequence[TokenizedRow],
-    members: Sequence[tuple[TaskModel, Sequence[int]]],
-    listeners: Sequence[Listener | None],
-) -> list[Prediction]:
-    """Answers for rows that stand model by model."""
-    device = backbone.device
-    batch = collate(tokens, backbone.tokenizer.pad_token_id).to(device)
-    if len(members) == 1:
-        forward_pass, _ = members[0][0].read(backbone, batch)
-        return members[0][0].readout.predict(replace(forward_pass, listeners=listeners))
-    spans = torch.arange(len(tokens), device=device).split([len(numbers) for _, numbers in members])
-    embeds = backbone.input_states(batch)  # [B T D]
-    parts = []
-    for (model, _), span in zip(members, spans, strict=True):
-        own = stack_sentence_vectors([tokens[number] for number in span.tolist()])
-        own = None if own is None else own.to(device)
-        prompt = model.method.prompt(Instance(embeds[span], batch.mask[span], own))
-        parts.append(_Part(model, span, prompt or _no_prompt(embeds[span]), own))
-    # On decoders, rows whose prompt is run once are short: they would be padded to those that have it in every row.
-    groups = [[part for part in parts if part.is_shared == kind] for kind in (True, False)]
-    answers: dict[int, Prediction] = {}
-    for group in groups if backbone.kind == "decoder" else [parts]:
-        if group:
-            rows = torch.cat([part.span for part in group])
-            heard = [listeners[row] for row in rows.tolist()] if listeners else ()
-            own_batch = batch if len(group) == len(parts) else batch.rows(rows)
-            found = _answers(backbone, own_batch, embeds[rows], group, heard)
-            answers |= zip(rows.tolist(), found, strict=True)
-    return [answers[row] for row in range(len(tokens))]
+def group_by_model(models: Sequence[TaskModel]) -> list[tuple[TaskModel, list[int]]]:
+    """Each model once, with its positions in the list."""
+    groups: dict[int, tuple[TaskModel, list[int]]] = {}
+    for position, model in enumerate(models):
+        groups.setdefault(id(model), (model, []))[1].append(position)
+    return list(groups.values())
 
 
 class _Part(NamedTuple):
-    """The rows of one model in a batch of several."""
+    """The rows of one model in a batch of several models."""
 
     model: TaskModel
-    span: Tensor  # [b] its rows
+    rows: Tensor  # [b] their positions in the batch
     prompt: Prompt
     representation: Tensor | None  # [b R]
 
     @property
     def is_shared(self) -> bool:
-        """Whether all its rows have one prompt, or none."""
+        """Whether all rows have the same prompt, or none."""
         return self.prompt.shared_by is not None or self.prompt.tokens.shape[1] == 0
 
 
-def _answers(
+def _predict_pass(
+    backbone: Backbone,
+    tokenized: Sequence[TokenizedRow],
+    members: Sequence[tuple[TaskModel, Sequence[int]]],
+    listeners: Sequence[Listener | None],
+) -> list[Prediction]:
+    """Predict rows that are sorted by model."""
+    batch = collate(tokenized, backbone.tokenizer.pad_token_id).to(backbone.device)
+    if len(members) == 1:
+        [(model, _)] = members
+        forward_pass, _ = model.read(backbone, batch)
+        return model.readout.predict(replace(forward_pass, listeners=listeners))
+    embeds = backbone.input_states(batch)  # [B T D]
+    parts = _make_parts(backbone, batch, embeds, tokenized, members)
+    # On a decoder, a shared prompt runs once and its rows stay short. In one pass with rows that hold their prompt,
+    # the short rows would be padded to the long ones.
+    groups = [[part for part in parts if part.is_shared == is_shared] for is_shared in (True, False)]
+    predictions: dict[int, Prediction] = {}
+    for group in groups if backbone.kind == "decoder" else [parts]:
+        if group:
+            rows = torch.cat([part.rows for part in group])
+            row_listeners = [listeners[row] for row in rows.tolist()] if listeners else ()
+            group_batch = batch if len(group) == len(parts) else batch.rows(rows)
+            predicted = _predict_parts(backbone, group_batch, embeds[rows], group, row_listeners)
+            predictions |= zip(rows.tolist(), predicted, strict=True)
+    return [predictions[row] for row in range(len(tokenized))]
+
+
+def _make_parts(
+    backbone: Backbone,
+    batch: Batch,
+    embeds: Tensor,
+    tokenized: Sequence[TokenizedRow],
+    members: Sequence[tuple[TaskModel, Sequence[int]]],
+) -> list[_Part]:
+    """The rows of each model with their prompts."""
+    device = backbone.device
+    all_rows = torch.arange(len(tokenized), device=device).split([len(positions) for _, positions in members])
+    parts = []
+    for (model, _), rows in zip(members, all_rows, strict=True):
+        representation = stack_sentence_vectors([tokenized[row] for row in rows.tolist()])
+        representation = None if representation is None else representation.to(device)
+        prompt = model.method.prompt(Instance(embeds[rows], batch.mask[rows], representation))
+        parts.append(_Part(model, rows, prompt or _no_prompt(embeds[rows]), representation))
+    return parts
+
+
+def _predict_parts(
     backbone: Backbone, batch: Batch, embeds: Tensor, parts: Sequence[_Part], listeners: Sequence[Listener | None]
 ) -> list[Prediction]:
-    """Answers of all models in one pass; rows stand part by part."""
-    spans = torch.arange(batch.size, device=batch.ids.device).split([len(part.span) for part in parts])
+    """Predictions of all models from one pass; the batch holds one part's rows after the other's."""
+    part_rows = torch.arange(batch.size, device=batch.ids.device).split([len(part.rows) for part in parts])
     forward_pass = backbone.read(batch, join_prompts([part.prompt for part in parts]), embeds)
     forward_pass = replace(forward_pass, listeners=listeners)
-    knows = parts[0].model.knows_features
-    shared = set() if knows else {part.model.readout.shared_pass for part in parts}
+    has_frozen_features = parts[0].model.has_frozen_features
+    shared = set() if has_frozen_features else {part.model.readout.shared_pass for part in parts}
     if "hidden" in shared:
         forward_pass.hidden()
     if "answers" in shared:
         forward_pass.read_for_answers()
-    decoding, *others = {part.model.readout.decoding for part in parts}
-    if decoding is not None and not others:
+    decoding, *other_decodings = {part.model.readout.decoding for part in parts}
+    if decoding is not None and not other_decodings:
         forward_pass.generate(decoding)
-    features: dict[Summary, Tensor] = {}  # pooled once for all models that pool alike
-    answers: list[Prediction] = []
-    for part, span in zip(parts, spans, strict=True):
-        own, summary = part.representation, part.model.readout.summary
-        if not knows and summary is not None:
-            if summary not in features:
-                features[summary] = forward_pass.features(summary)
-            own = features[summary][span]
-        # A readout with a summary reads nothing else: the rest need not be copied.
-        known = forward_pass.rows(span) if summary is None else replace(forward_pass, known_features=own)
-        answers += part.model.readout.predict(known)
-    return answers
+    pooled: dict[Summary, Tensor] = {}  # pooled once for all models with the same pooling
+    predictions: list[Prediction] = []
+    for part, rows in zip(parts, part_rows, strict=True):
+        features, summary = part.representation, part.model.readout.summary
+        if not has_frozen_features and summary is not None:
+            if summary not in pooled:
+                pooled[summary] = forward_pass.features(summary)
+            features = pooled[summary][rows]
+        # A readout with a summary reads only the features, so the rest of the pass is not copied.
+        part_pass = forward_pass.rows(rows) if summary is None else replace(forward_pass, known_features=features)
+        predictions += part.model.readout.predict(part_pass)
+    return predictions
 
 
 def _no_prompt(embeds: Tensor) -> Prompt:

@@ -14,9 +14,9 @@ from softcue.types import Example, Prediction, TokenizedRow
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers in the order asked, and how many texts had to be cut."""
+    """Predictions in the order of the requests, and the number of texts that were cut."""
 
-    answers: list[Prediction]
+    predictions: list[Prediction]
     num_truncated: int
 
 
@@ -25,45 +25,50 @@ Requests = Sequence[tuple[TaskModel, Example]]
 
 @dataclass(frozen=True)
 class PreparedRequests:
-    """Requests as tokens, with M(x) where it is read: the same however often they are answered while a model learns."""
+    """Tokenized requests, with M(x) where a method reads it. They can be predicted again while a model trains."""
 
     requests: Requests
-    sizes: list[int]  # pieces of each
+    sizes: list[int]  # number of rows of each request
     rows: list[tuple[TaskModel, TokenizedRow]]
 
     @classmethod
     def of(cls, backbone: Backbone, requests: Requests) -> PreparedRequests:
-        """Made once."""
-        unfolded = [model.split(example) for model, example in requests]
-        parts = [(model, part) for (model, _), own in zip(requests, unfolded, strict=True) for part in own]
-        tokens = rows_together(backbone, parts)
-        return cls(
-            requests, list(map(len, unfolded)), [(part[0], row) for part, row in zip(parts, tokens, strict=True)]
-        )
+        """Split and tokenize requests."""
+        split_examples = [model.split(example) for model, example in requests]
+        split_requests = [
+            (model, part) for (model, _), parts in zip(requests, split_examples, strict=True) for part in parts
+        ]
+        tokenized = rows_together(backbone, split_requests)
+        rows = [(model, row) for (model, _), row in zip(split_requests, tokenized, strict=True)]
+        return cls(requests, list(map(len, split_examples)), rows)
 
 
 def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_size: int = 64) -> Predictions:
-    """Answers for requests of any tasks, in order; rows of like length share a pass, whatever their task."""
-    asked = requests if isinstance(requests, PreparedRequests) else PreparedRequests.of(backbone, requests)
-    rows = asked.rows
-    for model in {id(model): model for model, _ in asked.requests if model.training}.values():
+    """Predict requests of any tasks, in order. Rows of similar length share a pass, whatever their task.
+
+    Example:
+        predict(backbone, [(tickets_model, example), (urgency_model, example)]).predictions[0].label
+    """
+    prepared = requests if isinstance(requests, PreparedRequests) else PreparedRequests.of(backbone, requests)
+    rows = prepared.rows
+    for model in {id(model): model for model, _ in prepared.requests if model.training}.values():
         model.eval()
-    answers: list[Prediction | None] = [None] * len(rows)
-    alike: dict[int, list[int]] = {}  # rows that may be so many tokens at once
+    predictions: list[Prediction | None] = [None] * len(rows)
+    by_token_limit: dict[int, list[int]] = {}  # most tokens per pass -> row numbers
     for number, (model, _) in enumerate(rows):
-        alike.setdefault(model.tokens_at_once, []).append(number)
-    for max_tokens, members in alike.items():
-        lengths = [model.length(tokens) for model, tokens in (rows[number] for number in members)]
-        for places in by_length(lengths, batch_size, max_tokens):
-            numbers = [members[place] for place in places]
-            found = predict_mixed(backbone, [rows[number] for number in numbers])
-            for number, answer in zip(numbers, found, strict=True):
-                answers[number] = answer
-    in_order = iter([answer for answer in answers if answer is not None])
+        by_token_limit.setdefault(model.tokens_at_once, []).append(number)
+    for max_tokens, members in by_token_limit.items():
+        lengths = [model.length(tokenized) for model, tokenized in (rows[number] for number in members)]
+        for positions in by_length(lengths, batch_size, max_tokens):
+            numbers = [members[position] for position in positions]
+            predicted = predict_mixed(backbone, [rows[number] for number in numbers])
+            for number, prediction in zip(numbers, predicted, strict=True):
+                predictions[number] = prediction
+    in_order = iter([prediction for prediction in predictions if prediction is not None])
     return Predictions(
         [
             model.merge(example, [next(in_order) for _ in range(size)])
-            for (model, example), size in zip(asked.requests, asked.sizes, strict=True)
+            for (model, example), size in zip(prepared.requests, prepared.sizes, strict=True)
         ],
-        sum(tokens.is_truncated for _, tokens in rows),
+        sum(tokenized.is_truncated for _, tokenized in rows),
     )

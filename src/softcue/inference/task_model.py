@@ -1,4 +1,4 @@
-"""One task on a backbone: method and readout together, from text to loss and prediction."""
+"""A task on a backbone: method and readout together, from text to loss and prediction."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, 
 
 
 class StepOutput(NamedTuple):
-    """What a training pass over a piece of a batch gives."""
+    """The result of a training pass over a micro-batch."""
 
     loss: Loss
-    aux_loss: Tensor | float = 0.0  # a mean over the piece's rows
-    statistics: Mapping[str, Tensor] = {}  # sums over the piece's rows
+    aux_loss: Tensor | float = 0.0  # a mean over the micro-batch's rows
+    statistics: Mapping[str, Tensor] = {}  # sums over the micro-batch's rows
 
 
 class TaskModel(nn.Module):
-    """All trained numbers of one task; the backbone is passed in and never becomes part of it."""
+    """The trainable parameters of one task. The backbone is passed in and never becomes part of the module."""
 
     def __init__(
         self,
@@ -47,12 +47,32 @@ class TaskModel(nn.Module):
         self.readout = readout
         self.rewriting = rewriting
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
-        # Each token written is a pass of its own over all rows: the more of them, the better.
+        # Each generated token is a pass over all rows, so larger batches pay off.
         self.tokens_at_once = TOKENS_AT_ONCE if readout.decoding else backbone.tokens_at_once
-        room = self.max_length - method.prompt_length
+        max_text_length = self.max_length - method.prompt_length
         if backbone.kind == "decoder":
-            room -= readout.max_target_length
-        if room < 2:
+            max_text_length -= readout.max_target_length
+        self._check_fit(backbone, max_text_length)
+        self.formatter = InputFormatter(
+            readout.task,
+            backbone.tokenizer,
+            backbone.kind,
+            max_text_length,
+            method.insert_at,
+            readout.suffix,
+            readout.writes_answer,
+            readout.offset_unit,
+        )
+        # If no trainable parameter acts before the head, the head's features are computed once, in advance.
+        self.has_frozen_features = readout.summary is not None and not method.changes_reading
+        self.representation = method.representation
+        if self.has_frozen_features and readout.summary is not None:
+            self.representation = SentenceVector("backbone", readout.summary)
+
+    def _check_fit(self, backbone: Backbone, max_text_length: int) -> None:
+        """Check that method, readout and backbone fit together."""
+        method, readout = self.method, self.readout
+        if max_text_length < 2:
             raise ConfigurationError(
                 setting="method.prompt_length",
                 got=method.prompt_length,
@@ -71,7 +91,7 @@ class TaskModel(nn.Module):
             raise ConfigurationError(
                 setting="readout.max_new_tokens",
                 got=readout.max_target_length,
-                expected=f"at most {backbone.max_answer_length}, what {backbone.name}'s decoder takes",
+                expected=f"at most {backbone.max_answer_length}, the most tokens {backbone.name}'s decoder takes",
                 fix="lower it",
             )
         if method.needs_head and readout.linear is None:
@@ -81,24 +101,13 @@ class TaskModel(nn.Module):
                 expected="a linear head",
                 fix=f"set readout.head=linear: {method.config.name} is one linear layer",
             )
-        self.formatter = InputFormatter(
-            readout.task,
-            backbone.tokenizer,
-            backbone.kind,
-            room,
-            method.insert_at,
-            readout.suffix,
-            readout.writes_answer,
-            readout.offset_unit,
-        )
-        # Where nothing trained stands between text and head, what the head reads is known in advance.
-        self.knows_features = readout.summary is not None and not method.changes_reading
-        self.representation = method.representation
-        if self.knows_features and readout.summary is not None:
-            self.representation = SentenceVector("backbone", readout.summary)
 
     def length(self, tokens: TokenizedRow) -> int:
-        """What a row adds to a pass: text, prompt unless it is run once for all rows, what may be written by a beam."""
+        """Number of tokens a row adds to a pass.
+
+        Counts text and prompt; not a prompt that runs once for all rows. If text is generated, the longest possible
+        output counts too, and everything counts once per beam.
+        """
         decoding, prompt_length = self.readout.decoding, self.method.prompt_length
         if decoding:
             return (len(tokens.ids) + prompt_length + self.readout.max_target_length) * decoding.num_beams
@@ -106,68 +115,68 @@ class TaskModel(nn.Module):
         is_run_once = self.formatter.kind == "decoder" and is_in_front and not self.method.reads_input
         return max(1, len(tokens.ids) + (0 if is_run_once else prompt_length))
 
-    def _asked(self, example: Example) -> list[Example]:
-        """The example itself, or the questions it is rewritten as."""
+    def _rewrite(self, example: Example) -> list[Example]:
+        """The example itself, or the examples the method rewrites it as."""
         return [example] if self.rewriting is None else self.rewriting.split(example)
 
     def split(self, example: Example) -> list[Example]:
-        """The example as it is put to the backbone: rewritten as questions, long ones in windows."""
-        return [piece for asked in self._asked(example) for piece in self.readout.split(asked, self.formatter)]
+        """Split an example into the examples the backbone reads: rewritten by the method, long ones in windows."""
+        return [window for part in self._rewrite(example) for window in self.readout.split(part, self.formatter)]
 
     def training_examples(self, examples: Sequence[Example]) -> list[Example]:
-        """All examples as they are put to the backbone in training."""
+        """The examples the backbone reads in training."""
         return [
-            piece
+            window
             for example in examples
-            for lesson in self.readout.training_examples(example)
-            for piece in self.split(lesson)
+            for training_example in self.readout.training_examples(example)
+            for window in self.split(training_example)
         ]
 
-    def merge(self, example: Example, answers: Sequence[Prediction]) -> Prediction:
-        """The answers to an unfolded example as one."""
+    def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
+        """Merge the predictions for the parts of a split example into one."""
         if self.rewriting is None:
-            return self.readout.merge(example, answers)
-        left = iter(answers)
+            return self.readout.merge(example, predictions)
+        remaining = iter(predictions)
         return self.rewriting.merge(
             [
-                self.readout.merge(asked, [next(left) for _ in self.readout.split(asked, self.formatter)])
-                for asked in self._asked(example)
+                self.readout.merge(part, [next(remaining) for _ in self.readout.split(part, self.formatter)])
+                for part in self._rewrite(example)
             ]
         )
 
     def rows(
         self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False, vectors: Tensor | None = None
     ) -> list[TokenizedRow]:
-        """Unfolded examples as tokens, with M(x) where the method reads it, unless its `vectors` [N R] are known."""
-        found = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples)
+        """Tokenize split examples. Rows carry M(x) if the method reads it; `vectors` [N R] gives it if known."""
+        rows = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples)
         if with_answer:
-            found = [self.readout.with_target(row, example) for row, example in zip(found, examples, strict=True)]
+            rows = [self.readout.with_target(row, example) for row, example in zip(rows, examples, strict=True)]
         if self.representation is not None and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(
                     self.representation, backbone, self.readout.task, examples, self.vector_limit
                 )
-            found = [replace(row, representation=vector) for row, vector in zip(found, vectors, strict=True)]
+            rows = [replace(row, representation=vector) for row, vector in zip(rows, vectors, strict=True)]
         if self.representation is not None and self.representation.dropout:
             plain = plain_rows(backbone, self.readout.task, examples)
-            found = [replace(row, plain=own) for row, own in zip(found, plain, strict=True)]
-        return found
+            rows = [replace(row, plain=plain_row) for row, plain_row in zip(rows, plain, strict=True)]
+        return rows
 
     @property
     def vector_limit(self) -> int | None:
-        """Features of a head are those of the text as this run cuts it; M(x) is the same for all runs."""
-        return self.max_length if self.knows_features else None
+        """Most tokens a sentence vector reads: a head's features follow this run's limit; M(x) is the same in all."""
+        return self.max_length if self.has_frozen_features else None
 
     def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
-        """Begin with the head that is best without the method: what the method learns comes on top."""
-        unfolded = self.training_examples(examples)
-        answers = [self.readout.with_target(self.formatter.source(example), example).label for example in unfolded]
+        """Start from the head that is best without the method, so that the method learns what is left."""
+        examples = self.training_examples(examples)
+        labels = [self.readout.with_target(self.formatter.source(example), example).label for example in examples]
         summary = SentenceVector("backbone", self.readout.summary or backbone.natural_pooling)
-        features = sentence_vectors_of(summary, backbone, self.readout.task, unfolded, self.max_length)  # [N R]
-        self.readout.solve(features, [label for label in answers if label is not None])
+        features = sentence_vectors_of(summary, backbone, self.readout.task, examples, self.max_length)  # [N R]
+        self.readout.solve(features, [label for label in labels if label is not None])
 
     def prompt(self, backbone: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
-        """The prompt of each row of a batch, from what it may read of it."""
+        """The prompt of each row of a batch, made from the parts of the row it may read."""
         representation = batch.representation
         if self.training and self.representation is not None and self.representation.dropout:
             assert batch.plain is not None
@@ -176,40 +185,40 @@ class TaskModel(nn.Module):
 
     @torch.no_grad()
     def variation(self, backbone: Backbone, rows: Sequence[TokenizedRow]) -> float | None:
-        """How much the tokens that read the input differ between rows, as a share of their size.
+        """How much the prompt tokens that depend on the input differ between rows, relative to their size.
 
-        None where none does, or there are not two rows.
+        None if no prompt token depends on the input, or if there are fewer than two rows.
         """
         if not self.method.num_input_dependent or len(rows) < 2:
             return None
         batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
-        seen = self.method.view_of(backbone)
-        prompt = self.prompt(seen, batch, seen.input_states(batch))
+        view = self.method.view_of(backbone)
+        prompt = self.prompt(view, batch, view.input_states(batch))
         assert prompt is not None
         tokens = prompt.tokens[:, -self.method.num_input_dependent :].float()  # [B n D]
         spread = (tokens - tokens.mean(0)).square().mean()
         return float((spread / tokens.square().mean().clamp(min=1e-12)).sqrt())
 
     def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[ForwardPass, Prompt | None]:
-        """The batch laid out with its prompts, and those prompts."""
+        """A forward pass of the batch with its prompts, and the prompts."""
         embeds = backbone.input_states(batch)  # [B T D]
         prompt = self.prompt(backbone, batch, embeds)
         forward_pass = backbone.read(batch, prompt, embeds, with_target)
-        if self.knows_features:
+        if self.has_frozen_features:
             forward_pass = replace(forward_pass, known_features=batch.representation)
         return forward_pass, prompt
 
     def forward(self, backbone: Backbone, batch: Batch) -> StepOutput:
-        """Training: the readout's loss, and what the prompt adds to it."""
+        """A training pass: the readout's loss, the prompt's auxiliary loss and its statistics."""
         forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target)
         loss = self.readout.loss(forward_pass, batch)
         return StepOutput(loss) if prompt is None else StepOutput(loss, prompt.aux_loss, prompt.statistics)
 
     def counts(self) -> Counts:
-        """How many numbers the task adds, told apart by who changes them."""
-        trained = [p for p in self.method.parameters() if p.requires_grad]
+        """Count the stored parameters of the task, by how they are trained."""
+        trainable = [p for p in self.method.parameters() if p.requires_grad]
         stored = sum(value.numel() for value in self.method.state_dict().values())
-        gradient = sum(p.numel() for p in trained)
+        gradient = sum(p.numel() for p in trainable)
         return Counts(
             gradient=gradient,
             ema=stored - gradient,
@@ -226,7 +235,7 @@ def make_task_model(
     generator: torch.Generator | None,
     max_length: int | None = None,
 ) -> TaskModel:
-    """A task's model from configurations; without a generator its numbers wait to be loaded."""
+    """A task's model from configurations; without a generator its parameters are to be loaded afterwards."""
     method_class, config = method
     built = method_class.build(config, config.view_of(backbone), task, generator)
     return with_readout(task, built, readout, backbone, max_length)
@@ -235,7 +244,7 @@ def make_task_model(
 def with_readout(
     task: Task, method: Method, readout: ReadoutConfig, backbone: Backbone, max_length: int | None = None
 ) -> TaskModel:
-    """A task's model on a method that is there already, and may serve other tasks too."""
+    """A task's model on an existing method, which may serve other tasks too."""
     rewriting = method.reformulate(task)
     read_task = task if rewriting is None else rewriting.task
     if method.needs_head and readout.name == "auto":

@@ -1,4 +1,4 @@
-"""Looking inside a cue."""
+"""Inspection of a cue: nearest words, codes per label, pictures and an HTML page."""
 
 from softcue.inspection.codes import CodesByLabel, codes_by_label
 from softcue.inspection.nearest import NearestWords, nearest_words

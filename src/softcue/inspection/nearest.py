@@ -1,4 +1,4 @@
-"""Nearest words of prompt vectors (Lester et al. 2021, section 7): cosine against every vocabulary row."""
+"""Nearest words of prompt vectors (Lester et al. 2021, section 7): cosine with every word of the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from softcue.backbones import Backbone
 from softcue.cue.cue import Cue
 from softcue.errors import CueError
 
-WORDS_AT_ONCE = 16384  # of the vocabulary: a copy of a large one would not fit
+WORDS_AT_ONCE = 16384  # words compared at once: a copy of a large vocabulary would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Vector:
 
 @dataclass(frozen=True)
 class NearestWords:
-    """What a prompt is near to."""
+    """The nearest words of all prompt vectors of a cue."""
 
     num_vectors: int
     vectors: list[Vector]
-    labels_kept: list[str]  # labels whose words are among the neighbours of some vector
+    labels_kept: list[str]  # labels whose words are among the neighbours of a vector
     repeated: list[str]  # words nearest to more than one vector
 
 
 @torch.no_grad()
 def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neighbour]]:
-    """The words nearest to each vector [n D] by cosine; the vocabulary is compared in pieces.
+    """The words nearest to each vector [n D] by cosine; the vocabulary is compared in chunks.
 
     Example:
         neighbours(backbone, backbone.embed(torch.tensor([7])), top=3)[0][0].cosine     # 1.0: the word itself
@@ -74,7 +74,7 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     Example:
         nearest_words(softcue.load("cues/tickets")).vectors[0].neighbours[0].word
     """
-    seen = cue.model.method.view_of(cue.backbone)
+    view = cue.model.method.view_of(cue.backbone)
     encoder = cue.model.method.prompt_encoder()
     prompts = None if encoder is None else encoder.embedded()  # [P D]
     if prompts is None:
@@ -82,18 +82,18 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
             setting="cue",
             got=cue.name,
             expected="a method with prompt vectors among the word embeddings",
-            fix=f"{cue.record.method['name']} with these settings has none to look at",
+            fix=f"{cue.cue_file.method['name']} with these settings has none to look at",
         )
-    found = neighbours(seen, prompts, top)
+    nearest = neighbours(view, prompts, top)
     vectors = [
-        Vector(position, float(prompt.norm()), own)
-        for position, (prompt, own) in enumerate(zip(prompts, found, strict=True))
+        Vector(position, float(prompt.norm()), words)
+        for position, (prompt, words) in enumerate(zip(prompts, nearest, strict=True))
     ]
-    near = {neighbour.word for vector in vectors for neighbour in vector.neighbours}
-    first = Counter(vector.neighbours[0].word for vector in vectors)
+    near_words = {neighbour.word for vector in vectors for neighbour in vector.neighbours}
+    nearest_counts = Counter(vector.neighbours[0].word for vector in vectors)
     return NearestWords(
         len(vectors),
         vectors,
-        [name for name, label in cue.task.labels.items() if label.words in near],
-        [word for word, count in first.items() if count > 1],
+        [name for name, label in cue.task.labels.items() if label.words in near_words],
+        [word for word, count in nearest_counts.items() if count > 1],
     )

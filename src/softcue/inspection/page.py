@@ -25,30 +25,30 @@ figcaption, .quiet { opacity: .75; font-size: .9rem; }
 def cue_page(
     cue: Cue, words: NearestWords | None, codes: CodesByLabel | None, pictures: dict[str, bytes], top: int
 ) -> str:
-    """The page; `pictures` are PNG bytes by caption.
+    """The HTML page; `pictures` are PNG bytes by caption.
 
     Example:
         page = cue_page(cue, nearest_words(cue), None, {}, top=5)
     """
-    record = cue.record
+    cue_file = cue.cue_file
     parts = [
         f"<h1>{escape(cue.name)}</h1>",
-        f"<p>{escape(record.task.description or record.task.name)}</p>",
-        f'<p class="quiet">{escape(str(record.method["name"]))} on {escape(record.backbone.name)}</p>',
+        f"<p>{escape(cue_file.task.description or cue_file.task.name)}</p>",
+        f'<p class="quiet">{escape(str(cue_file.method["name"]))} on {escape(cue_file.backbone.name)}</p>',
     ]
-    if record.scores:
-        metrics = list(dict.fromkeys(metric for scores in record.scores.values() for metric in scores))
-        rows = [[split, *(scores.get(metric, "") for metric in metrics)] for split, scores in record.scores.items()]
+    if cue_file.scores:
+        metrics = list(dict.fromkeys(metric for scores in cue_file.scores.values() for metric in scores))
+        rows = [[split, *(scores.get(metric, "") for metric in metrics)] for split, scores in cue_file.scores.items()]
         parts += ["<h2>Scores</h2>", _table(["rows", *metrics], rows)]
     parts += [_picture(caption, image) for caption, image in pictures.items()]
     if codes is not None:
         parts += _codes(codes, top)
     if words is not None:
-        shown = [
+        rows = [
             [vector.position, vector.norm, ", ".join(f"{n.word} {n.cosine:.2f}" for n in vector.neighbours)]
             for vector in words.vectors
         ]
-        parts += ["<h2>Nearest words of the prompt vectors</h2>", _table(["#", "norm", "words (cosine)"], shown)]
+        parts += ["<h2>Nearest words of the prompt vectors</h2>", _table(["#", "norm", "words (cosine)"], rows)]
     body = "\n".join(parts)
     title = escape(cue.name)
     return (
@@ -58,20 +58,20 @@ def cue_page(
     )
 
 
-def _codes(found: CodesByLabel, top: int) -> list[str]:
-    counted = ", ".join(f"{escape(label)} {count}" for label, count in found.rows.items())
-    idle = sum(code.is_idle for code in found.codes)
-    unsaid = sum(not code.label for code in found.codes) - idle
+def _codes(codes: CodesByLabel, top: int) -> list[str]:
+    row_counts = ", ".join(f"{escape(label)} {count}" for label, count in codes.rows.items())
+    num_idle = sum(code.is_idle for code in codes.codes)
+    num_unspecific = sum(not code.label for code in codes.codes) - num_idle
     parts = [
         "<h2>Codes per label</h2>",
-        f"<p>{found.num_codes} codes for {found.num_tokens} vectors; perplexity of their use {found.perplexity:.1f}, "
-        f"idle {idle}, taken for all labels alike {unsaid}. Splits: {counted}. "
+        f"<p>{codes.num_codes} codes for {codes.num_tokens} vectors; perplexity of their use {codes.perplexity:.1f}, "
+        f"idle {num_idle}, taken for all labels alike {num_unspecific}. Rows: {row_counts}. "
         "Odds are those of the label against the mean of the others.</p>",
     ]
-    for label in found.rows:
+    for label in codes.rows:
         rows = [
             [code.number, code.odds, 100 * code.share, ", ".join(map(str, code.tokens)) or "-"]
-            for code in found.top(label, top)
+            for code in codes.top(label, top)
         ]
         parts += [f"<h3>{escape(label)}</h3>", _table(["code", "odds", "share, %", "first for vectors"], rows)]
     return parts

@@ -1,4 +1,4 @@
-"""Which rows make up which step: a function of seed and epoch alone, so a resumed run sees the same rows."""
+"""Which rows each step takes: a function of seed and epoch alone, so a resumed run sees the same rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from softcue.inputs.collate import within_budget
 
-BUCKET = 50  # batches sorted by length together: little padding, while the order stays random
+BUCKET = 50  # batches that are sorted by length together: little padding, and the order stays random
 
 
 def stream_seed(*parts: object) -> int:
-    """A seed of its own for each (run seed, purpose, number).
+    """A separate seed for each (run seed, purpose, number).
 
     Example:
         >>> stream_seed(0, "order", 1) != stream_seed(0, "order", 2)
@@ -40,13 +40,13 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def own_share(
+def micro_batches(
     lengths: Sequence[int], rank: int, world_size: int, max_rows: int = 0, max_tokens: int = 0
 ) -> list[list[int]]:
-    """This process' places in a global batch, in pieces it runs one after the other; 0 sets no limit to them.
+    """The micro-batches of this process: positions in the global batch, limited in rows and tokens; 0 is no limit.
 
     Example:
-        >>> own_share([9, 9, 9, 9, 9], rank=0, world_size=2, max_rows=2)
+        >>> micro_batches([9, 9, 9, 9, 9], rank=0, world_size=2, max_rows=2)
         [[0, 2], [4]]
     """
     return within_budget(range(rank, len(lengths), world_size), lengths, max_rows, max_tokens)

@@ -1,6 +1,6 @@
-"""Checkpoints that are whole or not there. Tensors in safetensors, the rest in JSON; nothing is pickled.
+"""Checkpoints, written completely or not at all. Tensors are in safetensors, the rest in JSON; nothing is pickled.
 
-No random state is stored: every draw is seeded by (run seed, step), so a step number is enough.
+No random state is stored: all randomness is seeded by (run seed, step), so the step number is enough.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import Tensor
 from softcue.errors import RunError
 from softcue.files import TEMPORARY_SUFFIX, folder_is_whole, remove, tensor_bytes, write_folder_whole
 
-KEPT = 2  # the newest, and one to fall back to
+NUM_KEPT = 2  # the newest, and one to fall back to
 _NAME = re.compile(r"step-(\d{8})")
 
 
 @dataclass
-class Progress:
-    """Where a run stands; everything besides tensors."""
+class TrainingState:
+    """The state of a run at one step, except its tensors."""
 
     step: int = 0
     best_score: float | None = None
     best_step: int = 0
     num_worse: int = 0  # evaluations since the best
-    is_over: bool = False
+    is_over: bool = False  # stopped early
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per evaluation
-    health: dict[str, float] = field(default_factory=dict)  # what the method said of itself after the last step
+    health: dict[str, float] = field(default_factory=dict)  # the method's measures of itself after the last step
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at one step."""
+    """A run at one step, with its tensors."""
 
-    progress: Progress
+    state: TrainingState
     model: dict[str, Tensor]
-    best: dict[str, Tensor]
+    best: dict[str, Tensor]  # the model at its best evaluation
     optimizer: dict[str, Tensor]
 
 
@@ -49,56 +49,57 @@ class Checkpoints:
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
-        self.run = run  # digest of what the run is, so that another run's checkpoint is not taken for its own
+        self.run = run  # digest of settings, rows and backbone: another run's checkpoint is not loaded
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write one; drop the oldest, and any of a later step, which the run passed over as damaged."""
+        """Write a checkpoint. Remove the oldest, and those of later steps: the run skipped them as damaged."""
         tensors = {
             f"{part}/{name}": tensor
             for part in ("model", "best", "optimizer")
             for name, tensor in getattr(checkpoint, part).items()
         }
-        state = {"run": self.run, "progress": asdict(checkpoint.progress)}
+        facts = {"run": self.run, "progress": asdict(checkpoint.state)}
         self.folder.mkdir(parents=True, exist_ok=True)
-        current = self.folder / f"step-{checkpoint.progress.step:08d}"
+        current = self.folder / f"step-{checkpoint.state.step:08d}"
         write_folder_whole(
-            current, {"state.safetensors": tensor_bytes(tensors), "state.json": json.dumps(state).encode()}
+            current, {"state.safetensors": tensor_bytes(tensors), "state.json": json.dumps(facts).encode()}
         )
-        found = self._found()
-        position = found.index(current)
-        for other in found[:position] + found[position + KEPT :]:
-            remove(other)
+        folders = self._folders()
+        position = folders.index(current)
+        for folder in folders[:position] + folders[position + NUM_KEPT :]:
+            remove(folder)
 
     def newest(self) -> tuple[Checkpoint | None, list[Path]]:
-        """The newest whole checkpoint, and the damaged ones that were passed over."""
-        skipped = sorted(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
-        for folder in self._found():
+        """The newest whole checkpoint, and the paths of damaged ones that were skipped."""
+        damaged = sorted(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
+        for folder in self._folders():
             if checkpoint := self._load(folder) if folder_is_whole(folder) else None:
-                return checkpoint, skipped
-            skipped.append(folder)
-        return None, skipped
+                return checkpoint, damaged
+            damaged.append(folder)
+        return None, damaged
 
     def remove(self) -> None:
-        """Drop them all, once the cue is written."""
+        """Remove all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def exist(self) -> bool:
-        """Whether an earlier run left anything."""
+        """Whether an earlier run left checkpoints, whole or damaged."""
         return self.folder.is_dir() and any(self.folder.iterdir())
 
-    def _found(self) -> list[Path]:
+    def _folders(self) -> list[Path]:
+        """The checkpoints' folders, newest first."""
         folders = [folder for folder in self.folder.glob("step-*") if _NAME.fullmatch(folder.name)]
         return sorted(folders, key=lambda folder: folder.name, reverse=True)
 
     def _load(self, folder: Path) -> Checkpoint | None:
-        """A checkpoint, or None where the files are whole but not what this version writes."""
+        """A checkpoint, or None if the files are whole but in a format this version does not write."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}}
         try:
-            state = json.loads((folder / "state.json").read_text("utf-8"))
-            run, progress = state["run"], Progress(**state["progress"])
+            facts = json.loads((folder / "state.json").read_text("utf-8"))
+            run, state = facts["run"], TrainingState(**facts["progress"])
             for full_name, tensor in load_file(folder / "state.safetensors").items():
                 part, _, name = full_name.partition("/")
                 parts[part][name] = tensor
@@ -111,4 +112,4 @@ class Checkpoints:
                 expected="a checkpoint of the same run (backbone, data and settings)",
                 fix="use the settings in config.yaml beside it, another folder, or `overwrite=True`",
             )
-        return Checkpoint(progress, parts["model"], parts["best"], parts["optimizer"])
+        return Checkpoint(state, parts["model"], parts["best"], parts["optimizer"])

@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TrainingConfig(BaseModel):
-    """How the trained numbers are found. Batch sizes count rows over all processes."""
+    """Settings of the training loop. Batch sizes count rows over all processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    seed: int = Field(0, ge=0, description="decides the order of rows, the first numbers and every draw")
+    seed: int = Field(0, ge=0, description="decides the order of rows, the initial values and all other randomness")
     epochs: int = Field(20, ge=1, description="passes over the training rows")
     steps: int = Field(0, ge=0, description="stop after this many steps instead; 0 leaves it to epochs")
     batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
@@ -25,17 +25,19 @@ class TrainingConfig(BaseModel):
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
     network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
-    weight_decay: float = Field(0.0, ge=0, description="adafactor: per step, not times the rate; adamw: times the rate")
+    weight_decay: float = Field(
+        0.0, ge=0, description="adafactor: per step, not times the learning rate; adamw: times the learning rate"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="adamw")
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw")
     epsilon: float = Field(1e-8, gt=0, description="adamw")
     schedule: Literal["constant", "linear", "inverse-sqrt"] = Field("constant", description="after the warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps over which the rate rises from 0")
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
     warmup_share: float = Field(0.0, ge=0, lt=1, description="the same as a share of all steps, if warmup_steps is 0")
     clip_norm: float = Field(0.0, ge=0, description="largest gradient norm; 0 does not clip")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0 evaluates after each epoch")
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")
-    evaluation_batch_size: int = Field(64, ge=1, description="rows per pass in evaluation")
+    evaluation_batch_size: int = Field(64, ge=1, description="rows per forward pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")
     init_from: str = Field("", description="a cue folder to start from: a first stage on other rows, such as NLI")
     tensorboard: bool = Field(False, description="also write event files for tensorboard")

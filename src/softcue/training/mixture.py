@@ -1,7 +1,7 @@
-"""Several tasks in one run: how often each comes (Raffel et al. 2020, section 3.5.2), as a function of seed and epoch.
+"""How rows of several tasks are mixed in one run (Raffel et al. 2020, section 3.5.2), by seed and epoch.
 
-proportional: in proportion to a task's rows, none counting as more than `cap`. equal: all alike. temperature: in
-proportion to the T-th root of its rows; 1 is proportional, large T nears equal.
+proportional: in proportion to the number of a task's rows, at most `cap`. equal: the same number of rows for each
+task. temperature: in proportion to the T-th root of the number of rows; T = 1 is proportional, large T is near equal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from softcue.tasks import shares
 from softcue.training.batches import stream_seed
 
-WHOLE = 1_000_000  # rates as whole numbers, so that no rounding can differ
+WHOLE = 1_000_000  # rates are compared as integers, so that rounding cannot differ
 
 
 class MixtureConfig(BaseModel):
@@ -24,17 +24,17 @@ class MixtureConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tasks: tuple[str, ...] = Field(
-        (), description="names of `softcue tasks` or task files; empty: one task, as `task` says"
+        (), description="names of `softcue tasks` or task files; empty: one task, set by `task`"
     )
     sampling: Literal["proportional", "equal", "temperature"] = Field(
-        "proportional", description="how often tasks come"
+        "proportional", description="how often each task's rows come"
     )
     temperature: float = Field(2.0, ge=1, description="sampling=temperature: the root of the tasks' sizes")
     cap: int = Field(10_000, ge=1, description="most rows of a task, in training and in validation (seeded sample)")
 
 
 def rows_per_task(sizes: Sequence[int], config: MixtureConfig) -> list[int]:
-    """How many rows of an epoch are each task's; an epoch has as many rows as all tasks together.
+    """Number of rows of each task in an epoch; an epoch has as many rows as all tasks together.
 
     Example:
         >>> rows_per_task([90, 10], MixtureConfig(sampling="equal"))
@@ -52,24 +52,24 @@ def rows_per_task(sizes: Sequence[int], config: MixtureConfig) -> list[int]:
 
 
 def epoch_rows(sizes: Sequence[int], config: MixtureConfig, seed: int, epoch: int) -> list[int]:
-    """The row numbers of an epoch, counting through all tasks' rows one after the other.
+    """The row numbers of an epoch. Rows are numbered through all tasks, one task after the other.
 
-    A task's rows come in a new order each time all of them have come, wherever that falls in an epoch: none is seen
-    twice before all are seen once.
+    Each task goes through all its rows before one comes again, then in a new order. A round of a task may end
+    within an epoch.
 
     Example:
         >>> sorted(row for row in epoch_rows([2, 4], MixtureConfig(), seed=0, epoch=0))
         [0, 1, 2, 3, 4, 5]
     """
-    found = []
+    rows = []
     first = 0
     for number, (size, count) in enumerate(zip(sizes, rows_per_task(sizes, config), strict=True)):
         orders: dict[int, list[int]] = {}
-        for place in range(epoch * count, (epoch + 1) * count):
-            turn, position = divmod(place, size)
-            if turn not in orders:
-                generator = torch.Generator().manual_seed(stream_seed(seed, "task", number, turn))
-                orders[turn] = torch.randperm(size, generator=generator).tolist()
-            found.append(first + orders[turn][position])
+        for num_before in range(epoch * count, (epoch + 1) * count):
+            round_number, position = divmod(num_before, size)
+            if round_number not in orders:
+                generator = torch.Generator().manual_seed(stream_seed(seed, "task", number, round_number))
+                orders[round_number] = torch.randperm(size, generator=generator).tolist()
+            rows.append(first + orders[round_number][position])
         first += size
-    return found
+    return rows

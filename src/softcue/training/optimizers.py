@@ -1,8 +1,8 @@
 """AdamW, and Adafactor exactly as Lester et al. (2021) ran it.
 
-Written by hand because neither torch's nor transformers' Adafactor can express the rule:
-no parameter scaling, no first moment, second moments unfactored unless both sides have 128 rows or more,
-beta2 = 1 - t^-0.8, updates clipped to RMS 1, and weight decay that is not multiplied by the rate.
+Adafactor is written here because neither torch's nor transformers' version can express the rule: no parameter scaling,
+no first moment, second moments factored only if both sides of a matrix are 128 or longer, beta2 = 1 - t^-0.8, updates
+clipped to RMS 1, and weight decay that is not multiplied by the learning rate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update each parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -68,15 +68,15 @@ class Adafactor(torch.optim.Optimizer):
             state["moment"].lerp_(square, 1.0 - beta2)
             update = gradient * state["moment"].rsqrt()
         update /= (update.square().mean().sqrt() / CLIP_RMS).clamp(min=1.0)
-        # new = (1 - weight_decay) * old - rate * update: the decay is not multiplied by the rate
+        # new = (1 - weight_decay) * old - rate * update: the decay is not multiplied by the learning rate
         parameter.mul_(1.0 - weight_decay).sub_(update.to(parameter.dtype), alpha=rate)
 
 
 def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> torch.optim.Optimizer:
-    """Two groups: prompt vectors with their rate, everything else with the network rate."""
+    """An optimizer with two groups: prompt vectors, and all other parameters with the network learning rate."""
     prompts = model.method.prompt_parameters()
-    known = {id(parameter) for parameter in prompts}
-    networks = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    prompt_ids = {id(parameter) for parameter in prompts}
+    networks = [p for p in model.parameters() if p.requires_grad and id(p) not in prompt_ids]
     groups = [
         {"params": parameters, "lr": rate, "base_rate": rate}
         for parameters, rate in ((prompts, config.learning_rate), (networks, config.network_learning_rate))
@@ -90,7 +90,7 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
 
 
 def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:
-    """What step number `step` (from 0) multiplies the rates with.
+    """The factor on all learning rates at step number `step` (from 0).
 
     Example:
         >>> rate_factor(TrainingConfig(schedule="linear", warmup_steps=2), 1, 12)
@@ -120,11 +120,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
+    """Load the tensors that `optimizer_tensors` returned."""
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         name, _, key = full_name.partition("|")
         parameter = parameters[name]
-        # AdamW keeps its step counter on the processor, whatever the device of the moments.
-        home = "cpu" if value.dim() == 0 else parameter.device
-        optimizer.state[parameter][key] = value.to(home)
+        # AdamW keeps its step counter on the CPU, whatever the device of the moments.
+        device = "cpu" if value.dim() == 0 else parameter.device
+        optimizer.state[parameter][key] = value.to(device)

@@ -1,4 +1,4 @@
-"""Several processes, one run: who we are, sums over all, and waiting for each other (on accelerate)."""
+"""Several processes in one run: rank, sums over all processes, and barriers (with accelerate)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from softcue.errors import RunError
 
 
 class Processes:
-    """This process among those torchrun started; alone if it did not."""
+    """This process among those torchrun started; the only one without torchrun."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
@@ -42,23 +42,23 @@ class Processes:
         return values
 
     def share_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give every process the numbers of the first."""
+        """Copy the first process' values to all processes."""
         if self.world_size > 1:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor, src=0)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes have arrived here."""
         if self.world_size > 1:
             torch.distributed.barrier()
 
     @staticmethod
     def is_first() -> bool:
-        """Whether this is the process that speaks, for code without a run at hand."""
+        """Whether this process prints results; for code outside a run."""
         return int(os.environ.get("RANK", "0")) == 0
 
     @staticmethod
     def leave() -> None:
-        """End this process' part in the group, if it is in one."""
+        """Leave the group of processes, if there is one."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

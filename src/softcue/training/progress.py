@@ -1,4 +1,4 @@
-"""What a run tells while it runs: the progress bar, metrics.jsonl, tensorboard; and its folder's lock."""
+"""Reports of a running training: the progress bar, metrics.jsonl and tensorboard."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from softcue.files import write_whole
 
 
 class ProgressRecorder:
-    """Listens to a trainer. Standard output stays free for results: everything here goes to standard error."""
+    """Records the steps and evaluations of a trainer. Text goes to standard error; standard output is for results."""
 
-    def __init__(self, folder: Path, num_steps: int, shows_bar: bool, uses_tensorboard: bool) -> None:
+    def __init__(self, folder: Path, num_steps: int, show_bar: bool, use_tensorboard: bool) -> None:
         self.folder, self.num_steps = folder, num_steps
         self.console = Console(stderr=True)
         # narrow enough for 80 columns
@@ -38,16 +38,16 @@ class ProgressRecorder:
             TextColumn("loss {task.fields[loss]} score {task.fields[score]} {task.fields[speed]} rows/s"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not shows_bar,
+            disable=not show_bar,
         )
         self.title = escape(folder.name)
-        self.board = _tensorboard(folder) if uses_tensorboard else None
+        self.board = _tensorboard(folder) if use_tensorboard else None
         self._bar_task: TaskID | None = None
         self._started = time.monotonic()
-        self._rows_done = 0
+        self._num_rows = 0
 
     def start(self, step: int) -> None:
-        """Show the bar from a step on; lines of steps that will be run again are dropped."""
+        """Show the bar from a step on. Lines in metrics.jsonl of later steps are removed: those steps run again."""
         path = self.folder / "metrics.jsonl"
         kept: list[str] = []
         if step and path.is_file():
@@ -69,8 +69,8 @@ class ProgressRecorder:
         if self._bar_task is None:
             return
         if kind == "step":
-            self._rows_done += values["rows"]
-            speed = self._rows_done / max(1e-9, time.monotonic() - self._started)
+            self._num_rows += values["rows"]
+            speed = self._num_rows / max(1e-9, time.monotonic() - self._started)
             self.bar.update(
                 self._bar_task, completed=values["step"], loss=f"{values['loss']:.3f}", speed=f"{speed:.0f}"
             )
@@ -78,7 +78,7 @@ class ProgressRecorder:
             self.bar.update(self._bar_task, score=f"{values['score']:.1f} best {values['best_score']:.1f}")
 
     def warn(self, messages: Sequence[str]) -> None:
-        """Say what a user must know, above the bar."""
+        """Print warnings above the bar."""
         for message in messages:
             self.console.print(f"[yellow]warning:[/] {escape(message)}", highlight=False, soft_wrap=True)
 
@@ -106,4 +106,4 @@ def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return 1 << 62  # a torn last line
+        return 1 << 62  # an incomplete last line is removed like a later step

@@ -13,7 +13,7 @@ from softcue.errors import RunError
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep a second run out of an output folder; the lock ends with the process, however it ends."""
+    """Keep a second run out of an output folder. The lock ends with the process, even if it is killed."""
     path = folder.parent / f".{folder.name}.lock"
     try:
         if folder.exists() and not folder.is_dir():
@@ -27,11 +27,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the holder before us may have removed the file between our open and our lock
-            is_ours = path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino
+            # the previous holder may have removed the file between `open` and `flock`
+            has_lock = path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino
         except OSError:
-            is_ours = False
-        if not is_ours:
+            has_lock = False
+        if not has_lock:
             raise RunError(
                 setting="output_dir",
                 got=folder,

@@ -40,7 +40,7 @@ class LoadedCue:
     @classmethod
     def of(cls, name: str, cue: Cue) -> LoadedCue:
         """A loaded cue under a name."""
-        return cls(name, cue.record.record_sha256[:VERSION_LENGTH], cue)
+        return cls(name, cue.cue_file.record_sha256[:VERSION_LENGTH], cue)
 
     def writing(self, max_new_tokens: int) -> TaskModel:
         """The cue's model, but with answers of at most so many tokens; rows that ask for the same share a pass."""
@@ -55,7 +55,7 @@ class LoadedCue:
 
     def as_dict(self) -> dict[str, object]:
         """What a client should know of it, for JSON."""
-        record = self.cue.record
+        record = self.cue.cue_file
         return {
             "name": self.name,
             "version": self.version,

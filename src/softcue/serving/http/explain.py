@@ -92,7 +92,7 @@ def explained(served: LoadedCue, text: str | Sequence[str]) -> Explanation:
     found: Explanation = {
         "task": served.name,
         "version": served.version,
-        "method": cue.record.method["name"],
+        "method": cue.cue_file.method["name"],
         "reads_input": method.reads_input,
         "vectors": [],
     }

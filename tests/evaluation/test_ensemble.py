@@ -16,15 +16,15 @@ def answer(**scores: float) -> Prediction:
 
 
 def test_majority_wins_against_a_surer_minority() -> None:
-    found = vote([answer(a=0.51, b=0.49), answer(a=0.51, b=0.49), answer(a=0.01, b=0.99)])
-    assert found.label == "a"
-    assert found.scores == pytest.approx({"a": 1.03 / 3, "b": 1.97 / 3})  # b is likelier and still loses
+    joined = vote([answer(a=0.51, b=0.49), answer(a=0.51, b=0.49), answer(a=0.01, b=0.99)])
+    assert joined.label == "a"
+    assert joined.scores == pytest.approx({"a": 1.03 / 3, "b": 1.97 / 3})  # b is likelier and still loses
 
 
 def test_most_votes_win_without_an_absolute_majority() -> None:
     ballots = [answer(a=0.9, b=0.06, c=0.04), answer(a=0.2, b=0.5, c=0.3), answer(a=0.3, b=0.1, c=0.6)]
-    found = vote([*ballots, answer(a=0.3, b=0.1, c=0.6)])
-    assert found.label == "c"
+    joined = vote([*ballots, answer(a=0.3, b=0.1, c=0.6)])
+    assert joined.label == "c"
     assert votes(ballots) == {"a": 1, "b": 1, "c": 1}
 
 
@@ -49,9 +49,9 @@ def test_tie_goes_to_the_label_that_is_likeliest_to_all_cues(ballots: list[dict[
 def test_only_tied_labels_can_win_a_tie() -> None:
     # c is every cue's second choice and likeliest to all of them together, but got no vote
     ballots = [answer(a=0.5, b=0.02, c=0.48), answer(a=0.03, b=0.5, c=0.47)]
-    found = vote(ballots)
-    assert found.label == "a"  # 0.5 * 0.03 against 0.02 * 0.5
-    assert found.scores == pytest.approx({"a": 0.265, "b": 0.26, "c": 0.475})
+    joined = vote(ballots)
+    assert joined.label == "a"  # 0.5 * 0.03 against 0.02 * 0.5
+    assert joined.scores == pytest.approx({"a": 0.265, "b": 0.26, "c": 0.475})
 
 
 def test_perfect_tie_goes_to_the_first_label_of_the_scores() -> None:
@@ -75,22 +75,22 @@ def test_texts_without_scores_go_by_votes_and_then_by_the_first_seen() -> None:
 
 def test_label_without_scores_counts_as_all_but_impossible() -> None:
     scored = answer(a=0.6, b=0.4)
-    found = vote([Prediction("c"), scored])
-    assert found.label == "a"  # 0.6 * tiny against tiny * tiny
-    assert found.scores is None  # one cue has no probabilities to average
+    joined = vote([Prediction("c"), scored])
+    assert joined.label == "a"  # 0.6 * tiny against tiny * tiny
+    assert joined.scores is None  # one cue has no probabilities to average
     assert vote([Prediction("b"), scored]).label == "a"
     assert vote([Prediction("b"), scored, Prediction("b")]).label == "b"
 
 
 def test_zero_probability_is_no_error() -> None:
-    found = vote([answer(a=1.0, b=0.0), answer(a=0.0, b=1.0)])
-    assert found == Prediction("a", scores={"a": 0.5, "b": 0.5})
+    joined = vote([answer(a=1.0, b=0.0), answer(a=0.0, b=1.0)])
+    assert joined == Prediction("a", scores={"a": 0.5, "b": 0.5})
 
 
 def test_scores_are_means_by_label_whatever_their_order() -> None:
-    found = vote([answer(a=0.8, b=0.2), answer(b=0.6, a=0.4), answer(a=0.6, b=0.4)])
-    assert found.scores == pytest.approx({"a": 0.6, "b": 0.4})
-    assert list(found.scores or {}) == ["a", "b"]
+    joined = vote([answer(a=0.8, b=0.2), answer(b=0.6, a=0.4), answer(a=0.6, b=0.4)])
+    assert joined.scores == pytest.approx({"a": 0.6, "b": 0.4})
+    assert list(joined.scores or {}) == ["a", "b"]
 
 
 def test_values_are_averaged() -> None:
@@ -101,7 +101,7 @@ def test_values_are_averaged() -> None:
 
 def test_one_answer_is_its_own_vote_and_none_is_none() -> None:
     assert vote([answer(a=0.3, b=0.7)]) == answer(a=0.3, b=0.7)
-    with pytest.raises(ValueError, match="at least one answer"):
+    with pytest.raises(ValueError, match="at least one prediction"):
         vote([])
 
 

@@ -61,13 +61,13 @@ def cues(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path
                 ("badge reader {} is dead", "hardware", "curt"),
             ][number % 2]
             writer.writerow((text.format(number), text.format(number), team, tone, number % 5))
-    own = ["--text", "message", "--label"]
-    wanted: dict[str, list[object]] = {f"seed{seed}/teams": [*own, "team", "--seed", seed] for seed in range(3)}
-    wanted |= {f"score{seed}": [*own, "score", "task.kind=regression", "--seed", seed] for seed in range(2)}
-    wanted |= {"tone": [*own, "tone"], "copy": ["--text", "copy", "--label", "team"]}
+    options = ["--text", "message", "--label"]
+    wanted: dict[str, list[object]] = {f"seed{seed}/teams": [*options, "team", "--seed", seed] for seed in range(3)}
+    wanted |= {f"score{seed}": [*options, "score", "task.kind=regression", "--seed", seed] for seed in range(2)}
+    wanted |= {"tone": [*options, "tone"], "copy": ["--text", "copy", "--label", "team"]}
     for name, words in wanted.items():
-        found = cues.train(name, *words)
-        assert found.code == 0, found.err
+        ended = cues.train(name, *words)
+        assert ended.code == 0, ended.err
     return cues
 
 
@@ -86,15 +86,15 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
     def answers(backbone: object, requests: Sequence[tuple[Any, Example]], batch_size: int = 64) -> Predictions:
         passes.append([model for model, _ in requests])
         flat = [probability for cue in zip(*ballots, strict=True) for probability in cue]
-        found = [
+        result = [
             Prediction("billing" if p > 0.5 else "hardware", scores={"billing": p, "hardware": 1 - p}) for p in flat
         ]
-        assert len(found) == len(requests)
-        return Predictions(found, 0)
+        assert len(result) == len(requests)
+        return Predictions(result, 0)
 
     def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[Answer]:
-        found = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
-        return [Answer(one, {}, {}, False, 0.0, 0.0) for one in found.answers]
+        result = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
+        return [Answer(item, {}, {}, False, 0.0, 0.0) for item in result.predictions]
 
     monkeypatch.setattr("softcue.inference.predict", answers)
     monkeypatch.setattr("softcue.serving.engine.engine.Engine.predict", results)
@@ -164,25 +164,25 @@ def test_evaluation_scores_the_vote_and_each_cue(cues: Cues, tmp_path: Path, mon
     file = tmp_path / "rows.csv"
     file.write_text("message,team\nfirst,billing\nsecond,hardware\nthird,billing\n")
     passes = hold_the_vote(monkeypatch, BALLOTS)
-    found = run("evaluate", *cues.three, "--vote", "--data", file, "--json").json
-    assert set(found) == {"data", "rows", "vote", "cues", "truncated"}
-    assert (found["data"], found["rows"], found["truncated"]) == (str(file), 3, 0)
+    printed = run("evaluate", *cues.three, "--vote", "--data", file, "--json").json
+    assert set(printed) == {"data", "rows", "vote", "cues", "truncated"}
+    assert (printed["data"], printed["rows"], printed["truncated"]) == (str(file), 3, 0)
     # billing, hardware, billing are true; the vote says billing, hardware, hardware
-    assert found["vote"]["scores"]["accuracy"] == pytest.approx(200 / 3)
-    assert found["vote"]["predicted_labels"] == {"billing": 1, "hardware": 2}
+    assert printed["vote"]["scores"]["accuracy"] == pytest.approx(200 / 3)
+    assert printed["vote"]["predicted_labels"] == {"billing": 1, "hardware": 2}
     # the first two cues say the same as the vote; the third hardware, billing, hardware
-    accuracies = {path: one["scores"]["accuracy"] for path, one in found["cues"].items()}
+    accuracies = {path: item["scores"]["accuracy"] for path, item in printed["cues"].items()}
     assert accuracies == pytest.approx(dict(zip(map(str, cues.three), (200 / 3, 200 / 3, 0.0), strict=True)))
     assert len(passes) == 1
 
 
 def test_evaluated_vote_is_a_table_with_a_row_per_cue(cues: Cues) -> None:
-    found = run("evaluate", *cues.three, "--vote", "--data", cues["rows.csv"])
-    assert found.code == 0
-    lines = found.out.splitlines()
+    ended = run("evaluate", *cues.three, "--vote", "--data", cues["rows.csv"])
+    assert ended.code == 0
+    lines = ended.out.splitlines()
     for name in (*map(str, cues.three), "vote"):
-        assert any(line.startswith(f"│ {name} ") and " 24 " in line for line in lines), found.out
-    assert all(word in found.out for word in ("3 cues on", "accuracy", "macro_f1", "matthews"))
+        assert any(line.startswith(f"│ {name} ") and " 24 " in line for line in lines), ended.out
+    assert all(word in ended.out for word in ("3 cues on", "accuracy", "macro_f1", "matthews"))
 
 
 def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
@@ -206,8 +206,8 @@ def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
 )
 def test_cues_of_another_task_have_no_vote(cues: Cues, verb: str, other: str, parts: list[str]) -> None:
     source = ["--input" if verb == "predict" else "--data", cues["rows.csv"]]
-    found = run(verb, cues.three[0], cues[other], "--vote", *source)
-    check_refused(found, "cues", f"{cues[other]}: ", "name cues of one task", *parts)
+    ended = run(verb, cues.three[0], cues[other], "--vote", *source)
+    check_refused(ended, "cues", f"{cues[other]}: ", "name cues of one task", *parts)
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
@@ -225,7 +225,7 @@ def test_text_column_called_votes_is_told_from_the_answer(cues: Cues, tmp_path: 
     file = tmp_path / "rows.csv"
     file.write_text("votes,team\n" + "".join(f"text {n},{'ab'[n % 2]}\n" for n in range(12)))
     cue = tmp_path / "cue"
-    found = run(
+    ended = run(
         "train",
         "--train",
         file,
@@ -240,7 +240,7 @@ def test_text_column_called_votes_is_told_from_the_answer(cues: Cues, tmp_path: 
         "training.steps=1",
         "method.prompt_length=4",
     )
-    assert found.code == 0, found.err
+    assert ended.code == 0, ended.err
     row = run("predict", cue, "--vote", "--input", "-", "--json", stdin=b"hello").json["rows"][0]
     assert row["input.votes"] == "hello"
     assert row["votes"] == {row["label"]: 1}
@@ -251,9 +251,9 @@ def test_text_column_called_votes_is_told_from_the_answer(cues: Cues, tmp_path: 
 
 def test_few_shot_trains_on_that_many_rows(cues: Cues, tmp_path: Path) -> None:
     words = ["--text", "message", "--label", "team", "--overwrite", "task.validation_rows=8", "task.stratified=true"]
-    found = cues.train("few", *words, "--few-shot", "6")
-    assert found.code == 0, found.err
-    assert "warning" not in found.err
+    ended = cues.train("few", *words, "--few-shot", "6")
+    assert ended.code == 0, ended.err
+    assert "warning" not in ended.err
     rows = splits_of_run(cues["few"])
     assert Counter(row.target for row in rows.train) == {"billing": 3, "hardware": 3}
     assert len(rows.validation) == 8
@@ -269,22 +269,22 @@ def test_few_shot_trains_on_that_many_rows(cues: Cues, tmp_path: Path) -> None:
         backbone=str(cues.backbone),
         overrides={"task.validation_rows": 8, "task.stratified": True, "training.steps": 2, "method.prompt_length": 4},
     )
-    assert cue.record.training["run"] == record["run"]  # the same rows and settings
+    assert cue.cue_file.training["run"] == record["run"]  # the same rows and settings
 
 
 def test_bad_few_shot_settings_are_refused_and_nothing_written(cues: Cues) -> None:
-    own = ["--text", "message", "--label", "team", "--few-shot"]
-    check_refused(cues.train("no", *own, "6", "task.train_rows=9"), "task.few_shot", "6", "task.train_rows", "9")
-    check_refused(cues.train("no", *own, "24"), "task.few_shot", "24 distinct training texts", "--validation FILE")
-    check_refused(cues.train("no", *own, "-1"), "task.few_shot", "-1", "greater than or equal to 0")
-    check_refused(cues.train("no", *own, "6", "task.swap_pairs=true"), "task.swap_pairs", "two texts", "'message'")
-    found = cues.train("no", *own, "6", "task.validation_rows=4", "task.label_descriptions.biling=About money.")
-    check_refused(found, "task.label_descriptions", "did you mean 'billing'?")
+    options = ["--text", "message", "--label", "team", "--few-shot"]
+    check_refused(cues.train("no", *options, "6", "task.train_rows=9"), "task.few_shot", "6", "task.train_rows", "9")
+    check_refused(cues.train("no", *options, "24"), "task.few_shot", "24 distinct training texts", "--validation FILE")
+    check_refused(cues.train("no", *options, "-1"), "task.few_shot", "-1", "greater than or equal to 0")
+    check_refused(cues.train("no", *options, "6", "task.swap_pairs=true"), "task.swap_pairs", "two texts", "'message'")
+    ended = cues.train("no", *options, "6", "task.validation_rows=4", "task.label_descriptions.biling=About money.")
+    check_refused(ended, "task.label_descriptions", "did you mean 'billing'?")
     assert not cues["no"].exists()
 
 
 def test_descriptions_and_swapped_pairs_reach_the_cue(cues: Cues) -> None:
-    found = cues.train(
+    ended = cues.train(
         "pairs",
         "--text",
         "message,copy",
@@ -296,7 +296,7 @@ def test_descriptions_and_swapped_pairs_reach_the_cue(cues: Cues) -> None:
         "task.validation_rows=4",
         "task.label_descriptions.billing='It is about money.'",
     )
-    assert found.code == 0, found.err
+    assert ended.code == 0, ended.err
     record = json.loads((cues["pairs"] / "cue.json").read_text())
     assert record["task"]["labels"]["billing"]["description"] == "It is about money."
     assert (record["training"]["train_rows"], record["training"]["validation_rows"]) == (12, 4)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from softcue.evaluation.answers import exact_match, legal_text, legal_value, normalised, word_f1
+from softcue.evaluation.metrics import exact_match, normalise_text, word_f1
+from softcue.evaluation.scoring import legal_text, legal_value
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction
 
@@ -24,7 +25,7 @@ from softcue.types import Example, Prediction
     ],
 )
 def test_normalisation_has_squads_order(text: str, expected: str) -> None:
-    assert normalised(text) == expected
+    assert normalise_text(text) == expected
 
 
 def test_exact_match_ignores_case_punctuation_articles_and_spaces() -> None:
@@ -76,9 +77,9 @@ def test_answer_that_is_none_is_wrong_even_where_nothing_is_right() -> None:
 def test_label_outside_the_task_is_illegal() -> None:
     task = Task(name="t", labels={"a": Label(words="ay")})
     for kind in ("classification", "referent"):
-        own = task.model_copy(update={"kind": kind})
-        found = [legal_text(own, Prediction(label), Example(("x",))) for label in ("a", "A", "ay", "", None)]
-        assert found == ["a", None, None, None, None]
+        kind_task = task.model_copy(update={"kind": kind})
+        texts = [legal_text(kind_task, Prediction(label), Example(("x",))) for label in ("a", "A", "ay", "", None)]
+        assert texts == ["a", None, None, None, None]
     assert legal_text(Task(name="t"), Prediction("anything"), Example(("x",))) == "anything"  # labels unknown
 
 

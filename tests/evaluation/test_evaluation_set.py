@@ -1,4 +1,4 @@
-"""A cue on another task's rows: which labels match, in which direction, and what is refused."""
+"""A cue on another task's rows: which labels match, in which direction, and which pairs are errors."""
 
 from __future__ import annotations
 
@@ -12,43 +12,47 @@ from softcue.types import Example, Prediction
 
 @pytest.mark.parametrize(("ours", "theirs"), [("qqp", "mrpc"), ("mrpc", "qqp")])
 def test_paraphrases_are_the_same_in_both_directions(ours: str, theirs: str) -> None:
-    found = transfer_between(find_task(ours), find_task(theirs))
-    assert found.task.name == theirs
+    mapping = transfer_between(find_task(ours), find_task(theirs))
+    assert mapping.task.name == theirs
     named = {"qqp": ("duplicate", "not_duplicate"), "mrpc": ("equivalent", "not_equivalent")}
-    assert dict(found.answers) == dict(zip(named[ours], named[theirs], strict=True))
+    assert dict(mapping.predicted) == dict(zip(named[ours], named[theirs], strict=True))
 
 
 @pytest.mark.parametrize("ours", ["anli", "snli", "mnli"])
 @pytest.mark.parametrize("theirs", ["rte", "superglue-rte", "axb", "axg"])
 def test_three_nli_labels_become_two_by_turning_the_cues_answers(ours: str, theirs: str) -> None:
-    found = transfer_between(find_task(ours), find_task(theirs))
-    assert found.task.name == theirs
-    assert found.answers == {"entailment": "entailment", "neutral": "not_entailment", "contradiction": "not_entailment"}
+    mapping = transfer_between(find_task(ours), find_task(theirs))
+    assert mapping.task.name == theirs
+    assert mapping.predicted == {
+        "entailment": "entailment",
+        "neutral": "not_entailment",
+        "contradiction": "not_entailment",
+    }
     examples = [
         Example(("a", "b"), target) for target in ("entailment", "not_entailment", "not_entailment", "entailment")
     ]
     answers = [Prediction(label) for label in ("entailment", "neutral", "contradiction", "neutral")]
-    assert found.score(answers, examples).scores["accuracy"] == 75.0
+    assert mapping.score(answers, examples).scores["accuracy"] == 75.0
 
 
 def test_two_nli_labels_on_rows_with_three_are_scored_as_two() -> None:
-    found = transfer_between(find_task("rte"), find_task("cb"))
-    assert found.task.name == "rte"
+    mapping = transfer_between(find_task("rte"), find_task("cb"))
+    assert mapping.task.name == "rte"
     examples = [Example(("a", "b"), target) for target in ("entailment", "neutral", "contradiction", "neutral")]
     answers = [Prediction(label) for label in ("entailment", "not_entailment", "not_entailment", "entailment")]
-    assert found.score(answers, examples).scores["accuracy"] == 75.0
+    assert mapping.score(answers, examples).scores["accuracy"] == 75.0
 
 
 def test_equal_labels_stay_as_they_are_whatever_else_they_mean() -> None:
-    found = transfer_between(find_task("snli"), find_task("cb"))
-    assert found.task.name == "cb"
-    assert all(ours == theirs for ours, theirs in found.answers.items())
+    mapping = transfer_between(find_task("snli"), find_task("cb"))
+    assert mapping.task.name == "cb"
+    assert all(ours == theirs for ours, theirs in mapping.predicted.items())
 
 
 def test_questions_of_one_kind_need_no_labels() -> None:
-    found = transfer_between(find_task("squad"), find_task("squadshifts-amazon"))
+    mapping = transfer_between(find_task("squad"), find_task("squadshifts-amazon"))
     examples = [Example(("q", "c"), "Oslo", answers=("Oslo", "in Oslo"))]
-    assert found.score([Prediction("the Oslo")], examples).main == 100.0
+    assert mapping.score([Prediction("the Oslo")], examples).main == 100.0
 
 
 @pytest.mark.parametrize(

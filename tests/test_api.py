@@ -1,0 +1,187 @@
+"""softcue.train: its arguments as settings, its inputs, its results, and the same options on the command line."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import check_refused, run
+from tiny import tiny
+
+import softcue
+from softcue import Cue, api
+from softcue.cli import evaluate, predict, train
+from softcue.cli.app import with_options
+from softcue.errors import ConfigurationError, DataError, RunError
+
+ROWS = [
+    {"message": f"{text} {number}", "team": team, "text": f"{text} {number}", "label": team}
+    for number in range(8)
+    for text, team in (("please refund invoice", "billing"), ("badge reader is dead", "hardware"))
+]
+QUICK = {"training.steps": 1, "method.prompt_length": 2}
+
+
+def quick(folder: Path, **arguments: Any) -> Any:
+    given = {"backbone": tiny("bert"), "overrides": QUICK, "progress": False, **arguments}
+    return softcue.train(folder, **given)
+
+
+# --- arguments to settings ---
+
+
+class Recorded(Exception):
+    """Raised instead of running, with the settings of the run."""
+
+
+@pytest.fixture
+def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def record(folder: Path, settings: dict[str, Any], **options: Any) -> Any:
+        raise Recorded(settings, options)
+
+    monkeypatch.setattr(api, "Run", record)
+
+    def settings_of(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        with pytest.raises(Recorded) as caught:
+            softcue.train("out", **arguments)
+        return caught.value.args  # type: ignore[return-value]
+
+    return settings_of
+
+
+def test_arguments_become_settings(settings_of: Any) -> None:
+    settings, options = settings_of(
+        backbone="minilm",
+        method="vip",
+        train=Path("rows.csv"),
+        text=["first", "second"],
+        label="team",
+        few_shot=32,
+        seed=3,
+        init_from=Path("cues/nli"),
+        skip_bad_rows=True,
+    )
+    assert settings["backbone"] == {"name": "minilm"}
+    assert settings["method"] == {"name": "vip"}
+    assert settings["task"] == {
+        "text": ["first", "second"],
+        "label": "team",
+        "few_shot": 32,
+        "skip_bad_rows": True,
+        "train": "rows.csv",
+    }
+    assert settings["training"] == {"seed": 3, "init_from": "cues/nli"}
+    assert options == {"backbone": None, "tables": {}, "is_joint": False}
+
+
+def test_arguments_that_are_not_given_are_no_settings(settings_of: Any) -> None:
+    settings, _ = settings_of(task="tickets")
+    assert {section: values for section, values in settings.items() if values} == {"task": {"name": "tickets"}}
+
+
+def test_overrides_win_over_arguments_and_arguments_over_the_file(settings_of: Any, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"training": {"seed": 1, "epochs": 1, "batch_size": 1}}))
+    for config in (file, {"training": {"seed": 1, "epochs": 1, "batch_size": 1}}):
+        for overrides in ({"training.epochs": 9}, ["training.epochs=9"]):
+            settings, _ = settings_of(config=config, seed=2, overrides=overrides)
+            assert settings["training"] == {"seed": 2, "epochs": 9, "batch_size": 1}
+
+
+def test_rows_given_as_objects_are_tables_and_paths_are_settings(settings_of: Any) -> None:
+    settings, options = settings_of(train=ROWS, test="held-out.csv")
+    assert options["tables"] == {"train": ROWS}
+    assert settings["task"] == {"test": "held-out.csv"}
+
+
+def test_a_loaded_backbone_is_used_as_it_is(settings_of: Any) -> None:
+    backbone = tiny("bert")
+    settings, options = settings_of(backbone=backbone)
+    assert options["backbone"] is backbone
+    assert settings["backbone"] == {"name": backbone.name}
+
+
+# --- runs ---
+
+
+def test_rows_may_be_a_list_of_dictionaries_or_a_frame(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = {"text": "message", "label": "team"}
+    from_list = quick(tmp_path / "list", train=ROWS, validation=ROWS, **columns)
+    from_frame = quick(tmp_path / "frame", train=pandas.DataFrame(ROWS), validation=ROWS, **columns)
+    assert isinstance(from_list, Cue)
+    assert from_list.task.label_names == from_frame.task.label_names
+    assert from_list.scores == from_frame.scores
+
+
+def test_bad_rows_are_an_error_unless_they_are_skipped(tmp_path: Path) -> None:
+    bad = [*ROWS, {"text": None, "label": "billing"}, {"text": "", "label": "billing"}]
+    with pytest.raises(DataError, match="`skip_bad_rows=True`"):
+        quick(tmp_path / "cue", train=bad, validation=ROWS)
+    assert not (tmp_path / "cue").exists()
+    with pytest.warns(UserWarning, match="skipped 2 of 18 rows"):
+        cue = quick(tmp_path / "cue", train=bad, validation=ROWS, skip_bad_rows=True)
+    assert cue.cue_file.training["train_rows"] == len(ROWS)
+    with pytest.raises(DataError, match="`skip_bad_rows=True`"):
+        cue.predict(bad)
+    with pytest.warns(UserWarning, match="skipped 2 of 18 rows"):
+        assert len(cue.predict(bad, skip_bad_rows=True)) == len(ROWS)
+
+
+def test_several_tasks_return_a_cue_by_task_name(tmp_path: Path) -> None:
+    few = {**QUICK, "method.prompt_length": 9, "task.train_rows": 8, "task.validation_rows": 8, "task.test_rows": 8}
+    cues = quick(tmp_path, tasks=["tickets", "urgency"], overrides=few)
+    assert list(cues) == ["tickets", "urgency"]
+    assert {name: cue.path for name, cue in cues.items()} == {name: tmp_path / name for name in cues}
+
+
+@pytest.mark.parametrize("argument", ["task", "train", "validation", "test", "text", "label"])
+def test_an_argument_of_a_single_task_beside_tasks_is_an_error(tmp_path: Path, argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{argument}: got 'x'; expected .* beside `tasks`; leave it out"):
+        softcue.train(tmp_path / "out", tasks=["tickets", "urgency"], **{argument: "x"})
+    ended = run("train", "--tasks", "tickets,urgency", f"--{argument}", "x", "--output-dir", tmp_path / "out")
+    check_refused(ended, f"--{argument}: got 'x'", "beside --tasks")
+
+
+# --- the same options on the command line ---
+
+
+def option_names(command: Any) -> set[str]:
+    return set(inspect.signature(command).parameters)
+
+
+def test_every_option_of_softcue_train_is_a_keyword_and_the_other_way_round() -> None:
+    keywords, options = option_names(api.train), option_names(train.train)
+    assert keywords - options == {"config", "overrides", "progress"}  # words of the command line; --json is quiet
+    assert options - keywords == {"words", "as_json"}
+
+
+def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
+    # `rows` is `num_rows` in Python; the backbone is an argument of softcue.load
+    other = {"cues", "backbone", "by_vote", "by_mean", "as_json"}
+    assert option_names(evaluate.evaluate) - other - {"rows"} == option_names(Cue.evaluate) - {"self", "num_rows"}
+    assert option_names(predict.predict) - other - {"source", "output"} == option_names(Cue.predict) - {"self", "texts"}
+
+
+def test_errors_name_python_arguments_in_python_and_options_on_the_command_line(
+    tmp_path: Path, model_folders: dict[str, Path]
+) -> None:
+    quick(tmp_path / "cue", train=ROWS, validation=ROWS)
+    with pytest.raises(RunError, match=r"^output_dir: got .* pass `overwrite=True`$"):
+        quick(tmp_path / "cue", train=ROWS, validation=ROWS)
+    options = ["--task", "tickets", "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue"]
+    check_refused(run("train", *options), "--output-dir: got", "pass --overwrite")
+    cue = softcue.load(tmp_path / "cue", tiny("bert"))
+    with pytest.raises(ConfigurationError, match=r"^data: got .* pass `data=FILE`, `data=FOLDER`"):
+        cue.evaluate()
+    with pytest.raises(ConfigurationError, match=r"^split: got 'dev'"):
+        cue.evaluate(split="dev")
+
+
+def test_only_options_of_the_command_are_written_as_options() -> None:
+    message = "rows: got 0; expected `data`; see `positive` or pass `data=FILE`"
+    assert with_options(message, ["data"]) == "rows: got 0; expected --data; see `positive` or pass --data FILE"
+    assert with_options(message, ["rows"]) == "--rows: got 0; expected `data`; see `positive` or pass --data FILE"
