@@ -11,6 +11,7 @@ os.environ["SOFTCUE_HOME"] = tempfile.mkdtemp(prefix="softcue-tests-")
 
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,18 @@ def _fixed_draws() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Two test processes on two cores: more threads only get into each other's way."""
-    torch.set_num_threads(1)
+def _few_threads() -> None:
+    """One thread, since test processes share the cores; SOFTCUE_TEST_THREADS=2 tests other orders of summation."""
+    torch.set_num_threads(int(os.environ.get("SOFTCUE_TEST_THREADS", "1")))
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute in float64: new tensors take it, and `Tensor.float` leaves it where the library asks for float32."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="session")
