@@ -21,6 +21,31 @@ HOME = os.environ["SOFTCUE_HOME"]
 sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in every test file
 
 
+# Tests that multiply matrices. The conformance suite joins with one family of each kind.
+NUMERIC = (
+    "backbones",
+    "conformance",
+    "inference",
+    "methods",
+    "paper",
+    "prompts",
+    "readouts",
+    "sentence_vectors",
+    "training",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tiny import ONE_OF_EACH_KIND
+
+    folders = [Path(__file__).parent / name for name in NUMERIC]
+    for item in items:
+        family = getattr(item, "callspec", None) and item.callspec.params.get("family")
+        is_repeated = "conformance" in item.path.parts and family not in (None, *ONE_OF_EACH_KIND)
+        if any(item.path.is_relative_to(folder) for folder in folders) and not is_repeated:
+            item.add_marker("numeric")
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(HOME, ignore_errors=True)
 
