@@ -23,7 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in ever
 
 # Tests that multiply matrices. The conformance suite joins with one family of each kind.
 NUMERIC = (
-    "backbones",
+    "backbones/passes",
+    "backbones/test_injection.py",
+    "backbones/test_late_prompts.py",
     "conformance",
     "inference",
     "methods",
@@ -38,11 +40,11 @@ NUMERIC = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tiny import ONE_OF_EACH_KIND
 
-    folders = [Path(__file__).parent / name for name in NUMERIC]
+    paths = [Path(__file__).parent / name for name in NUMERIC]
     for item in items:
-        family = getattr(item, "callspec", None) and item.callspec.params.get("family")
+        family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
         is_repeated = "conformance" in item.path.parts and family not in (None, *ONE_OF_EACH_KIND)
-        if any(item.path.is_relative_to(folder) for folder in folders) and not is_repeated:
+        if any(item.path.is_relative_to(path) for path in paths) and not is_repeated:
             item.add_marker("numeric")
 
 

@@ -610,7 +610,7 @@ def test_several_cues_answer_in_one_pass_as_they_do_alone(cues: Cues) -> None:
         for row, one in zip(together, alone, strict=True):
             assert row["text"] == one["text"]
             assert row["cues"][name]["label"] == one["label"]
-            assert row["cues"][name]["scores"] == pytest.approx(one["scores"], abs=1e-5)
+            assert row["cues"][name]["scores"] == REORDERED_PROBABILITIES.approx(one["scores"])
 
 
 def test_cues_of_other_columns_share_a_file(cues: Cues, tmp_path: Path) -> None:
