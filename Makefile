@@ -1,6 +1,6 @@
 # make demo   train three cues on a frozen MiniLM and print what they are worth
 # make test   run the tests                       make check   format, lint, types, import direction
-#                                                 make test-numeric  those that depend on rounding (docs: CONTRIBUTING.md)
+# make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make bench  speed and memory against peers      make results the tables of docs/results.md (about an hour)
 #                                                 make few-shot methods x tasks x seeds (two hours; resumes)
 
