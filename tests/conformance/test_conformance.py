@@ -332,12 +332,11 @@ def test_training_changes_only_trainable_parameters(family: str, case: str) -> N
         assert torch.equal(value, frozen[name]), name
     for parameter in backbone.model.parameters():
         assert parameter.grad is None and not parameter.requires_grad
-    unread = (
-        ("method.weights.cls/",) if case in ("fine-tuning", "efl") else ()
-    )  # BERT's word head is unused beside a classifier
+    # BERT's word head is unused beside a classifier
+    unused = ("method.weights.cls/",) if case in ("fine-tuning", "efl") else ()
     for name, value in model.named_parameters():
-        is_read = not name.startswith(unread) if unread else True
-        assert torch.equal(value, initial[name]) != is_read, f"{name} did not learn"
+        is_used = not name.startswith(unused)
+        assert torch.equal(value, initial[name]) != is_used, f"{name} did not learn"
 
 
 @each_combination()
