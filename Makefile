@@ -1,5 +1,6 @@
 # make demo   train three cues on a frozen MiniLM and print what they are worth
 # make test   run the tests                       make check   format, lint, types, import direction
+# make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make bench  speed and memory against peers      make results the tables of docs/results.md (about an hour)
 #                                                 make few-shot methods x tasks x seeds (two hours; resumes)
 
@@ -8,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format bench few-shot superglue codebooks transfer results clean
+.PHONY: demo test test-numeric test-slow check format bench few-shot superglue codebooks transfer results clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -29,6 +30,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
+
+# the tests whose results depend on the order of sums; .ci/run runs them again with other kernels and two threads
+test-numeric: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m 'numeric and not slow'
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

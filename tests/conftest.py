@@ -11,6 +11,7 @@ os.environ["SOFTCUE_HOME"] = tempfile.mkdtemp(prefix="softcue-tests-")
 
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,33 @@ import torch
 
 HOME = os.environ["SOFTCUE_HOME"]
 sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in every test file
+
+
+# Tests that multiply matrices. The conformance suite joins with one family of each kind.
+NUMERIC = (
+    "backbones/passes",
+    "backbones/test_injection.py",
+    "backbones/test_late_prompts.py",
+    "conformance",
+    "inference",
+    "methods",
+    "paper",
+    "prompts",
+    "readouts",
+    "sentence_vectors",
+    "training",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tiny import ONE_OF_EACH_KIND
+
+    paths = [Path(__file__).parent / name for name in NUMERIC]
+    for item in items:
+        family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+        is_repeated = "conformance" in item.path.parts and family not in (None, *ONE_OF_EACH_KIND)
+        if any(item.path.is_relative_to(path) for path in paths) and not is_repeated:
+            item.add_marker("numeric")
 
 
 def pytest_unconfigure() -> None:
@@ -30,9 +58,18 @@ def _fixed_draws() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Two test processes on two cores: more threads only get into each other's way."""
-    torch.set_num_threads(1)
+def _few_threads() -> None:
+    """One thread, since test processes share the cores; SOFTCUE_TEST_THREADS=2 tests other orders of summation."""
+    torch.set_num_threads(int(os.environ.get("SOFTCUE_TEST_THREADS", "1")))
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute in float64: new tensors take it, and `Tensor.float` leaves it where the library asks for float32."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="session")

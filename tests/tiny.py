@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -197,3 +198,10 @@ def tiny_tokenizer(model_type: str) -> Any:
 def tiny(model_type: str) -> Backbone:
     """A tiny backbone, shared by all tests. It is frozen, and a test checks that use does not change it."""
     return Backbone(tiny_model(model_type), tiny_tokenizer(model_type), f"tiny-{model_type}")
+
+
+@cache
+def tiny_float64(model_type: str) -> Backbone:
+    """The tiny backbone with weights in float64. Use it with the fixture `float64`, which keeps the rest in float64."""
+    backbone = tiny(model_type)
+    return Backbone(copy.deepcopy(backbone.model).double(), backbone.tokenizer, backbone.name)

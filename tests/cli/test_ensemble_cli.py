@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command import EVALUATED, Ended, check_refused, run
+from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 import softcue
 from softcue.inference import Predictions
@@ -141,7 +142,7 @@ def test_vote_is_of_what_the_cues_answer_alone(cues: Cues) -> None:
         assert row["votes"] == counts
         assert row["label"] == counts.most_common(1)[0][0]  # three cues and two labels: no ties
         for label, probability in row["scores"].items():
-            assert probability == pytest.approx(sum(answer["scores"][label] for answer in answers) / 3, abs=1e-5)
+            assert probability == REORDERED_PROBABILITIES.approx(sum(answer["scores"][label] for answer in answers) / 3)
 
 
 def test_scores_are_averaged(cues: Cues) -> None:
@@ -150,7 +151,7 @@ def test_scores_are_averaged(cues: Cues) -> None:
     rows = run("predict", *both, "--vote", "--input", "-", "--json", stdin=LINES).json["rows"]
     for row, *answers in zip(rows, *alone, strict=True):
         assert set(row) == {"message", "value"}
-        assert row["value"] == pytest.approx(sum(answer["value"] for answer in answers) / 2, abs=1e-5)
+        assert row["value"] == REORDERED_FLOAT32.approx(sum(answer["value"] for answer in answers) / 2)
     assert {row["value"] for row in alone[0]} != {row["value"] for row in alone[1]}
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from command import check_refused, run
 from tiny import tiny
+from tolerance import REORDERED_PROBABILITIES
 from toy import make_model
 
 from softcue.cli import predict as predict_command
@@ -166,7 +167,7 @@ def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
     scores = json.loads(line.out)["scores"]
     each = [json.loads(run("predict", cue, "--input", "-", stdin=b"the parcel is here\tit came\n").out) for cue in both]
     for label, value in scores.items():
-        assert value == pytest.approx(sum(item["scores"][label] for item in each) / 2)
+        assert value == REORDERED_PROBABILITIES.approx(sum(item["scores"][label] for item in each) / 2)
     assert json.loads(line.out)["label"] == max(scores, key=scores.__getitem__)
     check_refused(run("evaluate", *both, "--mean", "--vote", "--data", data), "--vote", "one of the two")
     spans = [cues / "span", cues / "span"]

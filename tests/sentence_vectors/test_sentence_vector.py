@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import ONE_OF_EACH_KIND, tiny, tiny_model, tiny_tokenizer
+from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 from torch import Tensor, nn
 from toy import EXAMPLES, PAIRS, TASK, make_model
 
@@ -125,8 +126,8 @@ def test_vectors_do_not_depend_on_the_batch_they_are_computed_in(family: str, mo
                 for example in EXAMPLES
             ]
         )
-        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(small, alone, rtol=1e-4, atol=1e-5)
+        REORDERED_FLOAT32.assert_close(together, alone)
+        REORDERED_FLOAT32.assert_close(small, alone)
 
 
 def test_another_seed_and_another_task_with_the_same_texts_run_nothing(tmp_path: Path) -> None:
@@ -277,8 +278,8 @@ def test_a_cue_answers_the_same_with_a_full_an_empty_and_no_store(
     for variable, value in (("SOFTCUE_HOME", str(tmp_path / "other")), ("SOFTCUE_CACHE_MB", "0")):
         monkeypatch.setenv(variable, value)
         for prediction, wanted in zip(loaded.predict(texts), full, strict=True):
-            assert prediction.scores == pytest.approx(wanted.scores, abs=1e-6)
-        assert loaded.predict(texts[:1])[0].scores == pytest.approx(full[0].scores, abs=1e-5)
+            assert prediction.scores == REORDERED_PROBABILITIES.approx(wanted.scores)
+        assert loaded.predict(texts[:1])[0].scores == REORDERED_PROBABILITIES.approx(full[0].scores)
 
 
 @torch.no_grad()
@@ -304,7 +305,7 @@ def test_a_head_reads_texts_as_its_run_cuts_them_and_prompts_read_whole_ones() -
     assert row.is_truncated and row.representation is not None and len(row.ids) <= 12
     batch = collate([row], 0)
     read = backbone.read(batch, None, backbone.embed(batch.ids)).features("cls")[0]
-    torch.testing.assert_close(row.representation, read, rtol=1e-4, atol=1e-5)
+    REORDERED_FLOAT32.assert_close(row.representation, read)
     assert not torch.allclose(row.representation, whole, atol=1e-3)
     with passes(backbone) as ran:  # each of the two has its own place on disk
         assert torch.equal(bare.rows(backbone, long)[0].representation, row.representation)  # type: ignore[arg-type]

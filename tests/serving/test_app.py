@@ -15,6 +15,7 @@ import pytest
 from serving_cues import LONG, TITLES, TOPICS, items, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
+from tolerance import REORDERED_FLOAT32
 
 import softcue
 from softcue.cue.cue import Cue
@@ -69,7 +70,7 @@ def test_answers_are_the_offline_ones_in_order(client: TestClient, cues: dict[st
         for key in ("label", "spans"):
             assert found.get(key) == wanted.get(key)
         for key in ("value", "scores"):
-            assert found.get(key) == pytest.approx(wanted.get(key), abs=1e-5)
+            assert found.get(key) == REORDERED_FLOAT32.approx(wanted.get(key))
 
 
 def test_scores_come_only_where_asked_for(client: TestClient) -> None:

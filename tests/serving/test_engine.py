@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from serving_cues import CASES, LONG, TOPICS, items, save_cue
 from tiny import tiny
+from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 from softcue.cue.cue import Cue
 from softcue.evaluation import mean, vote
@@ -36,8 +37,8 @@ def same(found: Result, wanted: Prediction) -> None:
     assert isinstance(found, Answer), found
     answer = found.prediction
     assert (answer.label, answer.spans, answer.is_illegal) == (wanted.label, wanted.spans, wanted.is_illegal)
-    assert answer.value == (None if wanted.value is None else pytest.approx(wanted.value, abs=1e-5))
-    assert answer.scores == (None if wanted.scores is None else pytest.approx(wanted.scores, abs=1e-5))
+    assert answer.value == (None if wanted.value is None else REORDERED_FLOAT32.approx(wanted.value))
+    assert answer.scores == (None if wanted.scores is None else REORDERED_PROBABILITIES.approx(wanted.scores))
 
 
 def offline(cues: dict[str, Cue], asked: list[tuple[str, Any]]) -> list[Prediction]:

@@ -27,6 +27,7 @@ from command import check_refused, run
 from prometheus_client.parser import text_string_to_metric_families
 from serving_cues import items
 from tiny import tiny
+from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
@@ -213,8 +214,8 @@ def test_replicas_answer_as_the_engine_does_offline(server: Command, folder: Pat
     for (_, _, text), predictions in zip(answers, wanted, strict=True):
         for found, prediction in zip(json.loads(text)["results"], predictions, strict=True):
             assert found.get("label") == prediction.label
-            assert found.get("value") == pytest.approx(prediction.value, abs=1e-5)
-            assert found.get("scores") == pytest.approx(prediction.scores, abs=1e-5)
+            assert found.get("value") == REORDERED_FLOAT32.approx(prediction.value)
+            assert found.get("scores") == REORDERED_PROBABILITIES.approx(prediction.scores)
 
 
 @pytest.mark.slow

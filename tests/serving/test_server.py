@@ -22,6 +22,7 @@ import pytest
 import uvicorn
 from command import check_refused, run
 from tiny import tiny
+from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
@@ -157,8 +158,8 @@ def test_concurrent_clients_get_their_own_answers(start: Start, cues: dict[str, 
             replies = client.predict([(name, text) for text in texts[first : first + 3]], return_scores=True)
             for reply, answer in zip(replies, wanted[name][first : first + 3], strict=True):
                 assert reply.label == answer.label
-                assert reply.value == pytest.approx(answer.value, abs=1e-5)
-                assert reply.scores == pytest.approx(answer.scores, abs=1e-5)
+                assert reply.value == REORDERED_FLOAT32.approx(answer.value)
+                assert reply.scores == REORDERED_PROBABILITIES.approx(answer.scores)
         return 1
 
     with ThreadPoolExecutor(8) as pool:
@@ -367,7 +368,7 @@ def test_sigterm_answers_what_was_taken_then_ends(
         rest = process.stderr.read()
         assert process.wait(20) == 0
     assert replies[0].label == cues["topics"].predict(["a secret text"])[0].label
-    assert replies[1].value == pytest.approx(cues["stars"].predict(["ok"])[0].value, abs=1e-5)
+    assert replies[1].value == REORDERED_FLOAT32.approx(cues["stars"].predict(["ok"])[0].value)
     assert "a secret text" not in rest
     events = [json.loads(line) for line in rest.splitlines()]
     assert [line["status"] for line in events if line.get("route") == "/v1/predict"] == [200]

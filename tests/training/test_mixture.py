@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import tiny
+from tolerance import REORDERED_FLOAT32
 from toy import EXAMPLES, PAIRS, TASK, make_model
 
 import softcue
@@ -100,7 +101,7 @@ def test_gradient_of_a_mixed_batch_is_that_of_its_rows_one_by_one(family: str) -
         gradients.append({name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, value in gradients[0].items():
-        assert torch.allclose(value, gradients[1][name], atol=1e-5), name
+        REORDERED_FLOAT32.assert_close(value, gradients[1][name], name)
 
 
 def test_a_mixture_resumes_where_it_stood(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
         result = model.train()(backbone, batch).loss
         means.append(float(result.total.detach()) / result.count)
     trainer._step()
-    assert losses[0] == pytest.approx((5 * means[0] + means[1]) / 6, rel=1e-5)
+    assert losses[0] == REORDERED_FLOAT32.approx((5 * means[0] + means[1]) / 6)
 
 
 def test_a_few_shot_mixture_validates_as_a_few_shot_run_does() -> None:

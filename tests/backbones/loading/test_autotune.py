@@ -307,7 +307,7 @@ def test_eager_and_sdpa_give_the_same_numbers(family: str) -> None:
         results.append(make_trial_pass(model)())
     for eager, sdpa in zip(*results, strict=True):
         assert float(eager.abs().max()) > 0
-        torch.testing.assert_close(eager, sdpa, rtol=1e-4, atol=5e-5 * float(eager.abs().max()))
+        torch.testing.assert_close(eager, sdpa, rtol=1e-4, atol=1e-4 * float(eager.abs().max()))
 
 
 @pytest.mark.parametrize("family", BOTH)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from tiny import DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny
+from tolerance import REORDERED_BFLOAT16
 from toy import EVERYWHERE, EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone, pool
@@ -41,7 +42,7 @@ def test_unprompted_states_are_the_models_own(family: str) -> None:
         inputs = {"input_ids": batch.ids}
         if batch.segments is not None:
             inputs["token_type_ids"] = batch.segments
-        torch.testing.assert_close(states, backbone.base(**inputs).last_hidden_state, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states, backbone.base(**inputs).last_hidden_state, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
@@ -83,5 +84,5 @@ def test_on_a_bfloat16_backbone_trainable_parameters_and_outputs_stay_in_float32
             assert parameter.dtype == torch.float32, name
             assert parameter.grad is None or bool(parameter.grad.isfinite().all()), name
         losses.append(loss.total.item())
-    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+    assert losses[1] == REORDERED_BFLOAT16.approx(losses[0])
     assert backbone.dtype == torch.bfloat16

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tiny import tiny, tiny_model, tiny_tokenizer
+from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone
@@ -61,13 +62,13 @@ def training_step(
 
 def check_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "") -> None:
     scale = float(expected.abs().max()) or 1.0
-    assert float((actual - expected).abs().max()) <= 1e-5 * scale, name
+    assert float((actual - expected).abs().max()) <= REORDERED_FLOAT32.absolute * scale, name
 
 
 def check_same_step(
     first: tuple[float, dict[str, torch.Tensor]], second: tuple[float, dict[str, torch.Tensor]]
 ) -> None:
-    assert first[0] == pytest.approx(second[0], rel=1e-5)
+    assert first[0] == REORDERED_FLOAT32.approx(second[0])
     assert first[1].keys() == second[1].keys()
     assert any(float(value.abs().max()) > 0 for value in first[1].values())
     for name, value in first[1].items():
@@ -297,7 +298,7 @@ def test_mixed_batches_of_unlike_prompts_share_what_each_cue_begins_with(
     shared = predict(backbone, requests_of(models)).answers
     lay_out_in_every_row(plain)
     for ours, expected in zip(shared, predict(backbone, requests_of(models)).answers, strict=True):
-        assert ours.scores == pytest.approx(expected.scores, abs=1e-5)
+        assert ours.scores == REORDERED_PROBABILITIES.approx(expected.scores)
 
 
 def test_a_prompt_is_run_once_for_all_batches_until_its_parameters_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +359,7 @@ def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch
     assert longer - shorter == static.method.prompt_length
     for mixed, expected in zip(together, alone, strict=True):
         assert mixed.label == expected.label
-        assert mixed.scores == pytest.approx(expected.scores, abs=1e-4)
+        assert mixed.scores == REORDERED_PROBABILITIES.approx(expected.scores)
 
 
 def seeing(window: int) -> Backbone:
