@@ -73,7 +73,7 @@ def label_word_ids(task: Task, backbone: Backbone) -> Tensor:
             target_ids = answer_tokens(backbone.tokenizer, backbone.kind, label.words)
             ids = [token_id for token_id in target_ids if token_id not in special][:1]
         if len(ids) != 1 or ids[0] in names_by_id:
-            problem = "several pieces" if len(ids) != 1 else f"the same first piece as '{names_by_id[ids[0]]}'"
+            problem = "several tokens" if len(ids) != 1 else f"the same first token as '{names_by_id[ids[0]]}'"
             raise ConfigurationError(
                 setting=f"label word of '{name}'",
                 got=f"{label.words} ({problem})",

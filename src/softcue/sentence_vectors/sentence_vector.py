@@ -114,14 +114,14 @@ def _compute(
 ) -> Tensor:
     rows = plain_rows(backbone, task, examples, limit)
     vectors = torch.zeros(len(rows), representation.width(backbone))
-    for numbers in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
-        batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
+    for indices in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
+        batch = collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id).to(backbone.device)
         embeds = backbone.embed(batch.ids)
         if representation.source == "words":
             assert representation.summary != "compared"
-            vectors[numbers] = pool(embeds, batch.mask, representation.summary).cpu()
+            vectors[indices] = pool(embeds, batch.mask, representation.summary).cpu()
         else:
-            vectors[numbers] = backbone.read(batch, None, embeds).features(representation.summary).cpu()
+            vectors[indices] = backbone.read(batch, None, embeds).features(representation.summary).cpu()
     return vectors
 
 
