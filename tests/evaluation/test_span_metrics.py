@@ -112,4 +112,6 @@ def test_piece_counts_in_its_own_row_and_once() -> None:
 
 @pytest.mark.parametrize(("predicted", "true"), [([], []), ([PER], []), ([], [PER])])
 def test_nothing_marked_or_nothing_to_mark_is_zero_as_in_conlleval(predicted: list[Span], true: list[Span]) -> None:
-    assert span_precision([predicted], [true]) == span_recall([predicted], [true]) == span_f1([predicted], [true]) == 0.0
+    assert (
+        span_precision([predicted], [true]) == span_recall([predicted], [true]) == span_f1([predicted], [true]) == 0.0
+    )
