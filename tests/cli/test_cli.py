@@ -17,7 +17,7 @@ from tolerance import REORDERED_PROBABILITIES
 
 import softcue
 from softcue.cli.app import main
-from softcue.cli.output import print_table, shown
+from softcue.cli.output import format_cell, print_table
 
 VERBS = [
     "train",
@@ -143,7 +143,7 @@ def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixtu
     print_table("[title]", ["[a]", "number"], [["[unused1] [/b] :bug:", 7680]])
     result = capsys.readouterr().out
     assert all(part in result for part in ("[title]", "[a]", "[unused1] [/b] :bug:", "7,680"))
-    assert [shown(cell) for cell in (True, 84.127, "x", None)] == ["True", "84.1", "x", "None"]
+    assert [format_cell(cell) for cell in (True, 84.127, "x", None)] == ["True", "84.1", "x", "None"]
 
 
 # --- how the program ends ---

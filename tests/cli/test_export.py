@@ -46,7 +46,7 @@ def test_an_exported_cue_reads_as_the_fine_tuned_model_did(tmp_path: Path, model
 
 def test_a_cue_without_weights_of_its_own_is_refused(tmp_path: Path, model_folders: dict[str, Path]) -> None:
     trained(tmp_path / "cue", model_folders["bert"], "prompt-tuning")
-    with pytest.raises(ConfigurationError, match="leaves the backbone as it is"):
+    with pytest.raises(ConfigurationError, match="does not change the backbone"):
         CliRunner().invoke(
             app, ["backbones", "export", str(tmp_path / "cue"), str(tmp_path / "out")], catch_exceptions=False
         )
@@ -54,5 +54,5 @@ def test_a_cue_without_weights_of_its_own_is_refused(tmp_path: Path, model_folde
 
 
 def test_an_existing_folder_is_never_overwritten(tmp_path: Path, model_folders: dict[str, Path]) -> None:
-    with pytest.raises(ConfigurationError, match="not there yet"):
+    with pytest.raises(ConfigurationError, match="does not exist yet"):
         CliRunner().invoke(app, ["backbones", "export", "cue", str(tmp_path)], catch_exceptions=False)
