@@ -27,7 +27,7 @@ _HOMES = {
     "load": "softcue.cue",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",
-    "Engine": "softcue.serving.engine",
+    "Engine": "softcue.serving.engine.engine",
 }
 
 

@@ -17,7 +17,7 @@ import softcue
 from softcue.inference import Predictions
 from softcue.run import splits_of_run
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer
+from softcue.serving.engine.requests import ServedPrediction
 from softcue.types import Example, Prediction
 
 
@@ -92,9 +92,9 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
         assert len(found) == len(requests)
         return Predictions(found, 0)
 
-    def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[Answer]:
+    def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[ServedPrediction]:
         found = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
-        return [Answer(one, {}, {}, False, 0.0, 0.0) for one in found.answers]
+        return [ServedPrediction(one, {}, {}, False, 0.0, 0.0) for one in found.answers]
 
     monkeypatch.setattr("softcue.inference.predict", answers)
     monkeypatch.setattr("softcue.serving.engine.engine.Engine.predict", results)

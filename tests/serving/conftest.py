@@ -91,11 +91,16 @@ def _servers(folder: Path) -> Iterator[Serve]:
     opened: list[TestClient] = []
 
     def start(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> TestClient:
-        chosen = ServerSettings(**settings)
+        server_settings = ServerSettings(**settings)
         service = Service(
-            chosen,
+            server_settings,
             lambda on_batch: Engine(
-                tiny(model_type), cues_folder, chosen.limits, chosen.max_characters, chosen.max_new_tokens, on_batch
+                tiny(model_type),
+                cues_folder,
+                server_settings.limits,
+                server_settings.max_characters,
+                server_settings.max_new_tokens,
+                on_batch,
             ),
         )
         client = TestClient(create_app(service), raise_server_exceptions=False)

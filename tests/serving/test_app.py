@@ -215,7 +215,7 @@ def test_failed_pass_is_503_and_the_server_lives(client: TestClient, monkeypatch
 
 
 def test_bug_is_a_small_500(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.http.routes.answered", lambda *_: 1 / 0)
+    monkeypatch.setattr("softcue.serving.http.routes.format_result", lambda *_: 1 / 0)
     refused(predict(client, ("topics", SECRET)), 500, "bug")
 
 

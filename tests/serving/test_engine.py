@@ -26,14 +26,14 @@ from softcue.evaluation import mean, vote
 from softcue.serving.engine import engine as engine_module
 from softcue.serving.engine.batcher import Limits
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer, BatchReport, Options, Result
+from softcue.serving.engine.requests import BatchReport, Options, Result, ServedPrediction
 from softcue.serving.errors import RequestError
 from softcue.types import Prediction
 
 
 def same(found: Result, wanted: Prediction) -> None:
     """Equal but for what padding does to the last digits."""
-    assert isinstance(found, Answer), found
+    assert isinstance(found, ServedPrediction), found
     answer = found.prediction
     assert (answer.label, answer.spans, answer.is_illegal) == (wanted.label, wanted.spans, wanted.is_illegal)
     assert answer.value == (None if wanted.value is None else pytest.approx(wanted.value, abs=1e-5))
@@ -68,10 +68,10 @@ def test_mixed_batches_answer_as_each_cue_does_offline(folder: Path, cues: dict[
         found = engine.predict(asked)
     for one, wanted, (name, _) in zip(found, offline(cues, asked), asked, strict=True):
         same(one, wanted)
-        assert isinstance(one, Answer)
+        assert isinstance(one, ServedPrediction)
         assert one.versions == {name: cues[name].record.record_sha256[:12]}
     assert max(report.num_tasks for report in reports) == len(CASES)
-    assert [one.is_truncated for one in found[-4:] if isinstance(one, Answer)] == [False, False, True, True]
+    assert [one.is_truncated for one in found[-4:] if isinstance(one, ServedPrediction)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
@@ -157,7 +157,7 @@ def test_ensembles_are_one_batch_and_equal_offline_ones(
         found = engine.predict([("tone", "At last it came")], ensemble=ensemble)[0]
     names = ["tone-adapter", "tone-late", "tone-vip"]
     same(found, join([cues[name].predict(["At last it came"])[0] for name in names]))
-    assert isinstance(found, Answer)
+    assert isinstance(found, ServedPrediction)
     assert list(found.versions) == names
     assert sum(found.votes.values()) == 3
     assert [report.num_tasks for report in reports] == [3]
@@ -192,11 +192,11 @@ def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: di
     with Engine(tiny(kind), path.parent, max_new_tokens=9) as engine:
 
         def written(**options: Any) -> Result:
-            [pending] = engine.submit([("titles", "My invoice is wrong.")], Options(must_write=True, **options))
+            [pending] = engine.submit([("titles", "My invoice is wrong.")], Options(must_generate=True, **options))
             return pending.result.result(10)
 
         whole, short = written(), written(max_new_tokens=2)
-        assert isinstance(whole, Answer) and isinstance(short, Answer)
+        assert isinstance(whole, ServedPrediction) and isinstance(short, ServedPrediction)
         text = whole.prediction.label or ""
         assert text.startswith((short.prediction.label or "").rstrip("�"))
         assert len(short.prediction.label or "") < len(text)
@@ -205,7 +205,7 @@ def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: di
         same(written(stop=("nowhere",)), whole.prediction)
         for wrong in ({"max_new_tokens": 10}, {"max_new_tokens": 0}):
             assert codes([written(**wrong)]) == ["invalid"]
-        [refused] = engine.submit([("topics", "x")], Options(must_write=True))
+        [refused] = engine.submit([("topics", "x")], Options(must_generate=True))
         assert codes([refused.result.result()]) == ["invalid"]
 
 
@@ -403,7 +403,7 @@ def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any) -> Non
         held.go.clear()
         found = engine.submit([("topics", "ok")] * 4, Options())
         several = engine.expected_seconds
-        assert several == pytest.approx(4 * engine._batcher.answer_seconds) and several > 0
+        assert several == pytest.approx(4 * engine._batcher.prediction_seconds) and several > 0
         held.go.set()
         for pending in found:
             pending.result.result(20)

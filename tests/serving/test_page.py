@@ -26,7 +26,7 @@ from softcue.cue.cue import Cue
 from softcue.inputs.collate import collate
 from softcue.inspection import nearest_words
 from softcue.serving.engine.engine import Engine
-from softcue.serving.http import explain as explaining
+from softcue.serving.http import explain as explain_module
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
@@ -143,14 +143,14 @@ def test_explanations_are_refused_as_predictions_are(client: TestClient) -> None
 
 
 def test_failed_explanation_is_503(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining, "explained", lambda *_: 1 / 0)
+    monkeypatch.setattr(explain_module, "explain_prompt", lambda *_: 1 / 0)
     assert explain(client).json()["error"]["code"] == "failed"
 
 
 def test_many_explanations_at_once_are_429_and_late_ones_504(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(explaining, "MAX_WAITING", 2)
-    monkeypatch.setattr(explaining, "explained", lambda *_: go.wait(20))
+    monkeypatch.setattr(explain_module, "explain_prompt", lambda *_: go.wait(20))
     client = serve(deadline=0.5)
     with ThreadPoolExecutor(3) as pool:
         codes = sorted(response.status_code for response in pool.map(lambda _: explain(client), range(3)))
@@ -198,8 +198,11 @@ def listen(folder: Path) -> Iterator[Callable[..., str]]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(cues_folder: Path = folder, **settings: Any) -> str:
-        chosen = ServerSettings(**settings)
-        service = Service(chosen, lambda on_batch: Engine(tiny("bert"), cues_folder, chosen.limits, on_batch=on_batch))
+        server_settings = ServerSettings(**settings)
+        service = Service(
+            server_settings,
+            lambda on_batch: Engine(tiny("bert"), cues_folder, server_settings.limits, on_batch=on_batch),
+        )
         server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run)
         thread.start()

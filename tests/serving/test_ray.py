@@ -33,7 +33,7 @@ from softcue.errors import ConfigurationError
 from softcue.serving import ray as ray
 from softcue.serving.client import Client, ServerError
 from softcue.serving.engine.engine import Engine
-from softcue.serving.http.metrics import Metrics
+from softcue.serving.http.service import Metrics
 from softcue.serving.settings import ServerSettings
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")

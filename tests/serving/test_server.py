@@ -54,9 +54,10 @@ def start(folder: Path, until: Callable[..., None]) -> Iterator[Start]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def listen(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> Running:
-        chosen = ServerSettings(**settings)
+        server_settings = ServerSettings(**settings)
         service = Service(
-            chosen, lambda on_batch: Engine(tiny(model_type), cues_folder, chosen.limits, on_batch=on_batch)
+            server_settings,
+            lambda on_batch: Engine(tiny(model_type), cues_folder, server_settings.limits, on_batch=on_batch),
         )
         server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run)
@@ -324,7 +325,7 @@ def test_serve_is_refused_before_anything_is_loaded(
 
 SLOW = """
 import sys, time
-from softcue.serving import engine
+from softcue.serving.engine import engine
 plain = engine.predict_mixed
 def slow(*rows):
     time.sleep(1.0)

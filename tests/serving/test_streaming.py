@@ -13,8 +13,8 @@ from softcue.cue.cue import Cue
 from softcue.inference import predict_mixed
 from softcue.serving.engine import engine as engine_module
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer, Options
-from softcue.serving.engine.streaming import Writer
+from softcue.serving.engine.requests import Options, ServedPrediction
+from softcue.serving.engine.streaming import TextStreamer
 
 
 class Spelled:
@@ -28,9 +28,9 @@ class Spelled:
 def told(text: str, *stop: str) -> tuple[list[str], int]:
     """The pieces told while a text is written letter by letter, and how many letters were enough."""
     pieces: list[str] = []
-    writer = Writer(Spelled(), stop, pieces.append, lambda: False)
+    streamer = TextStreamer(Spelled(), stop, pieces.append, lambda: False)
     for size in range(1, len(text) + 1):
-        if writer(list(map(ord, text[:size]))):
+        if streamer(list(map(ord, text[:size]))):
             return pieces, size
     return pieces, len(text)
 
@@ -55,15 +55,15 @@ def test_what_may_become_a_stop_word_waits() -> None:
 
 def test_passes_that_are_run_again_tell_nothing_twice() -> None:
     pieces: list[str] = []
-    writer = Writer(Spelled(), (), pieces.append, lambda: False)
+    streamer = TextStreamer(Spelled(), (), pieces.append, lambda: False)
     for text in ("a", "ab", "a", "ab", "abc"):
-        writer(list(map(ord, text)))
+        streamer(list(map(ord, text)))
     assert pieces == ["a", "b", "c"]
 
 
 def test_rows_nobody_waits_for_have_enough() -> None:
-    assert Writer(Spelled(), (), None, lambda: True)([97])
-    assert not Writer(Spelled(), (), None, lambda: False)([97])
+    assert TextStreamer(Spelled(), (), None, lambda: True)([97])
+    assert not TextStreamer(Spelled(), (), None, lambda: False)([97])
 
 
 @pytest.fixture(params=["t5", "gpt2"])
@@ -81,15 +81,15 @@ def engine(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> Iterator[Engin
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens a writer has heard, each time it hears some."""
+    """How many tokens a streamer has heard, each time it hears some."""
     found: list[int] = []
-    plain = Writer.__call__
+    plain = TextStreamer.__call__
 
-    def counted(self: Writer, ids: Any) -> bool:
+    def counted(self: TextStreamer, ids: Any) -> bool:
         found.append(len(ids))
         return plain(self, ids)
 
-    monkeypatch.setattr(Writer, "__call__", counted)
+    monkeypatch.setattr(TextStreamer, "__call__", counted)
     return found
 
 
@@ -99,7 +99,7 @@ def test_pieces_make_up_the_answers(engine: Engine, kind: str, writing_cues: dic
     found = engine.submit(asked, Options(), on_text=lambda place, text: pieces.setdefault(place, []).append(text))
     for place, (pending, (name, text)) in enumerate(zip(found, asked, strict=True)):
         result = pending.result.result(30)
-        assert isinstance(result, Answer)
+        assert isinstance(result, ServedPrediction)
         assert result.prediction.label == writing_cues[kind][name].predict([text])[0].label
         assert "".join(pieces.get(place, [])) == result.prediction.label
     assert max(map(len, pieces.values())) > 1
@@ -113,7 +113,7 @@ def test_stop_words_end_the_writing_of_their_row(
     def longest(*stop: str) -> int:
         steps.clear()
         [pending] = engine.submit([("titles", TEXTS[0])], Options(stop=stop))
-        assert isinstance(pending.result.result(30), Answer)
+        assert isinstance(pending.result.result(30), ServedPrediction)
         return max(steps)
 
     assert longest(whole[:1]) < longest("nowhere")
@@ -148,9 +148,9 @@ def test_listeners_that_fail_are_told_no_more() -> None:
         raise ValueError
 
     calls: list[str] = []
-    writer = Writer(Spelled(), (), fail, lambda: False)
+    streamer = TextStreamer(Spelled(), (), fail, lambda: False)
     for text in ("a", "ab"):
-        assert not writer(list(map(ord, text)))
+        assert not streamer(list(map(ord, text)))
     assert calls == ["a"]
 
 
@@ -162,11 +162,11 @@ def test_last_words_wait_where_a_tokenizer_moves_spaces() -> None:
             return super().decode(ids, skip_special_tokens).replace(" 's", "'s")
 
     pieces: list[str] = []
-    writer = Writer(Moving(), (), pieces.append, lambda: False)
+    streamer = TextStreamer(Moving(), (), pieces.append, lambda: False)
     text = "so it 's late"
     for size in range(1, len(text) + 1):
-        writer(list(map(ord, text[:size])))
-    writer.tell("so it's late")
+        streamer(list(map(ord, text[:size])))
+    streamer.send("so it's late")
     assert "".join(pieces) == "so it's late"
 
 

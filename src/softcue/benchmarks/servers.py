@@ -172,13 +172,15 @@ def serve_one_cue_at_a_time(cues: Path, backbone: str, port: int) -> None:
     from softcue.serving.http.server import serve
     from softcue.serving.settings import ServerSettings
 
-    with patch.object(batcher, "chosen", of_one_cue(batcher.chosen)):
+    with patch.object(batcher, "choose_batch", of_one_cue(batcher.choose_batch)):
         serve(ServerSettings(port=port), backbone, cues)
 
 
-def of_one_cue(chosen: Callable[..., Any]) -> Callable[..., Any]:
+def of_one_cue(choose_batch: Callable[..., Any]) -> Callable[..., Any]:
     """A choice of the next batch among the rows of the oldest row's cue."""
-    return lambda waiting, *rest: chosen([row for row in waiting if row.job.served is waiting[0].job.served], *rest)
+    return lambda waiting, *rest: choose_batch(
+        [row for row in waiting if row.request_row.loaded_cue is waiting[0].request_row.loaded_cue], *rest
+    )
 
 
 def serve_adapters(cues: Path, backbone: str, port: int) -> None:

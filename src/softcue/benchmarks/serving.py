@@ -40,7 +40,7 @@ from softcue.benchmarks.workloads import (
 )
 from softcue.cue.cue import Cue
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer
+from softcue.serving.engine.requests import ServedPrediction
 
 OUTPUT = Path("runs/bench/serving")
 SHARES = (0.3, 0.5, 0.7)  # of the peak, at which latency is measured; the figure is that of the last
@@ -89,7 +89,7 @@ class Bench:
         items = [(one.task, one.text) for one in asked]
         began = time.perf_counter()
         results = self.engine.predict(items)
-        return sum(isinstance(result, Answer) for result in results) / (time.perf_counter() - began)
+        return sum(isinstance(result, ServedPrediction) for result in results) / (time.perf_counter() - began)
 
     def hardest(self, num_questions: int) -> list[Asked]:
         """Questions to all cues in turn."""

@@ -23,7 +23,7 @@ from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbo
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
-from softcue.errors import ConfigurationError, CueError, DataError
+from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
 from softcue.evaluation import Evaluation
 from softcue.evaluation.evaluation_set import evaluation_set
 from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
@@ -205,11 +205,11 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
 def _check_backbone(folder: Path, record: CueFile, backbone: Backbone) -> None:
     expected = Fingerprint(**record.backbone.fingerprint)
     if differences := expected.differences(backbone.fingerprint):
-        raise CueError(
+        raise BackboneMismatchError(
+            differences,
             setting=f"backbone of {folder}",
             got=f"{_shown(backbone.fingerprint)} ({backbone.name})",
             expected=f"{_shown(expected)} ({record.backbone.name})",
-            fix=f"{' and '.join(differences)} differ; load the cue on the backbone it was trained on",
         )
 
 

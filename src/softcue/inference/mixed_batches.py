@@ -43,7 +43,9 @@ def predict_mixed(
     return [answer for answer in answers if answer is not None]
 
 
-def rows_together(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[TokenizedRow]:
+def rows_together(
+    backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]], use_disk_cache: bool = True
+) -> list[TokenizedRow]:
     """Tokens of unfolded requests of any tasks, in order; M(x) is computed once for all models that read it alike."""
     groups: list[tuple[SentenceVector, int | None, Task, list[int]]] = []
     members = by_model([model for model, _ in requests])
@@ -57,12 +59,14 @@ def rows_together(backbone: Backbone, requests: Sequence[tuple[TaskModel, Exampl
         known += numbers
     vectors: dict[int, Tensor] = {}
     for representation, limit, task, numbers in groups:
-        found = sentence_vectors_of(representation, backbone, task, [requests[number][1] for number in numbers], limit)
+        examples = [requests[number][1] for number in numbers]
+        found = sentence_vectors_of(representation, backbone, task, examples, limit, use_disk_cache=use_disk_cache)
         vectors |= zip(numbers, found, strict=True)
     rows: dict[int, TokenizedRow] = {}
     for model, numbers in members:
         own = None if model.representation is None else torch.stack([vectors[number] for number in numbers])
-        made = model.rows(backbone, [requests[number][1] for number in numbers], vectors=own)
+        examples = [requests[number][1] for number in numbers]
+        made = model.rows(backbone, examples, vectors=own, use_disk_cache=use_disk_cache)
         rows |= zip(numbers, made, strict=True)
     return [rows[number] for number in range(len(requests))]
 

@@ -136,16 +136,29 @@ class TaskModel(nn.Module):
         )
 
     def rows(
-        self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False, vectors: Tensor | None = None
+        self,
+        backbone: Backbone,
+        examples: Sequence[Example],
+        with_answer: bool = False,
+        vectors: Tensor | None = None,
+        use_disk_cache: bool = True,
     ) -> list[TokenizedRow]:
         """Unfolded examples as tokens, with M(x) where the method reads it, unless its `vectors` [N R] are known."""
-        found = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples)
+        if use_disk_cache:
+            found = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples)
+        else:
+            found = [self.formatter.source(example) for example in examples]
         if with_answer:
             found = [self.readout.with_target(row, example) for row, example in zip(found, examples, strict=True)]
         if self.representation is not None and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(
-                    self.representation, backbone, self.readout.task, examples, self.vector_limit
+                    self.representation,
+                    backbone,
+                    self.readout.task,
+                    examples,
+                    self.vector_limit,
+                    use_disk_cache=use_disk_cache,
                 )
             found = [replace(row, representation=vector) for row, vector in zip(found, vectors, strict=True)]
         if self.representation is not None and self.representation.dropout:

@@ -50,6 +50,7 @@ def sentence_vectors_of(
     examples: Sequence[Example],
     limit: int | None = None,
     batch_size: int = 64,
+    use_disk_cache: bool = True,
 ) -> Tensor:
     """M(x) of each example, cut to `limit` tokens (else to the backbone's own limit); known ones from disk. [N R]
 
@@ -61,7 +62,7 @@ def sentence_vectors_of(
     if representation.source == "words":  # a table look-up: cheaper than the disk
         return _computed(representation, backbone, task, examples, limit, batch_size)
     keys = [_key(representation, backbone, task, example, limit) for example in examples]
-    store = open_store()
+    store = open_store(use_disk_cache)
     known = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in known}
     if missing:

@@ -40,7 +40,7 @@ from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import BatchReport
 from softcue.serving.http.logs import JsonLines, log_to_stderr
 from softcue.serving.http.routes import create_app
-from softcue.serving.http.service import Service, engine_of
+from softcue.serving.http.service import Service, make_engine
 from softcue.serving.settings import ServerSettings
 
 NAME = "softcue"  # of the application and of its one deployment
@@ -109,7 +109,7 @@ class Replica:
         self._service.drain()
 
     def _engine(self, on_batch: Callable[[BatchReport], None]) -> Engine:
-        engine = engine_of(self._service.settings, self._backbone, self._cues, on_batch)
+        engine = make_engine(self._service.settings, self._backbone, self._cues, on_batch)
         self._engines.append(engine)
         return engine
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from numbers import Integral, Number, Real
 
 from softcue.errors import DataError, near_matches
-from softcue.tasks.task import Task
+from softcue.tasks.task import Task, check_unicode
 from softcue.types import Span
 
 Values = Mapping[str, object]
@@ -40,29 +40,7 @@ def cell(place: str, row: Values, column: str, task: Task) -> object:
 
 def text_in(place: str, row: Values, column: str, task: Task) -> str:
     """The text of a column."""
-    value = cell(place, row, column, task)
-    if not isinstance(value, str) or (not value.strip() and column not in task.may_be_empty):
-        raise DataError(
-            setting=f"{place}, column '{column}'",
-            got=value,
-            expected="a text that is not empty",
-            fix="fill it in or remove the row",
-        )
-    return _whole_characters(f"{place}, column '{column}'", value)
-
-
-def _whole_characters(where: str, value: str) -> str:
-    """The text, if it can be written as UTF-8: a JSON escape can hold half of a character."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            setting=where,
-            got=repr(value[:40]),
-            expected="text without lone surrogates",
-            fix="repair the escape sequence",
-        ) from error
-    return value
+    return task.check_text(f"{place}, column '{column}'", column, cell(place, row, column, task))
 
 
 def target_in(place: str, row: Values, task: Task) -> str | float:
@@ -79,7 +57,7 @@ def target_in(place: str, row: Values, task: Task) -> str | float:
                 setting=where, got=value, expected="a finite number", fix="fix the row, or set task.kind=classification"
             )
         return number
-    text = _whole_characters(where, label_text(value))
+    text = check_unicode(where, label_text(value))
     if not text:
         raise DataError(setting=where, got=value, expected="a label", fix="fill it in or remove the row")
     return _known_label(where, text, task) if task.has_classes else text
@@ -122,7 +100,7 @@ def _texts_in(where: str, items: Sequence[object]) -> tuple[str, ...]:
             raise DataError(
                 setting=where, got=item, expected="texts that are not empty", fix="fill it in or remove the row"
             )
-    return tuple(_whole_characters(where, str(item)) for item in items)
+    return tuple(check_unicode(where, str(item)) for item in items)
 
 
 def options_in(place: str, row: Values) -> tuple[str, ...]:

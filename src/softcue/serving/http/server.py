@@ -12,7 +12,7 @@ import uvicorn
 
 from softcue.serving.http.logs import log_to_stderr
 from softcue.serving.http.routes import create_app
-from softcue.serving.http.service import Service, engine_of
+from softcue.serving.http.service import Service, make_engine
 from softcue.serving.settings import ServerSettings
 
 
@@ -40,7 +40,7 @@ def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
         serve(ServerSettings(port=8080), "minilm", Path("cues"))
     """
     log_to_stderr(settings.log_texts)
-    service = Service(settings, partial(engine_of, settings, backbone, cues))
+    service = Service(settings, partial(make_engine, settings, backbone, cues))
     config = uvicorn.Config(
         create_app(service),
         host=settings.host,
