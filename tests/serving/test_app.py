@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,6 +160,24 @@ def test_more_than_32_inputs_are_413(client: TestClient) -> None:
     refused(predict(client, *[("stars", "ok")] * 33), 413, "too_many")
 
 
+MANY = b"1," * 900_000 + b"1"
+
+
+@pytest.mark.parametrize("inputs_text", [MANY, b'{"task":"topics","text":[' + MANY + b"]}"])
+def test_hostile_lists_are_rejected_quickly(client: TestClient, inputs_text: bytes) -> None:
+    began = time.monotonic()
+    response = post(client, b'{"inputs": [' + inputs_text + b"]}")
+    assert response.status_code in (413, 422) and len(response.content) < 1000
+    assert post(client, b'{"inputs": [1], "ensemble": [' + MANY + b"]}").status_code == 422
+    many = client.post(
+        "/v1/generate",
+        content=b'{"inputs": [1], "stop": [' + MANY + b"]}",
+        headers={"Content-Type": "application/json"},
+    )
+    refused(many, 422, "invalid")
+    assert time.monotonic() - began < 3
+
+
 def test_bodies_over_two_megabytes_are_413(client: TestClient) -> None:
     whole = json.dumps({"inputs": inputs(("topics", "ok"))}).encode()
     assert post(client, whole.ljust(2_000_000)).status_code == 200
@@ -266,10 +286,11 @@ def test_engine_that_cannot_be_loaded_is_told_of(until: Callable[..., None]) -> 
 # --- keys ---
 
 
-ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/openapi.json", "/nothing"]
+ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/nothing", "/docs/x", "/docs-assets"]
+OPEN_ROUTES = ["/livez", "/readyz", "/", "/docs", "/openapi.json", "/docs-assets/swagger-ui-bundle.js"]
 
 
-def test_keys_are_asked_for_everywhere_but_by_probes_and_the_page(serve: Serve) -> None:
+def test_all_routes_but_probes_and_pages_need_a_key(serve: Serve) -> None:
     client = serve(api_keys=("key-one", "key-two"), admin_keys=("admin-key",))
     for route in ROUTES:
         response = client.get(route)
@@ -282,7 +303,7 @@ def test_keys_are_asked_for_everywhere_but_by_probes_and_the_page(serve: Serve) 
     refused(predict(client, ("topics", "ok")), 401, "unauthorised")
     refused(post(client, b"{ no json"), 401, "unauthorised")  # before anything is read
     refused(client.post("/v1/explain", json={"task": "topics", "text": "ok"}), 401, "unauthorised")
-    assert [client.get(route).status_code for route in ("/livez", "/readyz", "/")] == [200, 200, 200]
+    assert [client.get(route).status_code for route in OPEN_ROUTES] == [200] * len(OPEN_ROUTES)
 
 
 def test_changes_need_the_admin_key(serve: Serve) -> None:
@@ -453,6 +474,31 @@ def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
     assert {"400", "401", "404", "409", "413", "415", "422", "429", "503", "504"} <= set(
         found["paths"]["/v1/predict"]["post"]["responses"]
     )
+
+
+def test_docs_page_loads_everything_from_this_server(client: TestClient) -> None:
+    page = client.get("/docs").text
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(sources) >= 3
+    for source in sources:
+        assert source.startswith("/"), source
+        assert client.get(source).status_code == 200
+    assert "/openapi.json" in page
+
+
+def test_inputs_and_results_have_schemas(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert schemas["PredictBody"]["properties"]["inputs"]["items"] == {"$ref": "#/components/schemas/Input"}
+    operation = document["paths"]["/v1/predict"]["post"]
+    for content, name in (
+        (operation["requestBody"]["content"], "PredictBody"),
+        (operation["responses"]["200"]["content"], "PredictResponse"),
+        (operation["responses"]["422"]["content"], "ErrorResponse"),
+    ):
+        assert content["application/json"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
+    assert operation["security"] == [{"HTTPBearer": []}]
+    assert "text/event-stream" in document["paths"]["/v1/generate"]["post"]["responses"]["200"]["content"]
 
 
 def test_first_page_is_there(client: TestClient) -> None:

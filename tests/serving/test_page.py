@@ -149,7 +149,7 @@ def test_failed_explanation_is_503(client: TestClient, monkeypatch: pytest.Monke
 
 def test_many_explanations_at_once_are_429_and_late_ones_504(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(explaining, "MAX_WAITING", 2)
+    monkeypatch.setattr(explain_module, "MAX_WAITING", 2)
     monkeypatch.setattr(explain_module, "explain_prompt", lambda *_: go.wait(20))
     client = serve(deadline=0.5)
     with ThreadPoolExecutor(3) as pool:
