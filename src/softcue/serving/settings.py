@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -49,6 +50,16 @@ class ServerSettings(BaseModel):
     def limits(self) -> Limits:
         """The limits of the batcher."""
         return Limits(self.max_in_flight, self.token_budget, self.max_rows, self.max_age)
+
+    def as_plain_data(self) -> dict[str, Any]:
+        """The settings as plain data, keys included, for a process on another machine.
+
+        Example:
+            >>> ServerSettings.model_validate(ServerSettings(port=8080).as_plain_data()).port
+            8080
+        """
+        keys = {name: [key.get_secret_value() for key in getattr(self, name)] for name in ("api_keys", "admin_keys")}
+        return {**self.model_dump(), **keys}
 
 
 def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:
