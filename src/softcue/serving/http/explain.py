@@ -41,9 +41,9 @@ class Explainer:
         self._pool = ThreadPoolExecutor(1, "softcue-explain")
         self._num_waiting = 0  # only the event loop changes it
 
-    async def explain(self, body: ExplainBody, deadline: float) -> Explanation:
+    async def explain(self, body: ExplainBody, began: float) -> Explanation:
         """Explain the prompt of a cue for a text; keys, limits and errors are those of a prediction."""
-        engine = self._service.engine
+        engine, deadline = self._service.engine, began + self._service.settings.deadline
         loaded_cue = engine.registry[body.task]
         texts = [body.text] if isinstance(body.text, str) else body.text
         check_characters(texts, engine.max_characters)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
@@ -36,7 +36,7 @@ from softcue.serving.http.schemas import (
     PredictBody,
     PredictResponse,
 )
-from softcue.serving.http.service import CurrentService, Service
+from softcue.serving.http.service import Service
 
 CLIENT_LEFT = 499  # for log and metrics, as other servers have it
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -87,16 +87,10 @@ def create_app(service: Service, metrics_source: MetricsSource | None = None, al
     return app
 
 
-async def get_explainer(request: Request) -> Explainer:
-    """The explainer of the app that a request has reached."""
-    explainer: Explainer = request.app.state.explainer
-    return explainer
-
-
 @router.post("/v1/predict", response_model=PredictResponse, response_model_exclude_none=True)
-async def predict(body: PredictBody, request: Request, service: CurrentService) -> object:
+async def predict(body: PredictBody, request: Request) -> object:
     """Predict inputs of any tasks. Each input has its own result or error, in order."""
-    inputs = SubmittedInputs(service, request, body, Options(body.ensemble, body.truncate))
+    inputs = SubmittedInputs(request, body, Options(body.ensemble, body.truncate))
     return await inputs.respond(request)
 
 
@@ -106,33 +100,28 @@ async def predict(body: PredictBody, request: Request, service: CurrentService) 
     response_model_exclude_none=True,
     responses={200: {"content": {"text/event-stream": {}}, "description": "results, or events with `stream`"}},
 )
-async def generate(body: GenerateBody, request: Request, service: CurrentService) -> object:
+async def generate(body: GenerateBody, request: Request) -> object:
     """Generate free text. With `stream`, server-sent events: `text` parts, an `answer` per input, then `done`."""
     options = Options(body.ensemble, body.truncate, True, body.max_new_tokens, tuple(body.stop))
-    inputs = SubmittedInputs(service, request, body, options, should_stream=body.stream)
+    inputs = SubmittedInputs(request, body, options, should_stream=body.stream)
     if not body.stream:
         return await inputs.respond(request)
     return StreamingResponse(inputs.events(), media_type="text/event-stream", headers=EVENT_HEADERS)
 
 
 @router.post("/v1/explain", response_model=ExplainResponse, response_model_exclude_none=True)
-async def explain(
-    body: ExplainBody,
-    request: Request,
-    service: CurrentService,
-    explainer: Annotated[Explainer, Depends(get_explainer)],
-) -> object:
+async def explain(body: ExplainBody, request: Request) -> object:
     """Explain a cue's prompt for a text: the nearest words of its vectors, the likeliest codes of a codebook."""
     context: RequestContext = request.scope["softcue"]
-    return await explainer.explain(body, context.began + service.settings.deadline)
+    explainer: Explainer = request.app.state.explainer
+    return await explainer.explain(body, context.began)
 
 
 class SubmittedInputs:
     """The inputs of one HTTP request in the engine; inputs with an error have their result already."""
 
-    def __init__(
-        self, service: Service, request: Request, body: PredictBody, options: Options, should_stream: bool = False
-    ) -> None:
+    def __init__(self, request: Request, body: PredictBody, options: Options, should_stream: bool = False) -> None:
+        service: Service = request.app.state.service
         settings = service.settings
         if len(body.inputs) > settings.max_inputs:
             raise too_many_inputs(settings.max_inputs)
