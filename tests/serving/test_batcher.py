@@ -132,7 +132,7 @@ def test_rows_that_write_count_a_pass_for_each_token() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 50})
     request_rows = [RequestRow(None, model, EXAMPLES[0], Options()) for _ in range(2)]  # type: ignore[arg-type]
     waiting = [
-        BatchRow(one, 0, TokenizedRow((), None, 0), length) for one, length in zip(request_rows, (100, 20), strict=True)
+        BatchRow(row, 0, TokenizedRow((), None, 0), length) for row, length in zip(request_rows, (100, 20), strict=True)
     ]
     assert lengths(choose_batch(waiting, 0.0, Limits(), pass_tokens=10.0)) == [20, 100]
     assert lengths(choose_batch(rows(100, 20), 0.0, Limits(), pass_tokens=10.0)) == [100]
@@ -155,9 +155,9 @@ def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.M
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_READY", 3)
     batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([request_row() for _ in range(6)])
-    assert len(batcher.take_arrived() or []) == 2  # so many characters
+    assert len(batcher.take_arrived() or []) == 2  # limited by characters
     batcher.add(rows(5, 5))
-    assert len(batcher.take_arrived() or []) == 1  # so many rows
+    assert len(batcher.take_arrived() or []) == 1  # limited by rows
     batcher.add(rows(5))
     assert batcher.take_arrived() == []
     assert len(batcher.take()[0]) == 3
@@ -222,11 +222,11 @@ def test_room_is_bounded_and_given_back() -> None:
 def test_whoever_finds_no_room_is_told_when_half_of_what_waits_will_be_done() -> None:
     batcher = Batcher(Limits(max_in_flight=8), PASS_TOKENS)
     batcher.put([request_row() for _ in range(8)])
-    for seconds, told in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
+    for seconds, retry_after in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
         batcher.prediction_seconds = seconds
-        with pytest.raises(RequestError) as refused:
+        with pytest.raises(RequestError) as caught:
             batcher.put([request_row()])
-        assert refused.value.retry_after == told
+        assert caught.value.retry_after == retry_after
 
 
 def test_a_slow_moment_is_no_pace() -> None:
@@ -264,7 +264,7 @@ def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
     now = time.monotonic()
     late, dropped, good = request_row(deadline=now - 1), request_row(), request_row()
     dropped.is_dropped = True
-    batcher.add([BatchRow(one, 0, TokenizedRow((), None, 0), 10) for one in (late, dropped, good)])
+    batcher.add([BatchRow(row, 0, TokenizedRow((), None, 0), 10) for row in (late, dropped, good)])
     batch, gone = batcher.take()
     assert [row.request_row for row in batch] == [good]
     assert gone == [late, dropped]

@@ -74,14 +74,14 @@ def test_metrics_of_replicas_are_told_apart_and_never_added_up() -> None:
         metrics.requests.labels("/v1/predict", "200").inc(number)
         metrics.request_seconds.labels("/v1/predict").observe(0.01)
     text = ray.merge_metrics({"b": second.text().decode(), "a": first.text().decode()}).decode()
-    found = {
+    samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found["softcue_replicas",] == 2
-    assert (found["softcue_examples_total", "a"], found["softcue_examples_total", "b"]) == (2, 3)
-    assert found["softcue_requests_total", "b", "/v1/predict", "200"] == 3
+    assert samples["softcue_replicas",] == 2
+    assert (samples["softcue_examples_total", "a"], samples["softcue_examples_total", "b"]) == (2, 3)
+    assert samples["softcue_requests_total", "b", "/v1/predict", "200"] == 3
     assert text.count("# TYPE softcue_request_seconds histogram") == 1
 
 
@@ -228,7 +228,7 @@ def server(
     return process
 
 
-def asked(server: Process, path: str, body: Any = None, key: str = "key-one", method: str | None = None) -> Any:
+def call(server: Process, path: str, body: Any = None, key: str = "key-one", method: str | None = None) -> Any:
     """Status, replica and body of an answer."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -249,14 +249,14 @@ def test_replicas_answer_as_the_engine_does_offline(server: Process, folder: Pat
     inputs = [[{"task": task, "text": text} for task, text in piece] for piece in pieces]
     bodies = [{"inputs": piece, "return_scores": True, "truncate": True} for piece in inputs]
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda body: asked(server, "/v1/predict", body), bodies))
+        answers = list(pool.map(lambda body: call(server, "/v1/predict", body), bodies))
     assert {status for status, _, _ in answers} == {200}
     assert len({replica for _, replica, _ in answers}) == 2
     for (_, _, text), predictions in zip(answers, wanted, strict=True):
-        for found, prediction in zip(json.loads(text)["results"], predictions, strict=True):
-            assert found.get("label") == prediction.label
-            assert found.get("value") == pytest.approx(prediction.value, abs=1e-5)
-            assert found.get("scores") == pytest.approx(prediction.scores, abs=1e-5)
+        for result, prediction in zip(json.loads(text)["results"], predictions, strict=True):
+            assert result.get("label") == prediction.label
+            assert result.get("value") == pytest.approx(prediction.value, abs=1e-5)
+            assert result.get("scores") == pytest.approx(prediction.scores, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_metrics_are_those_of_both_replicas(server: Process) -> None:
     before = counted(server)
     with ThreadPoolExecutor(8) as pool:
         body = {"inputs": [{"task": "topics", "text": "ok"}] * 3}
-        replicas = Counter(found[1] for found in pool.map(lambda _: asked(server, "/v1/predict", body), range(8)))
+        replicas = Counter(response[1] for response in pool.map(lambda _: call(server, "/v1/predict", body), range(8)))
     after = counted(server)
     assert {name: after[name] - before[name] for name in after} == {name: 3 * replicas[name] for name in after}
     assert len(after) == 2
@@ -273,7 +273,7 @@ def test_metrics_are_those_of_both_replicas(server: Process) -> None:
 
 def counted(server: Process) -> dict[str, float]:
     """Examples answered by each replica."""
-    status, _, text = asked(server, "/metrics")
+    status, _, text = call(server, "/metrics")
     assert status == 200 and "softcue_replicas 2.0" in text
     return {
         sample.labels["replica"]: sample.value
@@ -287,10 +287,10 @@ def counted(server: Process) -> dict[str, float]:
 @needs_ray
 def test_keys_and_page_are_those_of_one_server(server: Process) -> None:
     for path in ("/v1/tasks", "/v1/info", "/metrics"):
-        assert asked(server, path, key="wrong")[0] == 401
-        assert asked(server, path)[0] == 200
+        assert call(server, path, key="wrong")[0] == 401
+        assert call(server, path)[0] == 200
     for path in ("/livez", "/readyz", "/", "/docs", "/openapi.json"):
-        assert asked(server, path, key="wrong")[0] == 200
+        assert call(server, path, key="wrong")[0] == 200
     with pytest.raises(ServerError, match="404 unknown_task"):
         Client(server.url, "key-one").predict([("nothing", "x")])
 
@@ -299,10 +299,10 @@ def test_keys_and_page_are_those_of_one_server(server: Process) -> None:
 @needs_ray
 def test_cues_of_replicas_cannot_be_changed_one_by_one(server: Process) -> None:
     for method in ("PUT", "DELETE"):
-        status, _, text = asked(server, "/v1/tasks/topics", key="admin-key", method=method)
+        status, _, text = call(server, "/v1/tasks/topics", key="admin-key", method=method)
         assert status == 405 and "restart the server" in text
-        assert asked(server, "/v1/tasks/topics", method=method)[0] == 401
-    paths = json.loads(asked(server, "/openapi.json")[2])["paths"]
+        assert call(server, "/v1/tasks/topics", method=method)[0] == 401
+    paths = json.loads(call(server, "/openapi.json")[2])["paths"]
     assert set(paths["/v1/tasks/{name}"]) == {"get"} and "/metrics" in paths
 
 
@@ -322,7 +322,7 @@ def test_second_server_on_a_cluster_is_an_error(begin: Begin, server: Process, f
     assert second.end() == 2
     [error] = [line for line in second.lines if line.startswith("error")]
     assert error.startswith("error: --ray-address: got ") and "serve shutdown" in error
-    assert asked(server, "/v1/tasks")[0] == 200
+    assert call(server, "/v1/tasks")[0] == 200
 
 
 @pytest.mark.slow
@@ -339,10 +339,10 @@ def test_dead_replica_is_replaced_and_no_request_fails_meanwhile(server: Process
     end = time.monotonic() + 120
     while len(responding) < 2 or responding == names:
         assert time.monotonic() < end
-        statuses.add(asked(server, "/v1/predict", body)[0])
-        text = asked(server, "/metrics")[2]
+        statuses.add(call(server, "/v1/predict", body)[0])
+        text = call(server, "/metrics")[2]
         responding = set(re.findall(r'softcue_cues_loaded\{replica="(\w+)"\} 9', text))
-    statuses |= {asked(server, "/v1/predict", body)[0] for _ in range(6)}
+    statuses |= {call(server, "/v1/predict", body)[0] for _ in range(6)}
     assert statuses == {200}
 
 
@@ -353,14 +353,14 @@ def test_sigterm_answers_accepted_requests_then_ends_the_replicas(
 ) -> None:
     body = {"inputs": [{"task": "topics", "text": "a secret text"}]}
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(asked, server, "/v1/predict", body) for _ in range(4)]
+        answers = [pool.submit(call, server, "/v1/predict", body) for _ in range(4)]
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
-        found = [answer.result(30) for answer in answers]
+        responses = [answer.result(30) for answer in answers]
     assert server.end() == 0
     assert cluster.replicas() == []
-    assert {status for status, _, _ in found} == {200}
-    [label] = {json.loads(text)["results"][0]["label"] for _, _, text in found}
+    assert {status for status, _, _ in responses} == {200}
+    [label] = {json.loads(text)["results"][0]["label"] for _, _, text in responses}
     assert label == cues["topics"].predict(["a secret text"])[0].label
     for line in server.lines:
         assert "(raylet)" in line or json.loads(line)  # one JSON object each, but for lines that Ray prints itself
@@ -382,9 +382,9 @@ def test_text_is_streamed_through_the_replicas(
     writing = begin("--backbone", model_folders["gpt2"], cue.path.parent)
     writing.wait_for("all replicas ready")
     wanted = cue.predict("Where is it")[0].label
-    found = [one for _, one in Client(writing.url).stream([("titles", "Where is it")])]
-    assert "".join(one for one in found if isinstance(one, str)) == wanted
-    assert len(found) > 2 and not isinstance(found[-1], str) and found[-1].label == wanted
+    parts = [part for _, part in Client(writing.url).stream([("titles", "Where is it")])]
+    assert "".join(part for part in parts if isinstance(part, str)) == wanted
+    assert len(parts) > 2 and not isinstance(parts[-1], str) and parts[-1].label == wanted
     writing.process.terminate()
     assert writing.end() == 0
 

@@ -25,8 +25,8 @@ class Spelled:
         return "".join(map(chr, ids)).replace("#", "�")
 
 
-def told(text: str, *stop: str) -> tuple[list[str], int]:
-    """The pieces told while a text is written letter by letter, and how many letters were enough."""
+def stream_letters(text: str, *stop: str) -> tuple[list[str], int]:
+    """The parts sent while a text is generated letter by letter, and the number of letters before it may stop."""
     pieces: list[str] = []
     streamer = TextStreamer(Spelled(), stop, pieces.append, lambda: False)
     for size in range(1, len(text) + 1):
@@ -36,21 +36,21 @@ def told(text: str, *stop: str) -> tuple[list[str], int]:
 
 
 def test_pieces_are_told_once_and_in_order() -> None:
-    assert told(" abc") == (["a", "b", "c"], 4)
+    assert stream_letters(" abc") == (["a", "b", "c"], 4)
 
 
 def test_spaces_wait_for_what_follows() -> None:
-    assert told("a  b ") == (["a", "  b"], 5)
+    assert stream_letters("a  b ") == (["a", "  b"], 5)
 
 
 def test_half_a_character_waits() -> None:
-    assert told("ab#") == (["a", "b"], 3)
+    assert stream_letters("ab#") == (["a", "b"], 3)
 
 
 def test_what_may_become_a_stop_word_waits() -> None:
-    assert told("a END b", "END") == (["a"], 5)
-    assert told("a EN b", "END") == (["a", " EN b"], 6)
-    assert told("xaab", "ab", "q") == (["x", "a"], 4)
+    assert stream_letters("a END b", "END") == (["a"], 5)
+    assert stream_letters("a EN b", "END") == (["a", " EN b"], 6)
+    assert stream_letters("xaab", "ab", "q") == (["x", "a"], 4)
 
 
 def test_passes_that_are_run_again_tell_nothing_twice() -> None:
@@ -75,29 +75,29 @@ def kind(request: pytest.FixtureRequest) -> str:
 def engine(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> Iterator[Engine]:
     path = writing_cues[kind]["titles"].path
     assert path is not None
-    with Engine(tiny(kind), path.parent) as found:
-        yield found
+    with Engine(tiny(kind), path.parent) as running:
+        yield running
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens a streamer has heard, each time it hears some."""
-    found: list[int] = []
+    """The number of token ids at each call of a streamer."""
+    counts: list[int] = []
     plain = TextStreamer.__call__
 
     def counted(self: TextStreamer, ids: Any) -> bool:
-        found.append(len(ids))
+        counts.append(len(ids))
         return plain(self, ids)
 
     monkeypatch.setattr(TextStreamer, "__call__", counted)
-    return found
+    return counts
 
 
 def test_pieces_make_up_the_answers(engine: Engine, kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
     pieces: dict[int, list[str]] = {}
-    asked = [(name, text) for text in TEXTS for name in ("titles", "titles-idpg")]
-    found = engine.submit(asked, Options(), on_text=lambda place, text: pieces.setdefault(place, []).append(text))
-    for place, (pending, (name, text)) in enumerate(zip(found, asked, strict=True)):
+    inputs = [(name, text) for text in TEXTS for name in ("titles", "titles-idpg")]
+    requests = engine.submit(inputs, Options(), on_text=lambda place, text: pieces.setdefault(place, []).append(text))
+    for place, (pending, (name, text)) in enumerate(zip(requests, inputs, strict=True)):
         result = pending.result.result(30)
         assert isinstance(result, ServedPrediction)
         assert result.prediction.label == writing_cues[kind][name].predict([text])[0].label
@@ -173,10 +173,12 @@ def test_last_words_wait_where_a_tokenizer_moves_spaces() -> None:
 def test_rows_end_when_their_client_leaves(engine: Engine, steps: list[int]) -> None:
     def longest(leaves: bool) -> int:
         steps.clear()
-        on_text = (lambda place, text: [one.drop() for one in found]) if leaves else (lambda place, text: None)
-        found: list[Any] = []
-        found += engine.submit([("titles", TEXTS[0])], Options(), on_text=on_text)
-        found[0].result.result(30)
+        on_text = (
+            (lambda place, text: [request.drop() for request in requests]) if leaves else (lambda place, text: None)
+        )
+        requests: list[Any] = []
+        requests += engine.submit([("titles", TEXTS[0])], Options(), on_text=on_text)
+        requests[0].result.result(30)
         return max(steps)
 
     assert longest(leaves=True) < longest(leaves=False)
@@ -188,11 +190,11 @@ def test_passes_run_again_after_an_error_tell_nothing_twice(
     plain, calls = engine_module.predict_mixed, []
 
     def failing(backbone: Any, rows: Any, *more: Any) -> Any:
-        found = plain(backbone, rows, *more)
+        predictions = plain(backbone, rows, *more)
         calls.append(len(rows))
         if len(calls) == 1:
             raise RuntimeError("out of memory")
-        return found
+        return predictions
 
     monkeypatch.setattr(engine_module, "predict_mixed", failing)
     pieces: list[str] = []
