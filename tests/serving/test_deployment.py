@@ -176,7 +176,9 @@ def test_every_object_means_the_same_pods(objects: dict[str, Any]) -> None:
 
 def test_options_named_in_the_guide_exist(serve: Command) -> None:
     text = (ROOT / "docs/deployment.md").read_text("utf-8")
-    ours = re.sub(r"^(docker|kubectl) .*$|`(docker|kubectl) [^`]*`|`--build-arg [^`]*`", "", text, flags=re.MULTILINE)
+    ours = re.sub(
+        r"^(docker|kubectl|ray) .*$|`(docker|kubectl) [^`]*`|`--build-arg [^`]*`", "", text, flags=re.MULTILINE
+    )
     options = {option for parameter in serve.params for option in parameter.opts}
     assert set(re.findall(r"--[a-z][a-z-]+", ours)) <= options
     for link in re.findall(r"\]\((\.\./[^)]+)\)", text):

@@ -37,7 +37,7 @@ from softcue.serving.settings import ServerSettings
 
 NAME = "softcue"  # of the application and of its one deployment
 START_COMMAND = "ray start --head --node-ip-address 127.0.0.1 --include-dashboard=false"
-BROADCAST_SECONDS = WATCH_SECONDS = 5.0
+CONNECT_SECONDS = BROADCAST_SECONDS = WATCH_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # replicas that do not respond for so long have failed
 FAILED_SECONDS = 30.0  # for which a replica that cannot load stays
 logger = logging.getLogger("softcue.serving")
@@ -221,9 +221,12 @@ def _connect(ray_address: str) -> None:
     """Connect to the cluster; the command never starts one."""
     import ray
 
+    host, _, port = ray_address.rpartition(":")
     try:
+        if port.isdecimal():  # Ray would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
         ray.init(address=ray_address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
             setting="ray_address",
             got=ray_address,
