@@ -173,14 +173,14 @@ def serve_one_cue_per_batch(cues: Path, backbone: str, port: int) -> None:
     from softcue.serving.http.server import serve
     from softcue.serving.settings import ServerSettings
 
-    batcher.chosen = only_one_cue(batcher.chosen)  # this process serves nothing else
+    batcher.choose_batch = only_one_cue(batcher.choose_batch)  # this process serves nothing else
     serve(ServerSettings(port=port), backbone, cues)
 
 
 def only_one_cue(choose_batch: Callable[..., Any]) -> Callable[..., Any]:
     """Restrict the choice of the next batch to rows of the oldest row's cue."""
     return lambda waiting, *rest: choose_batch(
-        [row for row in waiting if row.job.served is waiting[0].job.served], *rest
+        [row for row in waiting if row.request_row.loaded_cue is waiting[0].request_row.loaded_cue], *rest
     )
 
 

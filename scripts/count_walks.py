@@ -128,10 +128,9 @@ def _app(backbone: str, cues: Path) -> Any:
     from functools import partial
 
     try:
-        from softcue.serving.http.app import create_app
-
+        from softcue.serving.http.routes import create_app
         from softcue.serving.http.service import Service, make_engine
-    except ModuleNotFoundError:  # before the rooms were changed
+    except ModuleNotFoundError:  # before serving/ was split into engine/ and http/
         from softcue.serving.app import create_app
         from softcue.serving.service import Service
         from softcue.serving.service import engine_of as make_engine

@@ -76,8 +76,8 @@ def save_cue(
 def items(cues: dict[str, Cue], num: int) -> list[tuple[str, Any]]:
     """So many inputs of all cues in turn, of many lengths."""
     names = list(cues)
-    found: list[tuple[str, Any]] = []
+    inputs: list[tuple[str, Any]] = []
     for number in range(num):
         name, text = names[number % len(names)], TEXTS[number % len(TEXTS)] + f" {number}"
-        found.append((name, text if len(cues[name].task.text) == 1 else [f"Who {number}?", text]))
-    return found
+        inputs.append((name, text if len(cues[name].task.text) == 1 else [f"Who {number}?", text]))
+    return inputs

@@ -5,6 +5,7 @@
     ├── DataError              a data file cannot be read or holds unusable rows
     ├── BackboneError          a model folder, alias or hub id cannot be loaded or used
     ├── CueError               a cue folder is damaged or belongs to another backbone
+    │   └── BackboneMismatchError  a cue was trained on another backbone
     ├── RunError               an output folder or a checkpoint does not allow the run
     ├── TrainingError          training produced values that no cue may hold
     └── MissingExtraError      an optional package is not installed
@@ -16,7 +17,7 @@ prints the message on one line and exits with 2; any other exception is a bug an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ class BackboneError(SoftcueError):
 
 class CueError(SoftcueError):
     """A cue folder is damaged or belongs to another backbone."""
+
+
+class BackboneMismatchError(CueError):
+    """A cue was trained on another backbone; `differences` names the parts of the fingerprint that differ."""
+
+    def __init__(self, differences: Sequence[str], *, setting: str, got: object, expected: str) -> None:
+        fix = f"{' and '.join(differences)} differ; load the cue on the backbone it was trained on"
+        super().__init__(setting=setting, got=got, expected=expected, fix=fix)
+        self.differences = tuple(differences)
 
 
 class RunError(SoftcueError):

@@ -228,9 +228,9 @@ def test_cues_with_different_entry_layers_share_one_batch(family: str) -> None:
     backbone = tiny(family)
     models = [make_model(backbone, "prompt-tuning", seed=layer, insert_layer=layer) for layer in (0, 1, 2)]
     requests = [(models[number % 3], example) for number, example in enumerate([*EXAMPLES, *EXAMPLES])]
-    together = predict(backbone, requests).answers
+    together = predict(backbone, requests).predictions
     for request, answer in zip(requests, together, strict=True):
-        [alone] = predict(backbone, [request]).answers
+        [alone] = predict(backbone, [request]).predictions
         assert answer.label == alone.label
         assert answer.scores == pytest.approx(alone.scores, abs=1e-4)
 

@@ -134,7 +134,7 @@ def test_an_epoch_shows_every_contestant_each_row_once(kind: str, monkeypatch: p
 
 def _counting(counted: list[int], plain: Any) -> Any:
     def after_step(trainer: Trainer) -> None:
-        counted.append(trainer.progress.step)
+        counted.append(trainer.state.step)
         plain(trainer)
 
     return after_step

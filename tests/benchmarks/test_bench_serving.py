@@ -323,8 +323,8 @@ def test_a_server_in_a_process_of_its_own(model_folders: dict[str, Path], tmp_pa
 
 
 def test_batches_of_one_cue() -> None:
-    jobs = [SimpleNamespace(served=cue) for cue in (object(), object())]
-    rows = [SimpleNamespace(job=jobs[number]) for number in (0, 1, 0, 1)]
+    request_rows = [SimpleNamespace(loaded_cue=cue) for cue in (object(), object())]
+    rows = [SimpleNamespace(request_row=request_rows[number]) for number in (0, 1, 0, 1)]
     assert servers.only_one_cue(lambda waiting, now: waiting)(rows, 0.0) == [rows[0], rows[2]]
 
 

@@ -18,7 +18,7 @@ import softcue
 from softcue.inference import Predictions
 from softcue.run import splits_of_run
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer
+from softcue.serving.engine.requests import ServedPrediction
 from softcue.types import Example, Prediction
 
 
@@ -93,9 +93,9 @@ def hold_the_vote(monkeypatch: pytest.MonkeyPatch, ballots: list[tuple[float, ..
         assert len(result) == len(requests)
         return Predictions(result, 0)
 
-    def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[Answer]:
+    def results(engine: Engine, items: Sequence[tuple[str, Example]]) -> list[ServedPrediction]:
         result = answers(None, [(engine.registry[name].cue.model, example) for name, example in items])
-        return [Answer(item, {}, {}, False, 0.0, 0.0) for item in result.predictions]
+        return [ServedPrediction(item, {}, {}, False, 0.0, 0.0) for item in result.predictions]
 
     monkeypatch.setattr("softcue.inference.predict", answers)
     monkeypatch.setattr("softcue.serving.engine.engine.Engine.predict", results)

@@ -344,13 +344,13 @@ def test_evaluation_is_deterministic_and_loading_gives_equal_outputs(family: str
     backbone = tiny(family)
     model = make_model(backbone, case)
     requests = [(model, example) for example in EXAMPLES]
-    first = predict(backbone, requests).answers
-    assert predict(backbone, requests).answers == first
+    first = predict(backbone, requests).predictions
+    assert predict(backbone, requests).predictions == first
     twin = make_model(backbone, case, seed=5)
     if any(True for _ in model.parameters()):
-        assert predict(backbone, [(twin, example) for example in EXAMPLES]).answers != first
+        assert predict(backbone, [(twin, example) for example in EXAMPLES]).predictions != first
     twin.load_state_dict(model.state_dict())
-    assert predict(backbone, [(twin, example) for example in EXAMPLES]).answers == first
+    assert predict(backbone, [(twin, example) for example in EXAMPLES]).predictions == first
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -31,9 +31,9 @@ def test_many_cues_that_read_the_same_ask_for_it_once(monkeypatch: pytest.Monkey
     calls = []
     original = mixed_batches.sentence_vectors_of
 
-    def counted(*arguments: object) -> torch.Tensor:
+    def counted(*arguments: object, **settings: object) -> torch.Tensor:
         calls.append(arguments)
-        return original(*arguments)  # type: ignore[arg-type]
+        return original(*arguments, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(mixed_batches, "sentence_vectors_of", counted)
     together = predict(backbone, list(zip(models, EXAMPLES, strict=True))).predictions

@@ -177,7 +177,7 @@ def test_written_answers_without_scores_count_as_sure() -> None:
 def test_predictions_are_the_entailment_probabilities_of_each_question(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "efl")
-    predictions = predict(backbone, [(model, example) for example in EXAMPLES], batch_size=4).answers
+    predictions = predict(backbone, [(model, example) for example in EXAMPLES], batch_size=4).predictions
     for example, answer in zip(EXAMPLES, predictions, strict=True):
         sure = []
         for question in model.split(example):

@@ -48,7 +48,7 @@ def train(folder: Path, backbone: Backbone, method: str = "fine-tuning", **setti
 
 
 def answers(model: TaskModel, backbone: Backbone) -> list[Prediction]:
-    return predict(backbone, [(model, example) for example in EXAMPLES]).answers
+    return predict(backbone, [(model, example) for example in EXAMPLES]).predictions
 
 
 def twin_of(model: TaskModel, backbone: Backbone) -> Any:
@@ -174,7 +174,7 @@ def test_cues_on_one_backbone_answer_together_as_alone(family: str) -> None:
     alone = [answers(model, backbone) for model in models]
     assert alone[0] != alone[2]
     requests = [(model, example) for example in EXAMPLES for model in models]
-    together = predict(backbone, requests, batch_size=4).answers
+    together = predict(backbone, requests, batch_size=4).predictions
     for number, answer in enumerate(together):
         wanted = alone[number % 3][number // 3]
         assert answer.scores == pytest.approx(wanted.scores, abs=1e-4)

@@ -18,7 +18,7 @@ def test_a_started_head_answers_as_the_probe_does_before_any_training() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, "no-prompt")
     model.start_head(backbone, EXAMPLES)
-    answers = predict(backbone, [(model, example) for example in EXAMPLES]).answers
+    answers = predict(backbone, [(model, example) for example in EXAMPLES]).predictions
     assert [answer.label for answer in answers] == [example.target for example in EXAMPLES]  # separable rows
 
 
@@ -61,5 +61,5 @@ def test_a_score_head_starts_as_ridge_regression() -> None:
     rows = model.rows(backbone, examples, with_answer=True)
     features = torch.stack([row.representation for row in rows if row.representation is not None])
     model.readout.solve(features, [row.label for row in rows if row.label is not None], strength=1000.0)
-    scores = [answer.value for answer in predict(backbone, [(model, example) for example in examples]).answers]
+    scores = [answer.value for answer in predict(backbone, [(model, example) for example in examples]).predictions]
     assert scores == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0], abs=0.05)

@@ -231,7 +231,7 @@ def test_the_run_depends_on_the_cue_and_not_on_where_it_lies(first: Cue, tmp_pat
     other = train(tmp_path / "other origin", seed=9)
     moved = shutil.copytree(first.path, tmp_path / "moved")
     runs = {
-        name: train(tmp_path / name, rows=PAIRS, init_from=origin).record.training["run"]
+        name: train(tmp_path / name, rows=PAIRS, init_from=origin).cue_file.training["run"]
         for name, origin in {"a": first.path, "b": moved, "c": other.path, "d": None}.items()
     }
     assert runs["a"] == runs["b"]
@@ -252,7 +252,7 @@ def test_a_run_is_resumed_with_its_own_cue_only(first: Cue, tmp_path: Path) -> N
 def test_the_configuration_names_the_cue(first: Cue, tmp_path: Path) -> None:
     assert first.path is not None
     second = train(tmp_path / "second", rows=PAIRS, overrides={"training.init_from": str(first.path)})
-    assert second.record.training["init_from"] == str(first.path)
+    assert second.cue_file.training["init_from"] == str(first.path)
     assert f"init_from: {first.path}" in (tmp_path / "second" / "config.yaml").read_text()
 
 
@@ -310,7 +310,7 @@ def test_two_stages_on_the_command_line_with_swapped_pairs(model_folders: dict[s
     )
     assert code == 0, err
     assert json.loads(out)["cue"] == str(tmp_path / "first")
-    record = softcue.load(tmp_path / "first").record
+    record = softcue.load(tmp_path / "first").cue_file
     assert record.training["train_rows"] == 2 * len(NLI)
     assert record.training["validation_rows"] == len(NLI)
     code, out, err = run(
@@ -330,7 +330,7 @@ def test_two_stages_on_the_command_line_with_swapped_pairs(model_folders: dict[s
     assert code == 0, err
     first, second = (softcue.load(tmp_path / name) for name in ("first", "second"))
     assert all_equal(numbers(first)[0], numbers(second)[0])
-    assert second.record.training["train_rows"] == len(PAIRS)
+    assert second.cue_file.training["train_rows"] == len(PAIRS)
     assert second.task.label_names == ("no", "yes")
     for words in (
         ["--init-from", tmp_path / "first", "method.prompt_length=4"],

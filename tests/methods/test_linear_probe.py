@@ -119,7 +119,7 @@ def test_a_class_without_training_rows_never_answers() -> None:
     train = [Example((row["text"],), names[row["label"]]) for row in some(TRAIN, [*names])]
     model = make_model(backbone, "linear-probe", task=task)
     Trainer(backbone, [TaskData(model, train, train)], TrainingConfig()).run()
-    answers = predict(backbone, [(model, Example((row["text"],))) for row in TRAIN + TEST]).answers
+    answers = predict(backbone, [(model, Example((row["text"],))) for row in TRAIN + TEST]).predictions
     assert {answer.label for answer in answers} == {"a", "c"}
     assert all((answer.scores or {})["b"] < 1e-6 for answer in answers)
     train_features, test_features = standardised(backbone, some(TRAIN, [*names]), TRAIN + TEST)
@@ -146,9 +146,9 @@ def test_validation_rows_choose_the_strength(tmp_path: Path) -> None:
     assert best not in (STRENGTHS[0], STRENGTHS[-1])
     cue = probe(tmp_path / "cue", backbone, TRAIN)
     assert cue.scores["validation"]["accuracy"] == pytest.approx(scores[best])
-    tried = cue.record.method["strengths"]
+    tried = cue.cue_file.method["strengths"]
     assert sorted(tried) == STRENGTHS
-    assert tried[cue.record.training["best_step"] - 1] == best
+    assert tried[cue.cue_file.training["best_step"] - 1] == best
     predicted_scores = [list((answer.scores or {}).values()) for answer in cue.predict([row["text"] for row in TEST])]
     numpy.testing.assert_allclose(predicted_scores, solved[best].predict_proba(tested), atol=1e-3)
     other = next(c for c in STRENGTHS if c != best)
@@ -169,7 +169,7 @@ def test_nothing_is_drawn_and_no_step_is_taken(tmp_path: Path) -> None:
     again = probe(tmp_path / "two", backbone, TRAIN, seed=5, overrides={"training.epochs": 1})
     for name, value in first.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name])
-    assert first.record.training["steps_done"] == len(STRENGTHS)
+    assert first.cue_file.training["steps_done"] == len(STRENGTHS)
 
 
 def test_pairs_are_probed_as_their_readout_reads_them(tmp_path: Path) -> None:

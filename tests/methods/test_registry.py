@@ -69,7 +69,7 @@ def test_a_plugin_is_trained_saved_loaded_and_predicts(
     cue = softcue.train(
         tmp_path / "cue", train=ROWS, validation=ROWS, backbone=backbone, method="scaled-prompt", progress=False
     )
-    assert cue.record.method["prompt_length"] == 3  # by the plug-in's preset
+    assert cue.cue_file.method["prompt_length"] == 3  # by the plug-in's preset
     encoder = cue.model.method.prompt_encoder()
     assert encoder is not None and float(encoder.get_parameter("scale").detach()) != 1.0
     loaded = softcue.load(tmp_path / "cue", backbone=backbone)

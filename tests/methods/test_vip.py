@@ -92,10 +92,10 @@ def test_a_row_alone_is_answered_as_in_a_padded_batch_however_codes_are_chosen(f
     tensors = {}
     for evaluation in ("expectation", "sample", "argmax"):
         model = make_model(backbone, "vip", evaluation=evaluation, draws=3)
-        together = predict(backbone, [(model, example) for example in EXAMPLES]).answers
-        assert predict(backbone, [(model, example) for example in EXAMPLES]).answers == together
+        together = predict(backbone, [(model, example) for example in EXAMPLES]).predictions
+        assert predict(backbone, [(model, example) for example in EXAMPLES]).predictions == together
         for example, answer in zip(EXAMPLES, together, strict=True):
-            (alone,) = predict(backbone, [(model, example)]).answers
+            (alone,) = predict(backbone, [(model, example)]).predictions
             assert alone.scores == REORDERED_PROBABILITIES.approx(answer.scores)
         tensors[evaluation] = list((together[0].scores or {}).values())
     assert tensors["expectation"] != pytest.approx(tensors["sample"], abs=1e-4)
@@ -109,7 +109,7 @@ def test_draws_outside_training_follow_their_own_seed_alone() -> None:
     answers = []
     for number, model in enumerate(models):
         torch.manual_seed(number)
-        answers.append(predict(backbone, [(model, example) for example in EXAMPLES]).answers)
+        answers.append(predict(backbone, [(model, example) for example in EXAMPLES]).predictions)
     assert answers[0] == answers[1]
     assert answers[0] != answers[2]
 
@@ -135,7 +135,7 @@ def test_a_loaded_cue_answers_as_the_trained_one(kind: str, family: str, tmp_pat
     loaded = softcue.load(tmp_path / "cue", tiny(family))
     assert loaded.predict(TEXTS) == trained.predict(TEXTS)
     assert torch.equal(prompt_tokens(loaded.model, family), prompt_tokens(trained.model, family))
-    assert loaded.record.counts == vars(loaded.counts) == vars(trained.counts)
+    assert loaded.cue_file.counts == vars(loaded.counts) == vars(trained.counts)
     assert loaded.model.method.config == trained.model.method.config
     file = load_file(tmp_path / "cue/cue.safetensors")
     assert file.keys() == trained.model.state_dict().keys()
@@ -438,8 +438,8 @@ def test_a_healthy_run_raises_no_worry(case: str) -> None:
 
 def test_a_collapsed_codebook_is_warned_about_with_what_to_try() -> None:
     result = result_of(collapsed())
-    assert result.progress.health["perplexity"] == pytest.approx(1.0)
-    assert result.progress.health["codes_drawn"] == 1
+    assert result.state.health["perplexity"] == pytest.approx(1.0)
+    assert result.state.health["codes_drawn"] == 1
     (warning,) = [text for text in health_warnings(result.warnings) if "collapsed" in text]
     assert "of 40 codes 1.0 are in use" in warning
     for setting in ("method.scale=0", "method.codes_from=context", "method.relative_temperature=true"):
@@ -449,7 +449,7 @@ def test_a_collapsed_codebook_is_warned_about_with_what_to_try() -> None:
 @pytest.mark.parametrize("method", ["vip", "vip-c"])
 def test_a_prompt_that_does_not_read_the_input_is_warned_about(method: str) -> None:
     result = result_of(constant(method))
-    assert result.progress.health["prompt_variation"] < 1e-6
+    assert result.state.health["prompt_variation"] < 1e-6
     (warning,) = health_warnings(result.warnings)
     assert "hardly depends on the input" in warning
     assert "training.network_learning_rate" in warning
@@ -487,7 +487,7 @@ def test_one_code_for_each_token_of_its_own_is_a_collapse_and_advice_is_news() -
     }
     model = make_model(tiny("bert"), "vip", **settings)
     result = result_of(model, steps=1)
-    health = {**result.progress.health, "perplexity": 4.5}  # four tokens
+    health = {**result.state.health, "perplexity": 4.5}  # four tokens
     (warning,) = [text for text in encoder_of(model).health_warnings(health) if "collapsed" in text]
     assert "one each would be 4" in warning
     assert "method.scale=0" not in warning
@@ -521,7 +521,7 @@ def test_best_numbers_of_a_time_before_the_codebook_are_no_early_end(monkeypatch
     monkeypatch.setattr(loop, "score", lambda *given: replace(score(*given), main=next(scores)))
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=2)
     result = result_of(model, steps=3, evaluate_every=1)
-    assert (result.progress.step, result.progress.best_step) == (3, 1)
+    assert (result.state.step, result.state.best_step) == (3, 1)
     (warning,) = health_warnings(result.warnings)
     assert "codebook is still empty" in warning and "method.fill_after" in warning
     assert "ended" not in warning

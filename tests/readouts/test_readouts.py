@@ -86,7 +86,7 @@ def test_regression_predicts_in_the_units_of_the_training_scores() -> None:
     model.readout.see([Example(("x",), 10.0), Example(("y",), 30.0)])
     for parameter in model.readout.parameters():
         parameter.data.zero_()
-    answers = predict(backbone, [(model, Example(("hello",)))]).answers
+    answers = predict(backbone, [(model, Example(("hello",)))]).predictions
     assert answers[0].value == pytest.approx(20.0)
     forward_pass, batch = reading_of(model, "bert", [Example(("hello",), 40.0)])
     assert float(model.readout.loss(forward_pass, batch).total) == pytest.approx(4.0)  # two standard deviations of 10
@@ -147,7 +147,7 @@ def test_generation_loss_averages_over_target_tokens_and_adds_z_loss(family: str
 def test_free_generation_returns_text(family: str, decoding: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, task=WRITING, readout={"decoding": decoding, "max_new_tokens": 4, "num_beams": 2})
-    answers = predict(backbone, [(model, Example(("hello there",))), (model, Example(("x",)))]).answers
+    answers = predict(backbone, [(model, Example(("hello there",))), (model, Example(("x",)))]).predictions
     assert all(isinstance(answer.label, str) and answer.scores is None for answer in answers)
 
 
@@ -194,7 +194,7 @@ def test_a_checkpoints_own_generation_habits_are_left_out() -> None:
     model.generation_config.min_length = 8
     odd = Backbone(model, plain.tokenizer, "odd")
     answers = [
-        predict(backbone, [(make_model(backbone, task=WRITING), Example(("hello there",)))]).answers[0].label
+        predict(backbone, [(make_model(backbone, task=WRITING), Example(("hello there",)))]).predictions[0].label
         for backbone in (plain, odd)
     ]
     assert answers[0] == answers[1]

@@ -106,7 +106,7 @@ def brute_force_span(model: TaskModel, family: str, example: Example) -> tuple[S
 def test_predicted_span_is_the_best_of_all_pairs(family: str, seed: int) -> None:
     model = make_model(tiny(family), task=QA, seed=seed)
     model.readout.head[-1].weight.data *= 20  # type: ignore[index,union-attr,operator]
-    [answer] = predict(tiny(family), [(model, QUESTION)]).answers
+    [answer] = predict(tiny(family), [(model, QUESTION)]).predictions
     span, strength = brute_force_span(model, family, QUESTION)
     assert answer.spans == (span,)
     assert answer.strength == REORDERED_FLOAT32.approx(strength)
@@ -118,8 +118,10 @@ def test_an_answer_in_a_padded_mixed_batch_is_the_answer_alone() -> None:
     model = make_model(backbone, task=QA)
     tags = make_model(backbone, task=NER, seed=3)
     other = Example(("When?", "It left on Monday " * 3))
-    together = predict(backbone, [(model, QUESTION), (tags, MARKED), (model, other)]).answers
-    alone = [predict(backbone, [request]).answers[0] for request in ((model, QUESTION), (tags, MARKED), (model, other))]
+    together = predict(backbone, [(model, QUESTION), (tags, MARKED), (model, other)]).predictions
+    alone = [
+        predict(backbone, [request]).predictions[0] for request in ((model, QUESTION), (tags, MARKED), (model, other))
+    ]
     for ours, theirs in zip(together, alone, strict=True):
         assert (ours.label, ours.spans) == (theirs.label, theirs.spans)
 
@@ -191,7 +193,7 @@ def test_tags_of_long_texts_are_those_of_all_windows_in_places_of_the_whole_text
     backbone = tiny("bert")
     model = make_model(backbone, task=NER)
     model.readout.head[-1].bias.data[:] = torch.tensor([0.0, 50.0, 0, 0, 0])  # type: ignore[index,union-attr]
-    [answer] = predict(backbone, [(model, Example((LONG,)))]).answers
+    [answer] = predict(backbone, [(model, Example((LONG,)))]).predictions
     assert answer.spans is not None
     assert [LONG[span.start : span.end] for span in answer.spans] == LONG.split()
 
@@ -336,7 +338,7 @@ def test_a_text_to_text_backbone_learns_spans_marks_and_scores_as_text() -> None
         [row] = model.rows(backbone, [example], with_answer=True)
         assert backbone.tokenizer.decode(row.target_ids, skip_special_tokens=True) == wanted
     ranked = make_model(backbone, task=scores)
-    [answer] = predict(backbone, [(ranked, scored)]).answers
+    [answer] = predict(backbone, [(ranked, scored)]).predictions
     assert answer.value is not None
     assert 0 <= answer.value <= 5
     assert round(answer.value * 5) == pytest.approx(answer.value * 5)

@@ -29,11 +29,11 @@ def cues(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cue]:
 @pytest.fixture(scope="session")
 def writing_cues(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Cue]]:
     """Cues that write, by the kind of backbone."""
-    found = {}
+    cues_by_kind = {}
     for kind in ("t5", "gpt2"):
         root = tmp_path_factory.mktemp(f"served-{kind}")
-        found[kind] = {name: save_cue(root / name, task, case, kind) for name, (task, case) in WRITING.items()}
-    return found
+        cues_by_kind[kind] = {name: save_cue(root / name, task, case, kind) for name, (task, case) in WRITING.items()}
+    return cues_by_kind
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +45,8 @@ def folder(cues: dict[str, Cue]) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Engine]:
-    with Engine(tiny("bert"), folder) as found:
-        yield found
+    with Engine(tiny("bert"), folder) as running:
+        yield running
 
 
 class Held:
@@ -59,17 +59,17 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    found, plain = Held(), engine_module.predict_mixed
+    hold, plain = Held(), engine_module.predict_mixed
 
     def waiting(backbone: Any, rows: Any, *more: Any) -> Any:
-        found.has_begun.set()
-        assert found.go.wait(20)
-        found.sizes.append(len(rows))
+        hold.has_begun.set()
+        assert hold.go.wait(20)
+        hold.sizes.append(len(rows))
         return plain(backbone, rows, *more)
 
     monkeypatch.setattr(engine_module, "predict_mixed", waiting)
-    yield found
-    found.go.set()
+    yield hold
+    hold.go.set()
 
 
 Serve = Callable[..., TestClient]
@@ -91,11 +91,16 @@ def _servers(folder: Path) -> Iterator[Serve]:
     opened: list[TestClient] = []
 
     def start(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> TestClient:
-        chosen = ServerSettings(**settings)
+        server_settings = ServerSettings(**settings)
         service = Service(
-            chosen,
+            server_settings,
             lambda on_batch: Engine(
-                tiny(model_type), cues_folder, chosen.limits, chosen.max_characters, chosen.max_new_tokens, on_batch
+                tiny(model_type),
+                cues_folder,
+                server_settings.limits,
+                server_settings.max_characters,
+                server_settings.max_new_tokens,
+                on_batch,
             ),
         )
         client = TestClient(create_app(service), raise_server_exceptions=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,38 +46,38 @@ def predict(client: TestClient, *pairs: tuple[Any, Any], **more: Any) -> Any:
     return client.post("/v1/predict", json={"inputs": inputs(*pairs), **more})
 
 
-def refused(response: Any, status: int, code: str) -> dict[str, Any]:
+def check_error(response: Any, status: int, code: str) -> dict[str, Any]:
     assert response.status_code == status, response.text
     assert len(response.content) < 1000
     assert SECRET not in response.text
-    found: dict[str, Any] = response.json()
-    assert found["error"]["code"] == code
-    assert found["error"]["status"] == status
-    assert found["error"]["message"] or code == "no_route"
-    return found
+    content: dict[str, Any] = response.json()
+    assert content["error"]["code"] == code
+    assert content["error"]["status"] == status
+    assert content["error"]["message"] or code == "no_route"
+    return content
 
 
 # --- answers ---
 
 
 def test_answers_are_the_offline_ones_in_order(client: TestClient, cues: dict[str, Cue]) -> None:
-    asked = items(cues, 27)
-    response = predict(client, *asked, return_scores=True, truncate=True)
+    pairs = items(cues, 27)
+    response = predict(client, *pairs, return_scores=True, truncate=True)
     assert response.status_code == 200
-    for (name, text), found in zip(asked, response.json()["results"], strict=True):
+    for (name, text), result in zip(pairs, response.json()["results"], strict=True):
         wanted = cues[name].predict([text])[0].as_dict()
-        assert (found["task"], found["version"]) == (name, cues[name].record.record_sha256[:12])
-        assert {"queue_ms", "compute_ms"} == set(found["timings"])
-        assert found["truncated"] is False
+        assert (result["task"], result["version"]) == (name, cues[name].cue_file.record_sha256[:12])
+        assert {"queue_ms", "compute_ms"} == set(result["timings"])
+        assert result["truncated"] is False
         for key in ("label", "spans"):
-            assert found.get(key) == wanted.get(key)
+            assert result.get(key) == wanted.get(key)
         for key in ("value", "scores"):
-            assert found.get(key) == REORDERED_FLOAT32.approx(wanted.get(key))
+            assert result.get(key) == REORDERED_FLOAT32.approx(wanted.get(key))
 
 
 def test_scores_come_only_where_asked_for(client: TestClient) -> None:
-    [found] = predict(client, ("topics", "ok")).json()["results"]
-    assert "scores" not in found and "label" in found
+    [result] = predict(client, ("topics", "ok")).json()["results"]
+    assert "scores" not in result and "label" in result
 
 
 def test_bad_items_have_their_own_error(client: TestClient) -> None:
@@ -91,23 +93,23 @@ def test_bad_items_have_their_own_error(client: TestClient) -> None:
     response = client.post("/v1/predict", json=body)
     assert response.status_code == 200
     assert SECRET not in response.text
-    found = response.json()["results"]
-    statuses = [result.get("error", {}).get("status", 200) for result in found]
+    results = response.json()["results"]
+    statuses = [result.get("error", {}).get("status", 200) for result in results]
     assert statuses == [200, 404, 422, 422, 422, 422, 422, 422, 200]
 
 
 def test_long_texts_are_cut_where_asked(client: TestClient) -> None:
-    refused(predict(client, ("topics", LONG)), 422, "too_long")
+    check_error(predict(client, ("topics", LONG)), 422, "too_long")
     assert predict(client, ("topics", LONG), truncate=True).json()["results"][0]["truncated"] is True
 
 
 def test_ensembles_say_who_answered(client: TestClient) -> None:
-    [found] = predict(client, ("tone", "At last"), ensemble="mean", return_scores=True).json()["results"]
-    assert set(found["versions"]) == {"tone-adapter", "tone-late", "tone-vip"}
-    assert sum(found["votes"].values()) == 3
-    assert sum(found["scores"].values()) == pytest.approx(1)
-    refused(predict(client, (["topics", "pairs"], "x"), ensemble="vote"), 422, "invalid")
-    refused(predict(client, (["topics"], "x")), 422, "invalid")
+    [result] = predict(client, ("tone", "At last"), ensemble="mean", return_scores=True).json()["results"]
+    assert set(result["versions"]) == {"tone-adapter", "tone-late", "tone-vip"}
+    assert sum(result["votes"].values()) == 3
+    assert sum(result["scores"].values()) == pytest.approx(1)
+    check_error(predict(client, (["topics", "pairs"], "x"), ensemble="vote"), 422, "invalid")
+    check_error(predict(client, (["topics"], "x")), 422, "invalid")
 
 
 # --- refusals of a whole request ---
@@ -121,12 +123,12 @@ def post(client: TestClient, body: bytes, kind: str = "application/json", **head
     "body", [b"{", b"inputs", b'{"inputs": [NaN]}', b"\xff\xfe", b'{"inputs": "\\ud800"}', b"[" * 100_000]
 )
 def test_malformed_bodies_are_400(client: TestClient, body: bytes) -> None:
-    refused(post(client, body), 400, "malformed")
+    check_error(post(client, body), 400, "malformed")
 
 
 @pytest.mark.parametrize("body", [b"", b"  \n", b'{"inputs": []}'])
 def test_empty_bodies_are_400(client: TestClient, body: bytes) -> None:
-    refused(post(client, body), 400, "empty")
+    check_error(post(client, body), 400, "empty")
 
 
 @pytest.mark.parametrize(
@@ -145,31 +147,51 @@ def test_empty_bodies_are_400(client: TestClient, body: bytes) -> None:
     ],
 )
 def test_bodies_without_sense_are_422_small_and_quote_nothing(client: TestClient, body: Any) -> None:
-    refused(post(client, json.dumps(body).encode()), 422, "invalid")
+    check_error(post(client, json.dumps(body).encode()), 422, "invalid")
 
 
 def test_unknown_task_is_404(client: TestClient) -> None:
-    refused(predict(client, (SECRET, "x")), 404, "unknown_task")
-    assert refused(predict(client, ("no", "x"), ("no", "y")), 404, "unknown_task")["items"] == ["unknown_task"] * 2
+    check_error(predict(client, (SECRET, "x")), 404, "unknown_task")
+    assert check_error(predict(client, ("no", "x"), ("no", "y")), 404, "unknown_task")["items"] == ["unknown_task"] * 2
     assert predict(client, ("no", "x"), ("topics", "")).status_code == 422  # the gravest
 
 
 def test_more_than_32_inputs_are_413(client: TestClient) -> None:
     assert predict(client, *[("stars", "ok")] * 32).status_code == 200
-    refused(predict(client, *[("stars", "ok")] * 33), 413, "too_many")
+    check_error(predict(client, *[("stars", "ok")] * 33), 413, "too_many")
+
+
+MANY = b"1," * 900_000 + b"1"
+
+
+@pytest.mark.parametrize("inputs_text", [MANY, b'{"task":"topics","text":[' + MANY + b"]}"])
+def test_hostile_lists_are_rejected_quickly(client: TestClient, inputs_text: bytes) -> None:
+    began = time.monotonic()
+    response = post(client, b'{"inputs": [' + inputs_text + b"]}")
+    assert response.status_code in (413, 422) and len(response.content) < 1000
+    assert post(client, b'{"inputs": [1], "ensemble": [' + MANY + b"]}").status_code == 422
+    many = client.post(
+        "/v1/generate",
+        content=b'{"inputs": [1], "stop": [' + MANY + b"]}",
+        headers={"Content-Type": "application/json"},
+    )
+    check_error(many, 422, "invalid")
+    assert time.monotonic() - began < 3
 
 
 def test_bodies_over_two_megabytes_are_413(client: TestClient) -> None:
     whole = json.dumps({"inputs": inputs(("topics", "ok"))}).encode()
     assert post(client, whole.ljust(2_000_000)).status_code == 200
-    refused(post(client, whole.ljust(2_000_001)), 413, "too_large")
+    check_error(post(client, whole.ljust(2_000_001)), 413, "too_large")
     pieces = iter([whole, *[b" " * 500_000] * 4])  # no Content-Length
-    refused(client.post("/v1/predict", content=pieces, headers={"Content-Type": "application/json"}), 413, "too_large")
+    check_error(
+        client.post("/v1/predict", content=pieces, headers={"Content-Type": "application/json"}), 413, "too_large"
+    )
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "application/jsonp"])
 def test_other_media_types_are_415(client: TestClient, kind: str) -> None:
-    refused(post(client, b'{"inputs": []}', kind), 415, "media_type")
+    check_error(post(client, b'{"inputs": []}', kind), 415, "media_type")
 
 
 def test_media_type_may_name_a_charset(client: TestClient) -> None:
@@ -185,11 +207,11 @@ def test_full_server_is_429_before_the_body_is_parsed(serve: Serve, held: Any, u
         until(lambda: service.engine.num_in_flight == 3)
         response = predict(client, ("topics", "a"), ("topics", "b"))  # read, but there is no room for both
         assert response.headers["Retry-After"] == "1"
-        refused(response, 429, "busy")
+        check_error(response, 429, "busy")
         fourth = threading.Thread(target=predict, args=(client, ("topics", "c")))
         fourth.start()
         until(lambda: service.engine.num_in_flight == 4)
-        refused(post(client, b"{ no json"), 429, "busy")
+        check_error(post(client, b"{ no json"), 429, "busy")
         held.go.set()
         assert running.result(10).status_code == 200
         fourth.join(10)
@@ -199,7 +221,7 @@ def test_full_server_is_429_before_the_body_is_parsed(serve: Serve, held: Any, u
 
 def test_late_answers_are_504(serve: Serve, held: Any, until: Callable[..., None]) -> None:
     client = serve(deadline=0.2)
-    refused(predict(client, ("topics", "ok"), ("nothing", "x")), 504, "deadline")
+    check_error(predict(client, ("topics", "ok"), ("nothing", "x")), 504, "deadline")
     held.go.set()
     service = client.app.state.service  # type: ignore[attr-defined]
     until(lambda: service.engine.num_in_flight == 0)
@@ -210,20 +232,20 @@ def test_failed_pass_is_503_and_the_server_lives(client: TestClient, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("softcue.serving.engine.engine.predict_mixed", lambda *_: 1 / 0)
         response = predict(client, ("topics", SECRET))
-    refused(response, 503, "failed")
+    check_error(response, 503, "failed")
     assert response.headers["Retry-After"] == "1"
     assert predict(client, ("topics", "ok")).status_code == 200
 
 
 def test_bug_is_a_small_500(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softcue.serving.http.routes.answered", lambda *_: 1 / 0)
-    refused(predict(client, ("topics", SECRET)), 500, "bug")
+    monkeypatch.setattr("softcue.serving.http.routes.format_result", lambda *_: 1 / 0)
+    check_error(predict(client, ("topics", SECRET)), 500, "bug")
 
 
 def test_unknown_routes_and_methods(client: TestClient) -> None:
-    refused(client.get("/nothing"), 404, "no_route")
+    check_error(client.get("/nothing"), 404, "no_route")
     assert client.get("/v1/predict").headers["Allow"] == "POST"
-    refused(client.get("/v1/predict"), 405, "no_route")
+    check_error(client.get("/v1/predict"), 405, "no_route")
 
 
 # --- loading, draining ---
@@ -240,8 +262,8 @@ def test_server_answers_probes_while_it_loads(folder: Path, until: Callable[...,
     with TestClient(create_app(service)) as client:
         assert client.get("/livez").json() == {"state": "loading"}
         assert client.get("/readyz").status_code == 503
-        refused(predict(client, ("topics", "ok")), 503, "loading")
-        refused(client.get("/v1/tasks"), 503, "loading")
+        check_error(predict(client, ("topics", "ok")), 503, "loading")
+        check_error(client.get("/v1/tasks"), 503, "loading")
         assert client.get("/metrics").status_code == 200
         go.set()
         until(lambda: service.state == "ready")
@@ -251,7 +273,7 @@ def test_server_answers_probes_while_it_loads(folder: Path, until: Callable[...,
         assert (client.get("/livez").status_code, client.get("/readyz").status_code) == (200, 503)
         response = predict(client, ("topics", "ok"))
         assert response.headers["Retry-After"] == "2"
-        refused(response, 503, "draining")
+        check_error(response, 503, "draining")
 
 
 def test_engine_that_cannot_be_loaded_is_told_of(until: Callable[..., None]) -> None:
@@ -267,31 +289,32 @@ def test_engine_that_cannot_be_loaded_is_told_of(until: Callable[..., None]) -> 
 # --- keys ---
 
 
-ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/openapi.json", "/nothing"]
+ROUTES = ["/v1/tasks", "/v1/tasks/topics", "/v1/info", "/metrics", "/nothing", "/docs/x", "/docs-assets"]
+OPEN_ROUTES = ["/livez", "/readyz", "/", "/docs", "/openapi.json", "/docs-assets/swagger-ui-bundle.js"]
 
 
-def test_keys_are_asked_for_everywhere_but_by_probes_and_the_page(serve: Serve) -> None:
+def test_all_routes_but_probes_and_pages_need_a_key(serve: Serve) -> None:
     client = serve(api_keys=("key-one", "key-two"), admin_keys=("admin-key",))
     for route in ROUTES:
         response = client.get(route)
         assert response.headers["WWW-Authenticate"] == "Bearer"
-        refused(response, 401, "unauthorised")
+        check_error(response, 401, "unauthorised")
         for key in ("key-one", "key-two", "admin-key"):
             assert client.get(route, headers={"Authorization": f"Bearer {key}"}).status_code in (200, 404)
     for wrong in ("Bearer key", "Bearer key-one2", "Bearer ", "key-one", "Basic key-one", "Bearer kéy"):
-        refused(client.get("/v1/tasks", headers={"Authorization": wrong.encode()}), 401, "unauthorised")
-    refused(predict(client, ("topics", "ok")), 401, "unauthorised")
-    refused(post(client, b"{ no json"), 401, "unauthorised")  # before anything is read
-    refused(client.post("/v1/explain", json={"task": "topics", "text": "ok"}), 401, "unauthorised")
-    assert [client.get(route).status_code for route in ("/livez", "/readyz", "/")] == [200, 200, 200]
+        check_error(client.get("/v1/tasks", headers={"Authorization": wrong.encode()}), 401, "unauthorised")
+    check_error(predict(client, ("topics", "ok")), 401, "unauthorised")
+    check_error(post(client, b"{ no json"), 401, "unauthorised")  # before anything is read
+    check_error(client.post("/v1/explain", json={"task": "topics", "text": "ok"}), 401, "unauthorised")
+    assert [client.get(route).status_code for route in OPEN_ROUTES] == [200] * len(OPEN_ROUTES)
 
 
 def test_changes_need_the_admin_key(serve: Serve) -> None:
     for settings in ({}, {"api_keys": ("key-one",)}, {"api_keys": ("key-one",), "admin_keys": ("admin-key",)}):
         client = serve(**settings)
         for headers in ({}, {"Authorization": "Bearer key-one"}):
-            refused(client.put("/v1/tasks/topics", headers=headers), 401, "unauthorised")
-            refused(client.delete("/v1/tasks/topics", headers=headers), 401, "unauthorised")
+            check_error(client.put("/v1/tasks/topics", headers=headers), 401, "unauthorised")
+            check_error(client.delete("/v1/tasks/topics", headers=headers), 401, "unauthorised")
 
 
 # --- tasks ---
@@ -314,12 +337,12 @@ def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder:
     new = save_cue(own_folder / "topics", TOPICS, seed=3)
     response = client.put("/v1/tasks/topics", headers=ADMIN)
     assert response.status_code == 200
-    assert response.json()["version"] == new.record.record_sha256[:12] != old["version"]
+    assert response.json()["version"] == new.cue_file.record_sha256[:12] != old["version"]
     assert predict(client, ("topics", "ok")).json()["results"][0]["version"] == response.json()["version"]
     assert client.delete("/v1/tasks/topics", headers=ADMIN).status_code == 200
-    refused(predict(client, ("topics", "ok")), 404, "unknown_task")
-    refused(client.get("/v1/tasks/topics"), 404, "unknown_task")
-    refused(client.delete("/v1/tasks/topics", headers=ADMIN), 404, "unknown_task")
+    check_error(predict(client, ("topics", "ok")), 404, "unknown_task")
+    check_error(client.get("/v1/tasks/topics"), 404, "unknown_task")
+    check_error(client.delete("/v1/tasks/topics", headers=ADMIN), 404, "unknown_task")
     assert client.put("/v1/tasks/topics", headers=ADMIN).status_code == 201
 
 
@@ -328,13 +351,13 @@ def test_cues_that_cannot_be_loaded_say_why(serve: Serve, own_folder: Path) -> N
     save_cue(own_folder / "titles", TITLES, model_type="t5")
     shutil.copytree(own_folder / "topics", own_folder / "cut")
     (own_folder / "cut" / "cue.json").write_text("{")
-    refused(client.put("/v1/tasks/titles", headers=ADMIN), 409, "wrong_backbone")
-    refused(predict(client, ("titles", "ok")), 409, "wrong_backbone")
-    refused(client.put("/v1/tasks/cut", headers=ADMIN), 422, "broken_cue")
-    refused(client.put("/v1/tasks/none", headers=ADMIN), 404, "unknown_task")
-    refused(client.put("/v1/tasks/..%2Ftopics", headers=ADMIN), 404, "no_route")
-    refused(client.put("/v1/tasks/%2e%2e", headers=ADMIN), 422, "invalid")
-    refused(client.put("/v1/tasks/a%00b", headers=ADMIN), 422, "invalid")
+    check_error(client.put("/v1/tasks/titles", headers=ADMIN), 409, "wrong_backbone")
+    check_error(predict(client, ("titles", "ok")), 409, "wrong_backbone")
+    check_error(client.put("/v1/tasks/cut", headers=ADMIN), 422, "broken_cue")
+    check_error(client.put("/v1/tasks/none", headers=ADMIN), 404, "unknown_task")
+    check_error(client.put("/v1/tasks/..%2Ftopics", headers=ADMIN), 404, "no_route")
+    check_error(client.put("/v1/tasks/%2e%2e", headers=ADMIN), 422, "invalid")
+    check_error(client.put("/v1/tasks/a%00b", headers=ADMIN), 422, "invalid")
     assert predict(client, ("topics", "ok")).status_code == 200
 
 
@@ -354,15 +377,15 @@ def generate(client: TestClient, *pairs: tuple[Any, Any], **more: Any) -> Any:
 
 def test_generated_text_stops_where_asked(writer: TestClient, writing_cues: dict[str, dict[str, Cue]]) -> None:
     wanted = writing_cues["t5"]["titles"].predict(["My invoice is wrong."])[0].label or ""
-    asked = ("titles", "My invoice is wrong.")
-    assert generate(writer, asked).json()["results"][0]["label"] == wanted
-    assert generate(writer, asked, stop=[wanted[1:3]]).json()["results"][0]["label"] == wanted.split(wanted[1:3])[0]
-    short = generate(writer, asked, max_new_tokens=2).json()["results"][0]["label"]
+    pair = ("titles", "My invoice is wrong.")
+    assert generate(writer, pair).json()["results"][0]["label"] == wanted
+    assert generate(writer, pair, stop=[wanted[1:3]]).json()["results"][0]["label"] == wanted.split(wanted[1:3])[0]
+    short = generate(writer, pair, max_new_tokens=2).json()["results"][0]["label"]
     assert len(short) < len(wanted)
     for wrong in ({"max_new_tokens": 0}, {"max_new_tokens": 257}, {"stop": [""]}, {"stop": ["a"] * 5}, {"stop": "a"}):
-        refused(generate(writer, asked, **wrong), 422, "invalid")
-    refused(generate(writer, ("topics", "ok")), 422, "invalid")
-    assert predict(writer, asked, ("topics", "ok")).status_code == 200
+        check_error(generate(writer, pair, **wrong), 422, "invalid")
+    check_error(generate(writer, ("topics", "ok")), 422, "invalid")
+    assert predict(writer, pair, ("topics", "ok")).status_code == 200
 
 
 def test_streams_send_each_answer_then_done(writer: TestClient, writing_cues: dict[str, dict[str, Cue]]) -> None:
@@ -374,11 +397,11 @@ def test_streams_send_each_answer_then_done(writer: TestClient, writing_cues: di
     ]
     assert last == {"event": "done", "data": "{}"}
     assert {event["event"] for event in events} == {"text", "answer"}
-    found = {data["index"]: data for event in events if "text" not in (data := json.loads(event["data"]))}
-    assert sorted(found) == [0, 1, 2]
-    assert found[0]["label"] == writing_cues["t5"]["titles"].predict(["ok"])[0].label
-    assert found[1]["error"]["status"] == 404
-    assert found[2]["label"] == writing_cues["t5"]["titles-idpg"].predict(["Where is it"])[0].label
+    results = {data["index"]: data for event in events if "text" not in (data := json.loads(event["data"]))}
+    assert sorted(results) == [0, 1, 2]
+    assert results[0]["label"] == writing_cues["t5"]["titles"].predict(["ok"])[0].label
+    assert results[1]["error"]["status"] == 404
+    assert results[2]["label"] == writing_cues["t5"]["titles-idpg"].predict(["Where is it"])[0].label
 
 
 def test_late_streams_end_with_an_error(serve: Serve, writing_cues: dict[str, dict[str, Cue]], held: Any) -> None:
@@ -424,9 +447,9 @@ def test_metrics_count_what_happened(serve: Serve) -> None:
 
 
 def test_info_names_backbone_and_limits(client: TestClient) -> None:
-    found = client.get("/v1/info").json()
-    assert found["backbone"]["name"] == "tiny-bert"
-    assert found["limits"] == {
+    info = client.get("/v1/info").json()
+    assert info["backbone"]["name"] == "tiny-bert"
+    assert info["limits"] == {
         "max_body_bytes": 2_000_000,
         "max_inputs": 32,
         "max_in_flight": 512,
@@ -434,11 +457,11 @@ def test_info_names_backbone_and_limits(client: TestClient) -> None:
         "max_characters": 20_000,
         "max_new_tokens": 256,
     }
-    assert found["cues"] == 9
+    assert info["cues"] == 9
 
 
 def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
-    found = client.get("/openapi.json").json()
+    document = client.get("/openapi.json").json()
     assert {
         "/v1/predict",
         "/v1/generate",
@@ -449,11 +472,36 @@ def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
         "/readyz",
         "/metrics",
         "/v1/info",
-    } == set(found["paths"])
-    assert {"Input", "PredictBody", "GenerateBody", "ExplainBody"} <= set(found["components"]["schemas"])
+    } == set(document["paths"])
+    assert {"Input", "PredictBody", "GenerateBody", "ExplainBody"} <= set(document["components"]["schemas"])
     assert {"400", "401", "404", "409", "413", "415", "422", "429", "503", "504"} <= set(
-        found["paths"]["/v1/predict"]["post"]["responses"]
+        document["paths"]["/v1/predict"]["post"]["responses"]
     )
+
+
+def test_docs_page_loads_everything_from_this_server(client: TestClient) -> None:
+    page = client.get("/docs").text
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(sources) >= 3
+    for source in sources:
+        assert source.startswith("/"), source
+        assert client.get(source).status_code == 200
+    assert "/openapi.json" in page
+
+
+def test_inputs_and_results_have_schemas(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert schemas["PredictBody"]["properties"]["inputs"]["items"] == {"$ref": "#/components/schemas/Input"}
+    operation = document["paths"]["/v1/predict"]["post"]
+    for content, name in (
+        (operation["requestBody"]["content"], "PredictBody"),
+        (operation["responses"]["200"]["content"], "PredictResponse"),
+        (operation["responses"]["422"]["content"], "ErrorResponse"),
+    ):
+        assert content["application/json"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
+    assert operation["security"] == [{"HTTPBearer": []}]
+    assert "text/event-stream" in document["paths"]["/v1/generate"]["post"]["responses"]["200"]["content"]
 
 
 def test_first_page_is_there(client: TestClient) -> None:
@@ -468,7 +516,7 @@ def test_logs_have_texts_only_where_asked(serve: Serve, caplog: pytest.LogCaptur
         with caplog.at_level(logging.INFO, "softcue.serving"):
             assert predict(serve(log_texts=log_texts), ("topics", SECRET), ("no", "x")).status_code == 200
         lines = [JsonLines(log_texts).format(record) for record in caplog.records if record.name == "softcue.serving"]
-        [line] = [found for found in map(json.loads, lines) if found["event"] == "request"]
+        [line] = [entry for entry in map(json.loads, lines) if entry["event"] == "request"]
         assert {
             "method": "POST",
             "route": "/v1/predict",

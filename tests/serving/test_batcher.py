@@ -13,71 +13,83 @@ from tiny import tiny
 from toy import EXAMPLES, make_model
 
 from softcue.backbones.loading.autotune import PASS_TOKENS
-from softcue.serving.engine.batcher import Batcher, Limits, chosen
-from softcue.serving.engine.requests import Options, RequestRow, Row
+from softcue.serving.engine.batcher import Batcher, Limits, choose_batch
+from softcue.serving.engine.requests import BatchRow, Options, RequestRow
 from softcue.serving.errors import RequestError
 from softcue.types import TokenizedRow
 
 
-def job(arrived: float = 0.0, **more: Any) -> RequestRow:
+def request_row(arrived: float = 0.0, **more: Any) -> RequestRow:
     model = make_model(tiny("bert"))
     return RequestRow(None, model, EXAMPLES[0], Options(), arrived=arrived, **more)  # type: ignore[arg-type]
 
 
-def rows(*lengths: int, arrived: float = 0.0) -> list[Row]:
+def rows(*lengths: int, arrived: float = 0.0) -> list[BatchRow]:
     return [
-        Row(job(arrived + number * 1e-3), 0, TokenizedRow((), None, 0), length) for number, length in enumerate(lengths)
+        BatchRow(request_row(arrived + number * 1e-3), 0, TokenizedRow((), None, 0), length)
+        for number, length in enumerate(lengths)
     ]
 
 
-def lengths(batch: Sequence[Row]) -> list[int]:
+def lengths(batch: Sequence[BatchRow]) -> list[int]:
     return sorted(row.length for row in batch)
 
 
 def test_length_counts_the_prompt() -> None:
-    assert Row.of(job(), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4
+    assert BatchRow.of(request_row(), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4
 
 
 def test_length_leaves_out_a_prompt_that_is_run_once_for_all_rows() -> None:
     model = make_model(tiny("gpt2"))
-    assert Row.of(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3  # type: ignore[arg-type]
+    assert BatchRow.of(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("case", "settings"), [("m-idpg-phm", {}), ("prompt-tuning", {"insert_at": "end"})])
 def test_length_counts_a_prompt_that_every_row_has_by_itself(case: str, settings: dict[str, Any]) -> None:
     model = make_model(tiny("gpt2"), case, readout={"name": "label-words"}, **settings)
-    assert Row.of(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4  # type: ignore[arg-type]
+    assert (
+        BatchRow.of(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((1, 2, 3), None, 0)).length
+        == 3 + 4
+    )  # type: ignore[arg-type]
 
 
 def test_length_counts_what_may_be_written() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
     writing = RequestRow(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
-    assert Row.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4 + 6
+    assert BatchRow.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4 + 6
 
 
 def test_oldest_row_goes_with_those_nearest_in_length() -> None:
     limits = Limits(max_rows=3)
-    assert lengths(chosen(rows(40, 90, 42, 80, 39, 500), 0.0, limits, PASS_TOKENS)) == [39, 40, 42]
+    assert lengths(choose_batch(rows(40, 90, 42, 80, 39, 500), 0.0, limits, PASS_TOKENS)) == [39, 40, 42]
 
 
 def test_token_budget_counts_padding() -> None:
-    assert lengths(chosen(rows(40, 40, 50, 40), 0.0, Limits(token_budget=150), PASS_TOKENS)) == [40, 40, 40]
-    assert lengths(chosen(rows(40, 50, 50, 40), 0.0, Limits(token_budget=149), PASS_TOKENS)) == [40, 40]
+    assert lengths(choose_batch(rows(40, 40, 50, 40), 0.0, Limits(token_budget=150), PASS_TOKENS)) == [40, 40, 40]
+    assert lengths(choose_batch(rows(40, 50, 50, 40), 0.0, Limits(token_budget=149), PASS_TOKENS)) == [40, 40]
 
 
 def test_a_row_longer_than_the_budget_runs_alone() -> None:
-    assert lengths(chosen(rows(500, 500), 0.0, Limits(token_budget=100), PASS_TOKENS)) == [500]
+    assert lengths(choose_batch(rows(500, 500), 0.0, Limits(token_budget=100), PASS_TOKENS)) == [500]
 
 
 def test_rows_share_what_a_pass_costs_unless_padding_costs_more() -> None:
     waiting = rows(100, 8, 90, 250, 30)
-    assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=0.0)) == [100]
-    assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=50.0)) == [90, 100]
-    assert lengths(chosen(waiting, 0.0, Limits(token_budget=16384), pass_tokens=10_000.0)) == [8, 30, 90, 100, 250]
-    assert len(chosen(rows(*[40] * 20, *[43] * 20), 0.0, Limits(), pass_tokens=0.0)) == 20  # of one length at any cost
+    assert lengths(choose_batch(waiting, 0.0, Limits(), pass_tokens=0.0)) == [100]
+    assert lengths(choose_batch(waiting, 0.0, Limits(), pass_tokens=50.0)) == [90, 100]
+    assert lengths(choose_batch(waiting, 0.0, Limits(token_budget=16384), pass_tokens=10_000.0)) == [
+        8,
+        30,
+        90,
+        100,
+        250,
+    ]
+    assert (
+        len(choose_batch(rows(*[40] * 20, *[43] * 20), 0.0, Limits(), pass_tokens=0.0)) == 20
+    )  # of one length at any cost
 
 
-def divisions(waiting: Sequence[Row]) -> Iterator[list[list[Row]]]:
+def divisions(waiting: Sequence[BatchRow]) -> Iterator[list[list[BatchRow]]]:
     """All ways to cut rows into runs."""
     for cuts in itertools.product([False, True], repeat=len(waiting) - 1):
         runs = [[waiting[0]]]
@@ -92,17 +104,17 @@ def test_all_rows_together_take_the_least_time(pass_tokens: float, seed: int) ->
     draws, limits = random.Random(seed), Limits(max_rows=5, token_budget=400)
     left = rows(*(draws.randint(5, 120) for _ in range(9)))
 
-    def time_of(runs: Sequence[Sequence[Row]]) -> float:
+    def time_of(runs: Sequence[Sequence[BatchRow]]) -> float:
         return sum(pass_tokens + len(run) * max(lengths(run)) for run in runs)
 
-    def is_allowed(runs: Sequence[Sequence[Row]]) -> bool:
+    def is_allowed(runs: Sequence[Sequence[BatchRow]]) -> bool:
         return all(len(run) == 1 or (len(run) <= 5 and len(run) * max(lengths(run)) <= 400) for run in runs)
 
     in_order = sorted(left, key=lambda row: row.length)
     least = min(map(time_of, filter(is_allowed, divisions(in_order))))
     batches = []
     while left:
-        batches.append(chosen(left, 0.0, limits, pass_tokens))
+        batches.append(choose_batch(left, 0.0, limits, pass_tokens))
         assert left[0] in batches[-1]
         left = [row for row in left if row not in batches[-1]]
     assert is_allowed(batches)
@@ -111,135 +123,137 @@ def test_all_rows_together_take_the_least_time(pass_tokens: float, seed: int) ->
 
 def test_of_equal_rows_the_oldest_go() -> None:
     waiting = rows(*[40] * 6)
-    assert {row.job for row in chosen(waiting, 0.0, Limits(max_rows=3), PASS_TOKENS)} == {
-        row.job for row in waiting[:3]
+    assert {row.request_row for row in choose_batch(waiting, 0.0, Limits(max_rows=3), PASS_TOKENS)} == {
+        row.request_row for row in waiting[:3]
     }
 
 
 def test_rows_that_write_count_a_pass_for_each_token() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 50})
-    jobs = [RequestRow(None, model, EXAMPLES[0], Options()) for _ in range(2)]  # type: ignore[arg-type]
-    waiting = [Row(one, 0, TokenizedRow((), None, 0), length) for one, length in zip(jobs, (100, 20), strict=True)]
-    assert lengths(chosen(waiting, 0.0, Limits(), pass_tokens=10.0)) == [20, 100]
-    assert lengths(chosen(rows(100, 20), 0.0, Limits(), pass_tokens=10.0)) == [100]
+    request_rows = [RequestRow(None, model, EXAMPLES[0], Options()) for _ in range(2)]  # type: ignore[arg-type]
+    waiting = [
+        BatchRow(row, 0, TokenizedRow((), None, 0), length) for row, length in zip(request_rows, (100, 20), strict=True)
+    ]
+    assert lengths(choose_batch(waiting, 0.0, Limits(), pass_tokens=10.0)) == [20, 100]
+    assert lengths(choose_batch(rows(100, 20), 0.0, Limits(), pass_tokens=10.0)) == [100]
 
 
 def test_cues_of_an_ensemble_share_a_batch_whatever_their_length() -> None:
     waiting = rows(40, 40, 40, 400)
-    waiting[3].job.group = waiting[0].job.group
-    assert lengths(chosen(waiting, 0.0, Limits(max_rows=2), PASS_TOKENS)) == [40, 400]
+    waiting[3].request_row.group = waiting[0].request_row.group
+    assert lengths(choose_batch(waiting, 0.0, Limits(max_rows=2), PASS_TOKENS)) == [40, 400]
 
 
 def test_beams_count_as_rows_of_their_own() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6, "decoding": "beam", "num_beams": 3})
     writing = RequestRow(None, model, EXAMPLES[0], Options())  # type: ignore[arg-type]
-    assert Row.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 * (3 + 4 + 6)
+    assert BatchRow.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 * (3 + 4 + 6)
 
 
 def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.batcher.CHARACTERS_AT_ONCE", 2 * len(EXAMPLES[0].texts[0]))
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_READY", 3)
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.put([job() for _ in range(6)])
-    assert len(batcher.arrived() or []) == 2  # so many characters
+    batcher.put([request_row() for _ in range(6)])
+    assert len(batcher.take_arrived() or []) == 2  # limited by characters
     batcher.add(rows(5, 5))
-    assert len(batcher.arrived() or []) == 1  # so many rows
+    assert len(batcher.take_arrived() or []) == 1  # limited by rows
     batcher.add(rows(5))
-    assert batcher.arrived() == []
+    assert batcher.take_arrived() == []
     assert len(batcher.take()[0]) == 3
-    assert len(batcher.arrived() or []) == 2
+    assert len(batcher.take_arrived() or []) == 2
     batcher.drain()
-    assert len(batcher.arrived() or []) == 1
-    assert batcher.arrived() is None
+    assert len(batcher.take_arrived() or []) == 1
+    assert batcher.take_arrived() is None
 
 
 def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_ENOUGH", 2)
     batcher = Batcher(Limits(max_rows=1), PASS_TOKENS)
     batcher.add(rows(5, 5))
-    batcher.put([job()])
-    assert batcher.arrived() == []
-    batcher.put([job()])
+    batcher.put([request_row()])
+    assert batcher.take_arrived() == []
+    batcher.put([request_row()])
     batcher.take()
-    assert len(batcher.arrived() or []) == 2
+    assert len(batcher.take_arrived() or []) == 2
 
 
 def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_ENOUGH", 1)
     batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.add(rows(5))
-    left, late, good = job(), job(deadline=time.monotonic() - 1), job()
+    left, late, good = request_row(), request_row(deadline=time.monotonic() - 1), request_row()
     left.is_dropped = True
     batcher.put([left, good, late])
-    assert batcher.arrived() == [left, late]
-    assert batcher.arrived() == []
+    assert batcher.take_arrived() == [left, late]
+    assert batcher.take_arrived() == []
     batcher.take()
-    assert batcher.arrived() == [good]
+    assert batcher.take_arrived() == [good]
 
 
 def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
     limits = Limits(max_rows=2, max_age=1.0)
     waiting = [*rows(40, 79, 50), *rows(40, arrived=5.0)]
-    assert lengths(chosen(waiting, 5.5, limits, PASS_TOKENS)) == [40, 50]
-    assert lengths(chosen(waiting, 0.5, limits, PASS_TOKENS)) == [40, 40]
+    assert lengths(choose_batch(waiting, 5.5, limits, PASS_TOKENS)) == [40, 50]
+    assert lengths(choose_batch(waiting, 0.5, limits, PASS_TOKENS)) == [40, 40]
 
 
 def test_rows_that_write_have_batches_of_their_own() -> None:
     model = make_model(tiny("gpt2"), task=TITLES, readout={"max_new_tokens": 6})
-    writing = Row(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((), None, 0), 40)  # type: ignore[arg-type]
+    writing = BatchRow(RequestRow(None, model, EXAMPLES[0], Options()), 0, TokenizedRow((), None, 0), 40)  # type: ignore[arg-type]
     forward_pass = rows(40, 40)
-    assert chosen([writing, *forward_pass], 0.0, Limits(), PASS_TOKENS) == [writing]
-    assert chosen([forward_pass[0], writing, forward_pass[1]], 0.0, Limits(), PASS_TOKENS) == forward_pass[::-1]
+    assert choose_batch([writing, *forward_pass], 0.0, Limits(), PASS_TOKENS) == [writing]
+    assert choose_batch([forward_pass[0], writing, forward_pass[1]], 0.0, Limits(), PASS_TOKENS) == forward_pass[::-1]
 
 
 def test_room_is_bounded_and_given_back() -> None:
     batcher = Batcher(Limits(max_in_flight=3), PASS_TOKENS)
-    batcher.put([job(), job()])
+    batcher.put([request_row(), request_row()])
     with pytest.raises(RequestError, match="busy"):
-        batcher.put([job(), job()])
+        batcher.put([request_row(), request_row()])
     assert batcher.num_in_flight == 2  # all or none
-    batcher.put([job()])
+    batcher.put([request_row()])
     batcher.release()
-    batcher.put([job()])
+    batcher.put([request_row()])
     with pytest.raises(RequestError, match="too_many"):
-        batcher.put([job()] * 4)
+        batcher.put([request_row()] * 4)
 
 
 def test_whoever_finds_no_room_is_told_when_half_of_what_waits_will_be_done() -> None:
     batcher = Batcher(Limits(max_in_flight=8), PASS_TOKENS)
-    batcher.put([job() for _ in range(8)])
-    for seconds, told in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
-        batcher.answer_seconds = seconds
-        with pytest.raises(RequestError) as refused:
-            batcher.put([job()])
-        assert refused.value.retry_after == told
+    batcher.put([request_row() for _ in range(8)])
+    for seconds, retry_after in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):
+        batcher.prediction_seconds = seconds
+        with pytest.raises(RequestError) as caught:
+            batcher.put([request_row()])
+        assert caught.value.retry_after == retry_after
 
 
 def test_a_slow_moment_is_no_pace() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.answered(10, 1.0)
-    assert batcher.answer_seconds == 0.1
-    batcher.answered(1, 100.0)
-    assert batcher.answer_seconds > 0.1
-    batcher.answered(10, 0.5)
-    assert batcher.answer_seconds == 0.05
+    batcher.record_speed(10, 1.0)
+    assert batcher.prediction_seconds == 0.1
+    batcher.record_speed(1, 100.0)
+    assert batcher.prediction_seconds > 0.1
+    batcher.record_speed(10, 0.5)
+    assert batcher.prediction_seconds == 0.05
 
 
 def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
     batcher = Batcher(Limits(max_in_flight=1), PASS_TOKENS)
-    batcher.put([job()])
+    batcher.put([request_row()])
     threading.Timer(0.05, batcher.release).start()
-    batcher.put([job()], seconds=10)
+    batcher.put([request_row()], seconds=10)
     assert batcher.num_in_flight == 1
     with pytest.raises(RequestError, match="busy"):
-        batcher.put([job()], seconds=0.01)
+        batcher.put([request_row()], seconds=0.01)
 
 
 def test_there_is_no_timer() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.put([job()])
+    batcher.put([request_row()])
     began = time.monotonic()
-    assert len(batcher.arrived() or []) == 1
+    assert len(batcher.take_arrived() or []) == 1
     batcher.add(rows(10))
     assert len(batcher.take()[0]) == 1
     assert time.monotonic() - began < 1
@@ -248,23 +262,23 @@ def test_there_is_no_timer() -> None:
 def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
     now = time.monotonic()
-    late, dropped, good = job(deadline=now - 1), job(), job()
+    late, dropped, good = request_row(deadline=now - 1), request_row(), request_row()
     dropped.is_dropped = True
-    batcher.add([Row(one, 0, TokenizedRow((), None, 0), 10) for one in (late, dropped, good)])
+    batcher.add([BatchRow(row, 0, TokenizedRow((), None, 0), 10) for row in (late, dropped, good)])
     batch, gone = batcher.take()
-    assert [row.job for row in batch] == [good]
+    assert [row.request_row for row in batch] == [good]
     assert gone == [late, dropped]
     assert batcher.take() == ([], [])
 
 
 def test_draining_takes_nothing_new_and_ends_when_all_is_taken() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.put([job()])
+    batcher.put([request_row()])
     batcher.drain()
     with pytest.raises(RequestError, match="draining"):
-        batcher.put([job()])
-    assert len(batcher.arrived() or []) == 1
+        batcher.put([request_row()])
+    assert len(batcher.take_arrived() or []) == 1
     batcher.add(rows(10))
-    assert batcher.arrived() == []
+    assert batcher.take_arrived() == []
     batcher.take()
-    assert batcher.arrived() is None
+    assert batcher.take_arrived() is None

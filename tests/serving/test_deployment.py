@@ -34,7 +34,7 @@ def routes() -> set[str]:
     def never(_: Any) -> Any:
         raise AssertionError
 
-    return {getattr(route, "path", "") for route in create_app(Service(ServerSettings(), never)).routes}
+    return set(create_app(Service(ServerSettings(), never)).openapi()["paths"])
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,10 @@ def instructions() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Any]:
-    return {found["kind"]: found for found in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text("utf-8"))}
+    return {
+        document["kind"]: document
+        for document in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text("utf-8"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def pod(objects: dict[str, Any]) -> Any:
 
 
 def rest_of(instructions: list[tuple[str, str]], name: str) -> list[str]:
-    return [rest for found, rest in instructions if found == name]
+    return [rest for instruction, rest in instructions if instruction == name]
 
 
 def parsed(serve: Command, words: Sequence[str]) -> dict[str, Any]:
@@ -77,11 +80,11 @@ def test_the_command_of_the_image_is_one_of_ours(
     [entry] = map(json.loads, rest_of(instructions, "ENTRYPOINT"))  # a list: no shell keeps signals to itself
     assert entry[:2] == ["softcue", "serve"]
     monkeypatch.setenv("SOFTCUE_BACKBONE", settings_of(instructions)["SOFTCUE_BACKBONE"])
-    found = parsed(serve, entry[2:])
-    assert (found["backbone"], str(found["cues"]), found["host"]) == ("minilm", "/cues", "0.0.0.0")
-    assert [str(found["port"])] == rest_of(instructions, "EXPOSE")
+    options = parsed(serve, entry[2:])
+    assert (options["backbone"], str(options["cues"]), options["host"]) == ("minilm", "/cues", "0.0.0.0")
+    assert [str(options["port"])] == rest_of(instructions, "EXPOSE")
     [check] = rest_of(instructions, "HEALTHCHECK")
-    assert f"http://127.0.0.1:{found['port']}/livez" in check
+    assert f"http://127.0.0.1:{options['port']}/livez" in check
 
 
 def test_the_image_is_made_of_files_that_are_sent_to_it(instructions: list[tuple[str, str]]) -> None:
@@ -111,9 +114,9 @@ def test_the_image_runs_as_a_user_that_owns_only_its_cache(instructions: list[tu
     assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == user
     names = [name for name, _ in instructions]
     assert "RUN" not in names[names.index("USER") :]
-    found = settings_of(instructions)
-    assert found["SOFTCUE_CACHE_MB"] == "0"
-    assert found["SOFTCUE_HOME"] == "/cache" and found["HF_HOME"].startswith("/cache/")
+    environment = settings_of(instructions)
+    assert environment["SOFTCUE_CACHE_MB"] == "0"
+    assert environment["SOFTCUE_HOME"] == "/cache" and environment["HF_HOME"].startswith("/cache/")
 
 
 # --- Kubernetes ---
@@ -124,13 +127,13 @@ def test_arguments_of_the_container_are_options_of_the_command(
 ) -> None:
     [container] = pod["containers"]
     [entry] = map(json.loads, rest_of(instructions, "ENTRYPOINT"))
-    given = {one["name"]: one for one in container["env"]}
-    found = parsed(serve, [*entry[2:], "--backbone", given["SOFTCUE_BACKBONE"]["value"], *container["args"]])
-    assert found["deadline"] == DEADLINE
+    given = {variable["name"]: variable for variable in container["env"]}
+    options = parsed(serve, [*entry[2:], "--backbone", given["SOFTCUE_BACKBONE"]["value"], *container["args"]])
+    assert options["deadline"] == DEADLINE
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-    assert str(found["cues"]) in mounts and mounts[str(found["cues"])]["readOnly"]
-    assert str(found["api_key_file"].parent) in mounts
-    assert found["admin_key_file"] is None  # a change would reach one replica
+    assert str(options["cues"]) in mounts and mounts[str(options["cues"])]["readOnly"]
+    assert str(options["api_key_file"].parent) in mounts
+    assert options["admin_key_file"] is None  # a change would reach one replica
     assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod["volumes"]}
 
 
@@ -173,8 +176,10 @@ def test_every_object_means_the_same_pods(objects: dict[str, Any]) -> None:
 
 def test_options_named_in_the_guide_exist(serve: Command) -> None:
     text = (ROOT / "docs/deployment.md").read_text("utf-8")
-    ours = re.sub(r"^(docker|kubectl) .*$|`(docker|kubectl) [^`]*`|`--build-arg [^`]*`", "", text, flags=re.MULTILINE)
-    known = {option for parameter in serve.params for option in parameter.opts}
-    assert set(re.findall(r"--[a-z][a-z-]+", ours)) <= known
+    ours = re.sub(
+        r"^(docker|kubectl|ray) .*$|`(docker|kubectl) [^`]*`|`--build-arg [^`]*`", "", text, flags=re.MULTILINE
+    )
+    options = {option for parameter in serve.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", ours)) <= options
     for link in re.findall(r"\]\((\.\./[^)]+)\)", text):
         assert (ROOT / "docs" / link).exists()

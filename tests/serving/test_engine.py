@@ -27,74 +27,79 @@ from softcue.evaluation import mean, vote
 from softcue.serving.engine import engine as engine_module
 from softcue.serving.engine.batcher import Limits
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer, BatchReport, Options, Result
+from softcue.serving.engine.requests import BatchReport, Options, Result, ServedPrediction
 from softcue.serving.errors import RequestError
 from softcue.types import Prediction
 
 
-def same(found: Result, wanted: Prediction) -> None:
+def same(result: Result, wanted: Prediction) -> None:
     """Equal but for what padding does to the last digits."""
-    assert isinstance(found, Answer), found
-    answer = found.prediction
+    assert isinstance(result, ServedPrediction), result
+    answer = result.prediction
     assert (answer.label, answer.spans, answer.is_illegal) == (wanted.label, wanted.spans, wanted.is_illegal)
     assert answer.value == (None if wanted.value is None else REORDERED_FLOAT32.approx(wanted.value))
     assert answer.scores == (None if wanted.scores is None else REORDERED_PROBABILITIES.approx(wanted.scores))
 
 
-def offline(cues: dict[str, Cue], asked: list[tuple[str, Any]]) -> list[Prediction]:
+def offline(cues: dict[str, Cue], requests: list[tuple[str, Any]]) -> list[Prediction]:
     """What each cue itself answers, all of its texts at once."""
-    found: list[Prediction | None] = [None] * len(asked)
+    predictions: list[Prediction | None] = [None] * len(requests)
     for name, cue in cues.items():
-        places = [place for place, (own, _) in enumerate(asked) if own == name]
+        places = [place for place, (cue_name, _) in enumerate(requests) if cue_name == name]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # texts that are cut
-            answers = cue.predict([asked[place][1] for place in places]) if places else []
+            answers = cue.predict([requests[place][1] for place in places]) if places else []
         for place, answer in zip(places, answers, strict=True):
-            found[place] = answer
-    return [answer for answer in found if answer is not None]
+            predictions[place] = answer
+    return [answer for answer in predictions if answer is not None]
 
 
-def codes(found: list[Result]) -> list[str]:
-    return [result.code if isinstance(result, RequestError) else "" for result in found]
+def codes(results: list[Result]) -> list[str]:
+    return [result.code if isinstance(result, RequestError) else "" for result in results]
 
 
 # --- equal answers ---
 
 
 def test_mixed_batches_answer_as_each_cue_does_offline(folder: Path, cues: dict[str, Cue]) -> None:
-    asked = items(cues, 10 * len(cues))
-    asked += [("names", LONG), ("questions", ["Who?", LONG]), ("topics", LONG), ("stars", LONG)]  # windows, cuts
+    requests = items(cues, 10 * len(cues))
+    requests += [("names", LONG), ("questions", ["Who?", LONG]), ("topics", LONG), ("stars", LONG)]  # windows, cuts
     reports: list[BatchReport] = []
     with Engine(tiny("bert"), folder, on_batch=reports.append) as engine:
-        found = engine.predict(asked)
-    for one, wanted, (name, _) in zip(found, offline(cues, asked), asked, strict=True):
-        same(one, wanted)
-        assert isinstance(one, Answer)
-        assert one.versions == {name: cues[name].record.record_sha256[:12]}
+        results = engine.predict(requests)
+    for result, wanted, (name, _) in zip(results, offline(cues, requests), requests, strict=True):
+        same(result, wanted)
+        assert isinstance(result, ServedPrediction)
+        assert result.versions == {name: cues[name].cue_file.record_sha256[:12]}
     assert max(report.num_tasks for report in reports) == len(CASES)
-    assert [one.is_truncated for one in found[-4:] if isinstance(one, Answer)] == [False, False, True, True]
+    assert [result.is_truncated for result in results[-4:] if isinstance(result, ServedPrediction)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_written_answers_are_those_written_offline(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
     cues = writing_cues[kind]
-    asked = items(cues, 4 * len(cues))
+    requests = items(cues, 4 * len(cues))
     path = cues["titles"].path
     assert path is not None
     with Engine(tiny(kind), path.parent) as engine:
-        found = engine.predict(asked)
-    for one, wanted in zip(found, offline(cues, asked), strict=True):
-        same(one, wanted)
+        results = engine.predict(requests)
+    for result, wanted in zip(results, offline(cues, requests), strict=True):
+        same(result, wanted)
 
 
 def test_small_batches_and_budgets_change_no_answer(folder: Path, cues: dict[str, Cue]) -> None:
-    asked = items(cues, 30)
+    requests = items(cues, 30)
     reports: list[BatchReport] = []
     limits = Limits(max_in_flight=7, token_budget=120, max_rows=3)
     with Engine(tiny("bert"), folder, limits, on_batch=reports.append) as engine:
-        found = engine.predict(asked)
-    for one, wanted in zip(found, offline(cues, asked), strict=True):
-        same(one, wanted)
+        results = engine.predict(requests)
+    for result, wanted in zip(results, offline(cues, requests), strict=True):
+        same(result, wanted)
     assert max(report.num_rows for report in reports) <= 3
     assert all(report.num_tokens + report.num_padding <= 120 or report.num_rows == 1 for report in reports)
 
@@ -108,7 +113,7 @@ def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: P
 
 
 def test_bad_items_do_not_fail_their_neighbours(engine: Engine, cues: dict[str, Cue]) -> None:
-    asked: list[tuple[Any, Any]] = [
+    requests: list[tuple[Any, Any]] = [
         ("topics", "My invoice is wrong."),
         ("nothing", "x"),
         ("topics", " "),
@@ -121,16 +126,16 @@ def test_bad_items_do_not_fail_their_neighbours(engine: Engine, cues: dict[str, 
         (None, "x"),
         ("tone-vip", "ok"),
     ]
-    found = engine.predict(asked)
-    assert codes(found) == ["", "unknown_task", *["invalid"] * 5, "too_long", "invalid", "invalid", ""]
-    same(found[0], cues["topics"].predict(["My invoice is wrong."])[0])
-    same(found[-1], cues["tone-vip"].predict(["ok"])[0])
+    results = engine.predict(requests)
+    assert codes(results) == ["", "unknown_task", *["invalid"] * 5, "too_long", "invalid", "invalid", ""]
+    same(results[0], cues["topics"].predict(["My invoice is wrong."])[0])
+    same(results[-1], cues["tone-vip"].predict(["ok"])[0])
 
 
 def test_long_texts_are_cut_only_where_asked(engine: Engine) -> None:
-    asked = [("topics", LONG), ("names", LONG), ("topics", "ok")]
-    assert codes(engine.predict(asked, truncate=False)) == ["too_long", "", ""]
-    assert codes(engine.predict(asked)) == ["", "", ""]
+    requests = [("topics", LONG), ("names", LONG), ("topics", "ok")]
+    assert codes(engine.predict(requests, truncate=False)) == ["too_long", "", ""]
+    assert codes(engine.predict(requests)) == ["", "", ""]
 
 
 def test_example_that_cannot_be_read_is_refused_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,22 +160,22 @@ def test_ensembles_are_one_batch_and_equal_offline_ones(
 ) -> None:
     reports: list[BatchReport] = []
     with Engine(tiny("bert"), folder, on_batch=reports.append) as engine:
-        found = engine.predict([("tone", "At last it came")], ensemble=ensemble)[0]
+        result = engine.predict([("tone", "At last it came")], ensemble=ensemble)[0]
     names = ["tone-adapter", "tone-late", "tone-vip"]
-    same(found, join([cues[name].predict(["At last it came"])[0] for name in names]))
-    assert isinstance(found, Answer)
-    assert list(found.versions) == names
-    assert sum(found.votes.values()) == 3
+    same(result, join([cues[name].predict(["At last it came"])[0] for name in names]))
+    assert isinstance(result, ServedPrediction)
+    assert list(result.versions) == names
+    assert sum(result.votes.values()) == 3
     assert [report.num_tasks for report in reports] == [3]
-    assert "versions" in found.as_dict()
+    assert "versions" in result.as_dict()
 
 
 def test_ensembles_of_named_cues(engine: Engine, cues: dict[str, Cue]) -> None:
     pair = ["topics", "topics-idpg", "topics"]
-    asked = [(pair, "Where is it"), (["topics", "pairs"], "x"), ("nothing", "x"), (["topics", "no"], "x")]
-    found = engine.predict(asked, ensemble="vote")
-    assert codes(found) == ["", "invalid", "unknown_task", "unknown_task"]
-    same(found[0], vote([cues[name].predict(["Where is it"])[0] for name in pair[:2]]))
+    requests = [(pair, "Where is it"), (["topics", "pairs"], "x"), ("nothing", "x"), (["topics", "no"], "x")]
+    results = engine.predict(requests, ensemble="vote")
+    assert codes(results) == ["", "invalid", "unknown_task", "unknown_task"]
+    same(results[0], vote([cues[name].predict(["Where is it"])[0] for name in pair[:2]]))
 
 
 def test_mean_of_answers_without_scores_is_refused(engine: Engine) -> None:
@@ -179,8 +184,8 @@ def test_mean_of_answers_without_scores_is_refused(engine: Engine) -> None:
 
 def test_ensemble_larger_than_the_queue_is_refused_alone(folder: Path) -> None:
     with Engine(tiny("bert"), folder, Limits(max_in_flight=2)) as engine:
-        found = [engine.predict([("tone", "x")], ensemble="vote")[0], engine.predict([("stars", "x")])[0]]
-    assert codes(found) == ["too_many", ""]
+        results = [engine.predict([("tone", "x")], ensemble="vote")[0], engine.predict([("stars", "x")])[0]]
+    assert codes(results) == ["too_many", ""]
 
 
 # --- generation ---
@@ -193,11 +198,11 @@ def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: di
     with Engine(tiny(kind), path.parent, max_new_tokens=9) as engine:
 
         def written(**options: Any) -> Result:
-            [pending] = engine.submit([("titles", "My invoice is wrong.")], Options(must_write=True, **options))
+            [pending] = engine.submit([("titles", "My invoice is wrong.")], Options(must_generate=True, **options))
             return pending.result.result(10)
 
         whole, short = written(), written(max_new_tokens=2)
-        assert isinstance(whole, Answer) and isinstance(short, Answer)
+        assert isinstance(whole, ServedPrediction) and isinstance(short, ServedPrediction)
         text = whole.prediction.label or ""
         assert text.startswith((short.prediction.label or "").rstrip("�"))
         assert len(short.prediction.label or "") < len(text)
@@ -206,7 +211,7 @@ def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: di
         same(written(stop=("nowhere",)), whole.prediction)
         for wrong in ({"max_new_tokens": 10}, {"max_new_tokens": 0}):
             assert codes([written(**wrong)]) == ["invalid"]
-        [refused] = engine.submit([("topics", "x")], Options(must_write=True))
+        [refused] = engine.submit([("topics", "x")], Options(must_generate=True))
         assert codes([refused.result.result()]) == ["invalid"]
 
 
@@ -232,20 +237,20 @@ def failing(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int, list[Any]], 
 def test_failed_batch_is_split_once_and_answered(
     error: Exception, folder: Path, cues: dict[str, Cue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = [("topics", f"text {number}") for number in range(8)]
+    requests = [("topics", f"text {number}") for number in range(8)]
     with Engine(tiny("bert"), folder) as engine:
         sizes = failing(monkeypatch, lambda _, rows: len(rows) > 4, error)
-        found = engine.predict(asked)
+        results = engine.predict(requests)
         assert sizes == [8, 4, 4]
-        for one, wanted in zip(found, offline(cues, asked), strict=True):
-            same(one, wanted)
+        for result, wanted in zip(results, offline(cues, requests), strict=True):
+            same(result, wanted)
 
 
 def test_rows_that_fail_twice_get_an_error_and_the_engine_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(tiny("bert"), folder) as engine:
         sizes = failing(monkeypatch, lambda number, _: number in (1, 3), RuntimeError("boom"))
-        found = engine.predict([("topics", f"text {number}") for number in range(8)])
-        assert sorted(codes(found)) == [""] * 4 + ["failed"] * 4
+        results = engine.predict([("topics", f"text {number}") for number in range(8)])
+        assert sorted(codes(results)) == [""] * 4 + ["failed"] * 4
         assert sizes == [8, 4, 4]
         assert codes(engine.predict([("topics", "again")])) == [""]
         assert (engine.num_in_flight, engine.num_waiting, engine.is_alive) == (0, 0, True)
@@ -349,7 +354,7 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
     stock = tmp_path / "stock"
     for seed in range(3):
         cue = save_cue(stock / f"topics{seed}", TOPICS, seed=seed)
-        versions[cue.record.record_sha256[:12]] = cue
+        versions[cue.cue_file.record_sha256[:12]] = cue
     root = tmp_path / "cues"
     for name in ("fixed", "swapped", "leaving"):
         shutil.copytree(stock / "topics0", root / name)
@@ -372,16 +377,16 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
     def ask(engine: Engine, seed: int) -> int:
         draw, refused = random.Random(seed), 0
         for _ in range(25):
-            asked = [(draw.choice(["fixed", "swapped", "leaving"]), draw.choice(texts)) for _ in range(6)]
-            found = engine.predict(asked)
-            assert len(found) == len(asked)
-            for (name, text), one in zip(asked, found, strict=True):
-                if isinstance(one, RequestError):
-                    assert (name, one.code) == ("leaving", "unknown_task")
+            requests = [(draw.choice(["fixed", "swapped", "leaving"]), draw.choice(texts)) for _ in range(6)]
+            results = engine.predict(requests)
+            assert len(results) == len(requests)
+            for (name, text), result in zip(requests, results, strict=True):
+                if isinstance(result, RequestError):
+                    assert (name, result.code) == ("leaving", "unknown_task")
                     refused += 1
                     continue
-                assert list(one.versions) == [name]
-                same(one, wanted[one.versions[name]][text])
+                assert list(result.versions) == [name]
+                same(result, wanted[result.versions[name]][text])
         return refused
 
     with Engine(tiny("bert"), root) as engine, ThreadPoolExecutor(5) as pool:
@@ -402,11 +407,11 @@ def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any) -> Non
         engine.predict([("topics", "ok")])
         assert engine.expected_seconds == 0  # nothing waits
         held.go.clear()
-        found = engine.submit([("topics", "ok")] * 4, Options())
+        results = engine.submit([("topics", "ok")] * 4, Options())
         several = engine.expected_seconds
-        assert several == pytest.approx(4 * engine._batcher.answer_seconds) and several > 0
+        assert several == pytest.approx(4 * engine._batcher.prediction_seconds) and several > 0
         held.go.set()
-        for pending in found:
+        for pending in results:
             pending.result.result(20)
 
 

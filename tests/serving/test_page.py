@@ -27,7 +27,7 @@ from softcue.cue.cue import Cue
 from softcue.inputs.collate import collate
 from softcue.inspection import nearest_words
 from softcue.serving.engine.engine import Engine
-from softcue.serving.http import explain as explaining
+from softcue.serving.http import explain as explain_module
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
@@ -81,19 +81,23 @@ def explain(client: TestClient, task: Any = "tone-vip", text: Any = MESSAGE) -> 
 
 
 def test_codes_are_the_likeliest_of_the_text(client: TestClient, cues: dict[str, Cue]) -> None:
-    found = explain(client).json()
+    explanation = explain(client).json()
     cue = cues["tone-vip"]
-    assert (found["task"], found["version"], found["method"]) == ("tone-vip", cue.record.record_sha256[:12], "vip")
-    assert found["reads_input"] is True
+    assert (explanation["task"], explanation["version"], explanation["method"]) == (
+        "tone-vip",
+        cue.cue_file.record_sha256[:12],
+        "vip",
+    )
+    assert explanation["reads_input"] is True
     encoder = cue.model.method.prompt_encoder()
     assert encoder is not None
     batch = collate(cue.model.rows(cue.backbone, cue.examples([MESSAGE])), cue.backbone.tokenizer.pad_token_id)
     with torch.no_grad():
         shares = encoder.assignment(Instance(cue.backbone.embed(batch.ids), batch.mask))[0]
-    assert len(found["vectors"]) == len(shares) == 4
-    for vector, own in zip(found["vectors"], shares, strict=True):
-        assert [code["code"] for code in vector["codes"]] == own.topk(3).indices.tolist()
-        assert [code["share"] for code in vector["codes"]] == pytest.approx(own.topk(3).values.tolist(), abs=1e-4)
+    assert len(explanation["vectors"]) == len(shares) == 4
+    for vector, share in zip(explanation["vectors"], shares, strict=True):
+        assert [code["code"] for code in vector["codes"]] == share.topk(3).indices.tolist()
+        assert [code["share"] for code in vector["codes"]] == pytest.approx(share.topk(3).values.tolist(), abs=1e-4)
         assert all(len(code["words"]) == 3 for code in vector["codes"])
 
 
@@ -103,9 +107,9 @@ def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
 ) -> None:
     inspected = nearest_words(cues["topics"], top=3).vectors  # the whole vocabulary at once
     monkeypatch.setattr("softcue.inspection.nearest.WORDS_AT_ONCE", words_at_once)
-    found = explain(client, "topics").json()
-    assert found["reads_input"] is False
-    for vector, wanted in zip(found["vectors"], inspected, strict=True):
+    explanation = explain(client, "topics").json()
+    assert explanation["reads_input"] is False
+    for vector, wanted in zip(explanation["vectors"], inspected, strict=True):
         assert [near["word"] for near in vector["words"]] == [near.word for near in wanted.neighbours]
         cosines = [near["cosine"] for near in vector["words"]]
         assert cosines == pytest.approx([near.cosine for near in wanted.neighbours], abs=1e-4)
@@ -113,17 +117,19 @@ def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
 
 
 def test_words_of_prompts_that_read_the_input_differ_by_text(client: TestClient) -> None:
-    one, other = (explain(client, "topics-idpg", text).json() for text in (MESSAGE, "Where is it"))
-    assert one["reads_input"] is True
-    assert one["vectors"] != other["vectors"]
+    first, second = (explain(client, "topics-idpg", text).json() for text in (MESSAGE, "Where is it"))
+    assert first["reads_input"] is True
+    assert first["vectors"] != second["vectors"]
 
 
 def test_every_cue_has_an_explanation(client: TestClient, cues: dict[str, Cue]) -> None:
     for name, cue in cues.items():
-        found = explain(client, name, MESSAGE if len(cue.task.text) == 1 else ["Who?", MESSAGE]).json()
+        explanation = explain(client, name, MESSAGE if len(cue.task.text) == 1 else ["Who?", MESSAGE]).json()
         has_vectors = name not in ("tone-adapter", "stars")  # prefixes are keys and values of layers, among no words
-        assert len(found["vectors"]) == (4 if has_vectors else 0), name
-        assert all(vector["words"] == [] for vector in found["vectors"]) == (name == "tone-late" or not has_vectors)
+        assert len(explanation["vectors"]) == (4 if has_vectors else 0), name
+        assert all(vector["words"] == [] for vector in explanation["vectors"]) == (
+            name == "tone-late" or not has_vectors
+        )
     assert len(explain(client, "questions", ["Who?", LONG]).json()["vectors"]) == 4
 
 
@@ -144,14 +150,14 @@ def test_explanations_are_refused_as_predictions_are(client: TestClient) -> None
 
 
 def test_failed_explanation_is_503(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining, "explained", lambda *_: 1 / 0)
+    monkeypatch.setattr(explain_module, "explain_prompt", lambda *_: 1 / 0)
     assert explain(client).json()["error"]["code"] == "failed"
 
 
 def test_many_explanations_at_once_are_429_and_late_ones_504(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    monkeypatch.setattr(explaining, "MAX_WAITING", 2)
-    monkeypatch.setattr(explaining, "explained", lambda *_: go.wait(20))
+    monkeypatch.setattr(explain_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(explain_module, "explain_prompt", lambda *_: go.wait(20))
     client = serve(deadline=0.5)
     with ThreadPoolExecutor(3) as pool:
         codes = sorted(response.status_code for response in pool.map(lambda _: explain(client), range(3)))
@@ -169,13 +175,13 @@ def test_explanations_beside_predictions_change_neither(client: TestClient) -> N
 
     alone, explained = predicted(0), [explain(client, task).json() for task in ("topics-idpg", "tone-vip", "tone-late")]
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(explain, client, task) for _ in range(8) for task in ("topics-idpg", "tone-vip")]
+        futures = [pool.submit(explain, client, task) for _ in range(8) for task in ("topics-idpg", "tone-vip")]
         together = list(pool.map(predicted, range(12)))
     for scores in together:
         assert scores == REORDERED_PROBABILITIES.approx(alone)
-    found = [response.json() for future in asked if (response := future.result()).status_code == 200]
-    assert found
-    assert all(one in explained for one in found)
+    explanations = [response.json() for future in futures if (response := future.result()).status_code == 200]
+    assert explanations
+    assert all(explanation in explained for explanation in explanations)
 
 
 # --- in a browser ---
@@ -188,9 +194,9 @@ def browser() -> Iterator[Any]:
     if chromium is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     with playwright.sync_playwright() as running:
-        found = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield found
-        found.close()
+        browser_process = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield browser_process
+        browser_process.close()
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +205,11 @@ def listen(folder: Path) -> Iterator[Callable[..., str]]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(cues_folder: Path = folder, **settings: Any) -> str:
-        chosen = ServerSettings(**settings)
-        service = Service(chosen, lambda on_batch: Engine(tiny("bert"), cues_folder, chosen.limits, on_batch=on_batch))
+        server_settings = ServerSettings(**settings)
+        service = Service(
+            server_settings,
+            lambda on_batch: Engine(tiny("bert"), cues_folder, server_settings.limits, on_batch=on_batch),
+        )
         server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -267,7 +276,7 @@ def test_message_shows_the_answer_of_every_cue(visit: Callable[..., Any], addres
         texts = MESSAGE if len(cue.task.text) == 1 else [MESSAGE, "I was billed twice."]
         wanted = cue.predict([texts])[0]
         shown = card(page, name)
-        assert cue.record.record_sha256[:12] in shown.inner_text()
+        assert cue.cue_file.record_sha256[:12] in shown.inner_text()
         assert re.search(r"queue [\d.]+ ms, compute [\d.]+ ms", shown.inner_text())
         assert shown.locator(".bars li").count() == len(wanted.scores or {})
         if wanted.scores:
@@ -404,7 +413,7 @@ def test_two_cues_are_compared(visit: Callable[..., Any], listen: Callable[..., 
         assert set(marked) == ({answers["seed0"].label, answers[name].label} if name == other else set())
         for row in page.locator("#difference tbody tr").all():
             label, *numbers = [cell.inner_text().replace("−", "-") for cell in row.locator("td").all()]
-            wanted = [(answers[own].scores or {})[label] for own in ("seed0", name)]
+            wanted = [(answers[seed].scores or {})[label] for seed in ("seed0", name)]
             assert [float(number) for number in numbers] == pytest.approx([*wanted, wanted[1] - wanted[0]], abs=2e-3)
             is_marked = "differs" in (row.locator("td").last.get_attribute("class") or "")
             assert is_marked == (abs(wanted[1] - wanted[0]) >= 0.1)
@@ -433,7 +442,7 @@ def test_many_lines_become_a_table_and_a_csv(visit: Callable[..., Any], address:
         answer = cues["topics"].predict([line])[0]
         assert row["topics"] == answer.label
         assert float(row["topics score"]) == pytest.approx(max((answer.scores or {}).values()), abs=1e-4)
-        assert row["topics version"] == cues["topics"].record.record_sha256[:12]
+        assert row["topics version"] == cues["topics"].cue_file.record_sha256[:12]
         assert float(row["stars"]) == pytest.approx(cues["stars"].predict([line])[0].value, abs=1e-4)
         assert row["pairs"] == "needs text 2 (second)"
     assert rows[-1]["pairs"] == cues["pairs"].predict([["first", "second"]])[0].label

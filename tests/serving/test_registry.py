@@ -23,25 +23,25 @@ def root(cues: dict[str, Cue], tmp_path: Path) -> Path:
     return tmp_path / "cues"
 
 
-def registry(root: Path) -> Registry:
-    found = Registry(root, tiny("bert"))
-    found.load_all()
-    return found
+def make_registry(root: Path) -> Registry:
+    registry = Registry(root, tiny("bert"))
+    registry.load_all()
+    return registry
 
 
-def refusal(found: Registry, name: str, code: str) -> RequestError:
+def check_load_error(registry: Registry, name: str, code: str) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        found.load(name)
+        registry.load(name)
     assert caught.value.code == code
     return caught.value
 
 
 def test_folder_is_loaded_by_name_with_versions(root: Path, cues: dict[str, Cue]) -> None:
-    found = registry(root)
-    assert [served.name for served in found.loaded()] == ["pairs", "topics"]
-    assert found["topics"].version == cues["topics"].record.record_sha256[:12]
-    assert [served.name for served in found.of_task("topics")] == ["topics"]
-    assert found["pairs"].as_dict()["text"] == ["first", "second"]
+    registry = make_registry(root)
+    assert [served.name for served in registry.loaded()] == ["pairs", "topics"]
+    assert registry["topics"].version == cues["topics"].cue_file.record_sha256[:12]
+    assert [served.name for served in registry.of_task("topics")] == ["topics"]
+    assert registry["pairs"].as_dict()["text"] == ["first", "second"]
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
@@ -53,17 +53,17 @@ def test_missing_folder_is_refused(tmp_path: Path) -> None:
     "name", ["..", ".", "", "a/b", "../topics", "/etc", "-x", ".hidden", "a" * 65, "topics\n", "é"]
 )
 def test_names_are_strict(root: Path, name: str) -> None:
-    found = registry(root)
-    refusal(found, name, "invalid")
-    assert len(found) == 2
+    registry = make_registry(root)
+    check_load_error(registry, name, "invalid")
+    assert len(registry) == 2
 
 
 def test_unknown_name_is_no_task(root: Path) -> None:
-    refusal(registry(root), "nothing", "unknown_task")
+    check_load_error(make_registry(root), "nothing", "unknown_task")
     with pytest.raises(RequestError, match="unknown_task"):
-        registry(root)["nothing"]
+        make_registry(root)["nothing"]
     with pytest.raises(RequestError, match="unknown_task"):
-        registry(root).unload("nothing")
+        make_registry(root).unload("nothing")
 
 
 def test_links_out_of_the_folder_are_refused(root: Path, tmp_path: Path, cues: dict[str, Cue]) -> None:
@@ -73,9 +73,9 @@ def test_links_out_of_the_folder_are_refused(root: Path, tmp_path: Path, cues: d
     (root / "linked-file" / "cue.safetensors").unlink()
     (root / "linked-file" / "cue.safetensors").symlink_to(outside / "cue.safetensors")
     (root / "inside").symlink_to(root / "topics")
-    found = registry(root)
-    assert [served.name for served in found.loaded()] == ["inside", "pairs", "topics"]
-    assert {name: why.code for name, why in found.broken().items()} == {
+    registry = make_registry(root)
+    assert [served.name for served in registry.loaded()] == ["inside", "pairs", "topics"]
+    assert {name: why.code for name, why in registry.broken().items()} == {
         "linked": "broken_cue",
         "linked-file": "broken_cue",
     }
@@ -87,62 +87,65 @@ def test_broken_cues_are_reported_and_others_load(root: Path) -> None:
         (root / name / "cue.json").write_bytes(damage)
     (root / "notes").mkdir()  # no cue at all
     shutil.copytree(root / "topics", root / "bad name")
-    found = registry(root)
-    assert len(found) == 2
-    assert set(found.broken()) == {"cut", "empty", "other", "bad name"}
+    registry = make_registry(root)
+    assert len(registry) == 2
+    assert set(registry.broken()) == {"cut", "empty", "other", "bad name"}
     with pytest.raises(RequestError, match="broken_cue"):
-        found["cut"]
+        registry["cut"]
     shutil.copy(root / "topics" / "cue.json", root / "cut" / "cue.json")
-    found.load("cut")
-    assert "cut" not in found.broken()
+    registry.load("cut")
+    assert "cut" not in registry.broken()
 
 
 def test_any_error_of_a_folder_is_only_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.registry.load", lambda *_: 1 / 0)
-    found = registry(root)
-    assert {name: why.code for name, why in found.broken().items()} == {"pairs": "broken_cue", "topics": "broken_cue"}
+    registry = make_registry(root)
+    assert {name: why.code for name, why in registry.broken().items()} == {
+        "pairs": "broken_cue",
+        "topics": "broken_cue",
+    }
 
 
 def test_cue_of_another_backbone_is_told_apart(root: Path) -> None:
     save_cue(root / "titles", TITLES, model_type="t5")
-    found = registry(root)
-    assert found.broken()["titles"].status == 409
-    assert "differ" in refusal(found, "titles", "wrong_backbone").message
+    registry = make_registry(root)
+    assert registry.broken()["titles"].status == 409
+    assert "differ" in check_load_error(registry, "titles", "wrong_backbone").message
 
 
 def test_replacing_keeps_the_old_one_for_those_who_have_it(root: Path) -> None:
-    found = registry(root)
-    old = found["topics"]
+    registry = make_registry(root)
+    old = registry["topics"]
     before = old.cue.predict(["hello"])
     save_cue(root / "topics", TOPICS, seed=5)
-    assert found["topics"] is old  # until asked to
-    new = found.load("topics")
+    assert registry["topics"] is old  # until asked to
+    new = registry.load("topics")
     assert new.version != old.version
-    assert found["topics"] is new
+    assert registry["topics"] is new
     assert old.cue.predict(["hello"]) == before != new.cue.predict(["hello"])
 
 
 def test_failed_replacement_leaves_the_old_version(root: Path) -> None:
-    found = registry(root)
-    old = found["topics"]
+    registry = make_registry(root)
+    old = registry["topics"]
     (root / "topics" / "cue.safetensors").write_bytes(b"damaged")
-    refusal(found, "topics", "broken_cue")
-    assert found["topics"] is old
-    assert found.broken() == {}
+    check_load_error(registry, "topics", "broken_cue")
+    assert registry["topics"] is old
+    assert registry.broken() == {}
 
 
 def test_unloading_leaves_the_folder(root: Path) -> None:
-    found = registry(root)
-    found.unload("topics")
+    registry = make_registry(root)
+    registry.unload("topics")
     with pytest.raises(RequestError, match="unknown_task"):
-        found["topics"]
-    assert found.load("topics").name == "topics"
+        registry["topics"]
+    assert registry.load("topics").name == "topics"
 
 
 def test_number_format_is_the_cues_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorded_dtype(root) == "float32"
-    found = {"topics": "bfloat16", "pairs": "float32"}
-    backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in found.items()}
+    dtypes = {"topics": "bfloat16", "pairs": "float32"}
+    backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in dtypes.items()}
     with monkeypatch.context() as patch:
         patch.setattr("softcue.serving.engine.registry.read_cue_file", lambda path: backbones[path.name])
         assert recorded_dtype(root) == "float32"  # both
@@ -161,29 +164,29 @@ def test_folders_that_may_not_be_entered_are_left_out(root: Path, monkeypatch: p
         return plain(path)
 
     monkeypatch.setattr(Path, "is_file", is_file)
-    assert len(registry(root)) == 2
+    assert len(make_registry(root)) == 2
 
 
 def test_links_that_lead_in_circles_break_their_cue_alone(root: Path) -> None:
     (root / "topics" / "cue.safetensors").unlink()
     (root / "topics" / "cue.safetensors").symlink_to("cue.safetensors")
-    found = registry(root)
-    assert [served.name for served in found.loaded()] == ["pairs"]
-    assert list(found.broken()) == ["topics"]
+    registry = make_registry(root)
+    assert [served.name for served in registry.loaded()] == ["pairs"]
+    assert list(registry.broken()) == ["topics"]
 
 
 def test_names_that_cannot_be_cues_are_not_remembered(root: Path) -> None:
-    found = registry(root)
+    registry = make_registry(root)
     for name in ("..", "x" * 5000, "nothing"):
         with pytest.raises(RequestError):
-            found.load(name)
-    assert found.broken() == {}
+            registry.load(name)
+    assert registry.broken() == {}
 
 
 def test_a_broken_cue_is_forgotten_with_its_folder(root: Path) -> None:
     (root / "topics" / "cue.json").write_text("{")
-    found = registry(root)
-    assert str(root) not in found.broken()["topics"].message
+    registry = make_registry(root)
+    assert str(root) not in registry.broken()["topics"].message
     shutil.rmtree(root / "topics")
-    refusal(found, "topics", "unknown_task")
-    assert found.broken() == {}
+    check_load_error(registry, "topics", "unknown_task")
+    assert registry.broken() == {}

@@ -55,9 +55,10 @@ def start(folder: Path, until: Callable[..., None]) -> Iterator[Start]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def listen(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> Running:
-        chosen = ServerSettings(**settings)
+        server_settings = ServerSettings(**settings)
         service = Service(
-            chosen, lambda on_batch: Engine(tiny(model_type), cues_folder, chosen.limits, on_batch=on_batch)
+            server_settings,
+            lambda on_batch: Engine(tiny(model_type), cues_folder, server_settings.limits, on_batch=on_batch),
         )
         server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run)
@@ -193,16 +194,18 @@ def test_client_generates_and_streams(start: Start, writing_cues: dict[str, dict
     assert cue.path is not None
     client = start(cue.path.parent, "t5").client()
     wanted = cue.predict(["ok", "Where is it"])
-    asked = [("titles", "ok"), ("titles", "Where is it")]
-    assert [reply.label for reply in client.generate(asked, max_new_tokens=6)] == [one.label for one in wanted]
+    inputs = [("titles", "ok"), ("titles", "Where is it")]
+    assert [reply.label for reply in client.generate(inputs, max_new_tokens=6)] == [
+        prediction.label for prediction in wanted
+    ]
     pieces, replies = ["", ""], {}
-    for place, found in client.stream(asked):
-        if isinstance(found, str):
+    for place, part in client.stream(inputs):
+        if isinstance(part, str):
             assert place not in replies
-            pieces[place] += found
+            pieces[place] += part
         else:
-            replies[place] = found.label
-    assert pieces == [one.label for one in wanted] == [replies[0], replies[1]]
+            replies[place] = part.label
+    assert pieces == [prediction.label for prediction in wanted] == [replies[0], replies[1]]
 
 
 def test_client_tries_again_when_told_to(start: Start, held: Any, until: Callable[..., None]) -> None:
@@ -256,46 +259,52 @@ def test_client_says_so_where_an_answer_is_cut_off_or_no_answer() -> None:
     with HTTPServer(("127.0.0.1", 0), Odd) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        found: list[Any] = []
+        parts: list[Any] = []
         with pytest.raises(ServerError, match="cut_off"):
-            found += Client(f"{url}/cut").stream([("titles", "x")])
-        for path, told in (("page", "JSONDecodeError"), ("short", "IncompleteRead|JSONDecodeError"), ("moved", "302")):
-            with pytest.raises(ServerError, match=told):
+            parts += Client(f"{url}/cut").stream([("titles", "x")])
+        for path, message in (
+            ("page", "JSONDecodeError"),
+            ("short", "IncompleteRead|JSONDecodeError"),
+            ("moved", "302"),
+        ):
+            with pytest.raises(ServerError, match=message):
                 Client(f"{url}/{path}").predict([("topics", "x")])
         server.shutdown()
 
 
 def test_tabs_belong_to_the_text_of_cues_that_read_one(start: Start) -> None:
-    own = ["--url", start().url, "--json"]
-    [one] = run("client", "predict", "--task", "topics", *own, "one\ttwo").json["results"]
-    assert one["label"]
+    options = ["--url", start().url, "--json"]
+    [result] = run("client", "predict", "--task", "topics", *options, "one\ttwo").json["results"]
+    assert result["label"]
 
 
 def test_client_commands(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(api_keys=("key-one",))
-    own = ["--url", server.url]
-    check_refused(run("client", "tasks", *own), "401")
+    options = ["--url", server.url]
+    check_refused(run("client", "tasks", *options), "401")
     monkeypatch.setenv("SOFTCUE_API_KEY", "key-one")
-    assert {task["name"] for task in run("client", "tasks", *own, "--json").json["tasks"]} >= {"topics", "pairs"}
-    assert "prompt-tuning" in run("client", "tasks", *own).out
-    found = run("client", "predict", "--task", "pairs", *own, "one\ttwo", "three", "--json").json["results"]
-    assert found[0]["label"] in ("same", "other") and found[1]["error"] == "invalid"
-    assert "two" in run("client", "predict", "--task", "pairs", *own, "one\ttwo").out
-    both = ["--task", "topics", "--task", "topics-idpg"]
-    assert run("client", "predict", *both, "--ensemble", "mean", *own, "x", "--json").json["results"][0]["votes"]
-    check_refused(run("client", "predict", *both, *own, "x"), "--ensemble")
-    check_refused(run("client", "predict", "--task", "no", *own, "x"), "404 unknown_task")
+    assert {task["name"] for task in run("client", "tasks", *options, "--json").json["tasks"]} >= {"topics", "pairs"}
+    assert "prompt-tuning" in run("client", "tasks", *options).out
+    results = run("client", "predict", "--task", "pairs", *options, "one\ttwo", "three", "--json").json["results"]
+    assert results[0]["label"] in ("same", "other") and results[1]["error"] == "invalid"
+    assert "two" in run("client", "predict", "--task", "pairs", *options, "one\ttwo").out
+    two_cues = ["--task", "topics", "--task", "topics-idpg"]
+    assert run("client", "predict", *two_cues, "--ensemble", "mean", *options, "x", "--json").json["results"][0][
+        "votes"
+    ]
+    check_refused(run("client", "predict", *two_cues, *options, "x"), "--ensemble")
+    check_refused(run("client", "predict", "--task", "no", *options, "x"), "404 unknown_task")
 
 
 def test_client_prints_text_that_is_written(start: Start, writing_cues: dict[str, dict[str, Cue]]) -> None:
     cue = writing_cues["gpt2"]["titles"]
     assert cue.path is not None
-    own = ["--url", start(cue.path.parent, "gpt2").url, "ok"]
-    assert run("client", "generate", "--task", "titles", *own).out == f"{cue.predict('ok')[0].label}\n"
-    short = run("client", "generate", "--task", "titles", "--max-new-tokens", 2, *own).out
-    assert len(short) < len(run("client", "generate", "--task", "titles", *own).out)
-    check_refused(run("client", "generate", "--task", "topics", *own), "invalid")
-    check_refused(run("client", "generate", "--task", "no", *own), "unknown_task")
+    options = ["--url", start(cue.path.parent, "gpt2").url, "ok"]
+    assert run("client", "generate", "--task", "titles", *options).out == f"{cue.predict('ok')[0].label}\n"
+    short = run("client", "generate", "--task", "titles", "--max-new-tokens", 2, *options).out
+    assert len(short) < len(run("client", "generate", "--task", "titles", *options).out)
+    check_refused(run("client", "generate", "--task", "topics", *options), "invalid")
+    check_refused(run("client", "generate", "--task", "no", *options), "unknown_task")
 
 
 def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
@@ -325,7 +334,7 @@ def test_serve_is_refused_before_anything_is_loaded(
 
 SLOW = """
 import sys, time
-from softcue.serving import engine
+from softcue.serving.engine import engine
 plain = engine.predict_mixed
 def slow(*rows):
     time.sleep(1.0)
@@ -356,15 +365,15 @@ def test_sigterm_answers_what_was_taken_then_ends(
         lines: list[dict[str, Any]] = []
         while not {"ready", "running"} <= {word for line in lines for word in line["event"].split()}:
             lines.append(json.loads(process.stderr.readline()))
-        [url] = [found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line["event"]))]
+        [url] = [match[0] for line in lines if (match := re.search(r"http://127\.0\.0\.1:\d+", line["event"]))]
         client = Client(url, "key-two", attempts=1)
         assert client.info()["backbone"]["dtype"] == "float32"
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(client.predict, [("topics", "a secret text"), ("stars", "ok")])
+            future = pool.submit(client.predict, [("topics", "a secret text"), ("stars", "ok")])
             while client.info()["in_flight"] == 0:
                 time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
-            replies = asked.result(20)
+            replies = future.result(20)
         rest = process.stderr.read()
         assert process.wait(20) == 0
     assert replies[0].label == cues["topics"].predict(["a secret text"])[0].label
@@ -385,7 +394,7 @@ def test_server_that_cannot_load_ends_with_one_line(
     monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     before = signal.getsignal(signal.SIGTERM)
     try:
-        found = run("serve", "--backbone", tmp_path / "no-model", folder, "--port", 0)
+        outcome = run("serve", "--backbone", tmp_path / "no-model", folder, "--port", 0)
     finally:
         signal.signal(signal.SIGTERM, before)
-    check_refused(found, "backbone.name", "no-model")
+    check_refused(outcome, "backbone.name", "no-model")

@@ -9,15 +9,15 @@ from softcue.serving.settings import ServerSettings, check_address, read_keys
 
 
 def test_defaults_are_those_promised() -> None:
-    found = ServerSettings()
-    assert (found.host, found.max_body_bytes, found.max_inputs, found.max_in_flight, found.deadline) == (
+    settings = ServerSettings()
+    assert (settings.host, settings.max_body_bytes, settings.max_inputs, settings.max_in_flight, settings.deadline) == (
         "127.0.0.1",
         2_000_000,
         32,
         512,
         30.0,
     )
-    assert not found.log_texts and not found.api_keys
+    assert not settings.log_texts and not settings.api_keys
 
 
 def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

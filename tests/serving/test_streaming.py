@@ -13,8 +13,8 @@ from softcue.cue.cue import Cue
 from softcue.inference import predict_mixed
 from softcue.serving.engine import engine as engine_module
 from softcue.serving.engine.engine import Engine
-from softcue.serving.engine.requests import Answer, Options
-from softcue.serving.engine.streaming import Writer
+from softcue.serving.engine.requests import Options, ServedPrediction
+from softcue.serving.engine.streaming import TextStreamer
 
 
 class Spelled:
@@ -25,45 +25,45 @@ class Spelled:
         return "".join(map(chr, ids)).replace("#", "�")
 
 
-def told(text: str, *stop: str) -> tuple[list[str], int]:
-    """The pieces told while a text is written letter by letter, and how many letters were enough."""
+def stream_letters(text: str, *stop: str) -> tuple[list[str], int]:
+    """The parts sent while a text is generated letter by letter, and the number of letters before it may stop."""
     pieces: list[str] = []
-    writer = Writer(Spelled(), stop, pieces.append, lambda: False)
+    streamer = TextStreamer(Spelled(), stop, pieces.append, lambda: False)
     for size in range(1, len(text) + 1):
-        if writer(list(map(ord, text[:size]))):
+        if streamer(list(map(ord, text[:size]))):
             return pieces, size
     return pieces, len(text)
 
 
 def test_pieces_are_told_once_and_in_order() -> None:
-    assert told(" abc") == (["a", "b", "c"], 4)
+    assert stream_letters(" abc") == (["a", "b", "c"], 4)
 
 
 def test_spaces_wait_for_what_follows() -> None:
-    assert told("a  b ") == (["a", "  b"], 5)
+    assert stream_letters("a  b ") == (["a", "  b"], 5)
 
 
 def test_half_a_character_waits() -> None:
-    assert told("ab#") == (["a", "b"], 3)
+    assert stream_letters("ab#") == (["a", "b"], 3)
 
 
 def test_what_may_become_a_stop_word_waits() -> None:
-    assert told("a END b", "END") == (["a"], 5)
-    assert told("a EN b", "END") == (["a", " EN b"], 6)
-    assert told("xaab", "ab", "q") == (["x", "a"], 4)
+    assert stream_letters("a END b", "END") == (["a"], 5)
+    assert stream_letters("a EN b", "END") == (["a", " EN b"], 6)
+    assert stream_letters("xaab", "ab", "q") == (["x", "a"], 4)
 
 
 def test_passes_that_are_run_again_tell_nothing_twice() -> None:
     pieces: list[str] = []
-    writer = Writer(Spelled(), (), pieces.append, lambda: False)
+    streamer = TextStreamer(Spelled(), (), pieces.append, lambda: False)
     for text in ("a", "ab", "a", "ab", "abc"):
-        writer(list(map(ord, text)))
+        streamer(list(map(ord, text)))
     assert pieces == ["a", "b", "c"]
 
 
 def test_rows_nobody_waits_for_have_enough() -> None:
-    assert Writer(Spelled(), (), None, lambda: True)([97])
-    assert not Writer(Spelled(), (), None, lambda: False)([97])
+    assert TextStreamer(Spelled(), (), None, lambda: True)([97])
+    assert not TextStreamer(Spelled(), (), None, lambda: False)([97])
 
 
 @pytest.fixture(params=["t5", "gpt2"])
@@ -75,31 +75,31 @@ def kind(request: pytest.FixtureRequest) -> str:
 def engine(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> Iterator[Engine]:
     path = writing_cues[kind]["titles"].path
     assert path is not None
-    with Engine(tiny(kind), path.parent) as found:
-        yield found
+    with Engine(tiny(kind), path.parent) as running:
+        yield running
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens a writer has heard, each time it hears some."""
-    found: list[int] = []
-    plain = Writer.__call__
+    """The number of token ids at each call of a streamer."""
+    counts: list[int] = []
+    plain = TextStreamer.__call__
 
-    def counted(self: Writer, ids: Any) -> bool:
-        found.append(len(ids))
+    def counted(self: TextStreamer, ids: Any) -> bool:
+        counts.append(len(ids))
         return plain(self, ids)
 
-    monkeypatch.setattr(Writer, "__call__", counted)
-    return found
+    monkeypatch.setattr(TextStreamer, "__call__", counted)
+    return counts
 
 
 def test_pieces_make_up_the_answers(engine: Engine, kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
     pieces: dict[int, list[str]] = {}
-    asked = [(name, text) for text in TEXTS for name in ("titles", "titles-idpg")]
-    found = engine.submit(asked, Options(), on_text=lambda place, text: pieces.setdefault(place, []).append(text))
-    for place, (pending, (name, text)) in enumerate(zip(found, asked, strict=True)):
+    inputs = [(name, text) for text in TEXTS for name in ("titles", "titles-idpg")]
+    requests = engine.submit(inputs, Options(), on_text=lambda place, text: pieces.setdefault(place, []).append(text))
+    for place, (pending, (name, text)) in enumerate(zip(requests, inputs, strict=True)):
         result = pending.result.result(30)
-        assert isinstance(result, Answer)
+        assert isinstance(result, ServedPrediction)
         assert result.prediction.label == writing_cues[kind][name].predict([text])[0].label
         assert "".join(pieces.get(place, [])) == result.prediction.label
     assert max(map(len, pieces.values())) > 1
@@ -113,7 +113,7 @@ def test_stop_words_end_the_writing_of_their_row(
     def longest(*stop: str) -> int:
         steps.clear()
         [pending] = engine.submit([("titles", TEXTS[0])], Options(stop=stop))
-        assert isinstance(pending.result.result(30), Answer)
+        assert isinstance(pending.result.result(30), ServedPrediction)
         return max(steps)
 
     assert longest(whole[:1]) < longest("nowhere")
@@ -148,9 +148,9 @@ def test_listeners_that_fail_are_told_no_more() -> None:
         raise ValueError
 
     calls: list[str] = []
-    writer = Writer(Spelled(), (), fail, lambda: False)
+    streamer = TextStreamer(Spelled(), (), fail, lambda: False)
     for text in ("a", "ab"):
-        assert not writer(list(map(ord, text)))
+        assert not streamer(list(map(ord, text)))
     assert calls == ["a"]
 
 
@@ -162,21 +162,23 @@ def test_last_words_wait_where_a_tokenizer_moves_spaces() -> None:
             return super().decode(ids, skip_special_tokens).replace(" 's", "'s")
 
     pieces: list[str] = []
-    writer = Writer(Moving(), (), pieces.append, lambda: False)
+    streamer = TextStreamer(Moving(), (), pieces.append, lambda: False)
     text = "so it 's late"
     for size in range(1, len(text) + 1):
-        writer(list(map(ord, text[:size])))
-    writer.tell("so it's late")
+        streamer(list(map(ord, text[:size])))
+    streamer.send("so it's late")
     assert "".join(pieces) == "so it's late"
 
 
 def test_rows_end_when_their_client_leaves(engine: Engine, steps: list[int]) -> None:
     def longest(leaves: bool) -> int:
         steps.clear()
-        on_text = (lambda place, text: [one.drop() for one in found]) if leaves else (lambda place, text: None)
-        found: list[Any] = []
-        found += engine.submit([("titles", TEXTS[0])], Options(), on_text=on_text)
-        found[0].result.result(30)
+        on_text = (
+            (lambda place, text: [request.drop() for request in requests]) if leaves else (lambda place, text: None)
+        )
+        requests: list[Any] = []
+        requests += engine.submit([("titles", TEXTS[0])], Options(), on_text=on_text)
+        requests[0].result.result(30)
         return max(steps)
 
     assert longest(leaves=True) < longest(leaves=False)
@@ -188,11 +190,11 @@ def test_passes_run_again_after_an_error_tell_nothing_twice(
     plain, calls = engine_module.predict_mixed, []
 
     def failing(backbone: Any, rows: Any, *more: Any) -> Any:
-        found = plain(backbone, rows, *more)
+        predictions = plain(backbone, rows, *more)
         calls.append(len(rows))
         if len(calls) == 1:
             raise RuntimeError("out of memory")
-        return found
+        return predictions
 
     monkeypatch.setattr(engine_module, "predict_mixed", failing)
     pieces: list[str] = []

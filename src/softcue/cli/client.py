@@ -1,4 +1,4 @@
-"""`softcue client`: ask a running server."""
+"""`softcue client`: call a running server."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import typer
 if TYPE_CHECKING:
     from softcue.serving.client import Client
 
-app = typer.Typer(help="Ask a running softcue server.", no_args_is_help=True)
+app = typer.Typer(help="Call a running softcue server.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Option(help="The server's address.")]
-Key = Annotated[str, typer.Option(envvar="SOFTCUE_API_KEY", show_envvar=True, help="The key it asks for.")]
+Key = Annotated[str, typer.Option(envvar="SOFTCUE_API_KEY", show_envvar=True, help="The key of the server.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-HERE = "http://127.0.0.1:8000"
+LOCAL_URL = "http://127.0.0.1:8000"
 
 
 class Ensemble(StrEnum):
-    """How several cues become one answer."""
+    """How several cues become one prediction."""
 
     vote = "vote"
     mean = "mean"
@@ -27,15 +27,17 @@ class Ensemble(StrEnum):
 
 @app.command("predict")
 def predict(
-    texts: Annotated[list[str], typer.Argument(help="Texts to read; of a task that reads two, parted by a tab.")],
+    texts: Annotated[
+        list[str], typer.Argument(help="Texts to predict; a tab separates the texts of a task that reads two.")
+    ],
     task: Annotated[list[str], typer.Option(help="The cue's name; several with --ensemble.")],
-    ensemble: Annotated[Ensemble | None, typer.Option(help="One answer from all cues named.")] = None,
+    ensemble: Annotated[Ensemble | None, typer.Option(help="One prediction from all named cues.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
-    url: Url = HERE,
+    url: Url = LOCAL_URL,
     api_key: Key = "",
     as_json: Json = False,
 ) -> None:
-    """Print an answer per text."""
+    """Print a prediction per text."""
     from dataclasses import asdict
 
     from softcue.cli.output import print_json, print_table
@@ -46,65 +48,65 @@ def predict(
             setting="--task", got=", ".join(task), expected="one name", fix="pass --ensemble vote or mean for several"
         )
     how: Literal["vote", "mean"] | None = None if ensemble is None else ensemble.value
-    who = task[0] if len(task) == 1 else task
+    names = task[0] if len(task) == 1 else task
     client = _client(url, api_key)
-    inputs = [(who, text) for text in _read(client, task[0], texts)]
-    found = client.predict(inputs, return_scores=True, truncate=truncate, ensemble=how)
+    inputs = [(names, text) for text in _split_texts(client, task[0], texts)]
+    results = client.predict(inputs, return_scores=True, truncate=truncate, ensemble=how)
     if as_json:
-        print_json({"results": [asdict(reply) for reply in found]})
+        print_json({"results": [asdict(result) for result in results]})
         return
     rows = []
-    for text, reply in zip(texts, found, strict=True):
-        answer = reply.value if reply.label is None else reply.label
-        score = "" if reply.scores is None else f"{reply.scores.get(str(reply.label), 0.0):.3f}"
-        rows.append([text, reply.message if reply.error else "" if answer is None else answer, score])
+    for text, result in zip(texts, results, strict=True):
+        prediction = result.value if result.label is None else result.label
+        score = "" if result.scores is None else f"{result.scores.get(str(result.label), 0.0):.3f}"
+        rows.append([text, result.message if result.error else "" if prediction is None else prediction, score])
     print_table("", ["text", "answer", "score"], rows)
 
 
 @app.command("generate")
 def generate(
-    text: Annotated[str, typer.Argument(help="What to read; of a task that reads two texts, parted by a tab.")],
-    task: Annotated[str, typer.Option(help="The name of a cue that writes free text.")],
+    text: Annotated[str, typer.Argument(help="The text; a tab separates the texts of a task that reads two.")],
+    task: Annotated[str, typer.Option(help="The name of a cue that generates free text.")],
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Instead of the cue's own limit.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Replaces the cue's own limit.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long.")] = False,
-    url: Url = HERE,
+    url: Url = LOCAL_URL,
     api_key: Key = "",
 ) -> None:
-    """Print free text as it is written."""
+    """Print free text while it is generated."""
     from softcue.serving.client import ServerError
 
     client = _client(url, api_key)
-    inputs = [(task, own) for own in _read(client, task, [text])]
-    written = ""
-    for _, found in client.stream(inputs, truncate=truncate, stop=stop or (), max_new_tokens=max_new_tokens):
-        if isinstance(found, str):
-            written += found
-            typer.echo(found, nl=False)
-        elif found.error:
-            raise ServerError(client.url, found.status, found.error, found.message)
-        else:  # beams tell nothing before they are done
-            typer.echo((found.label or "").removeprefix(written))
+    inputs = [(task, texts) for texts in _split_texts(client, task, [text])]
+    printed = ""
+    for _, part in client.stream(inputs, truncate=truncate, stop=stop or (), max_new_tokens=max_new_tokens):
+        if isinstance(part, str):
+            printed += part
+            typer.echo(part, nl=False)
+        elif part.error:
+            raise ServerError(client.url, part.status, part.error, part.message)
+        else:  # beam search sends no parts
+            typer.echo((part.label or "").removeprefix(printed))
 
 
 @app.command("tasks")
-def tasks(url: Url = HERE, api_key: Key = "", as_json: Json = False) -> None:
+def tasks(url: Url = LOCAL_URL, api_key: Key = "", as_json: Json = False) -> None:
     """List the cues a server has loaded."""
     from softcue.cli.output import print_json, print_table
 
-    found = _client(url, api_key).tasks()
+    loaded = _client(url, api_key).tasks()
     if as_json:
-        print_json({"tasks": found})
+        print_json({"tasks": loaded})
         return
     columns = ["name", "version", "task", "kind", "method"]
-    print_table("", columns, [[entry[column] for column in columns] for entry in found])
+    print_table("", columns, [[entry[column] for column in columns] for entry in loaded])
 
 
-def _read(client: Client, task: str, texts: list[str]) -> list[str | list[str]]:
-    """Texts as the cue reads them: a tab parts those of a cue that reads several, and is a tab for others."""
+def _split_texts(client: Client, task: str, texts: list[str]) -> list[str | list[str]]:
+    """Texts as the cue reads them: a tab separates the texts of a cue that reads several, and is a tab for others."""
     if not any("\t" in text for text in texts):
         return list(texts)
-    reads_several = any(len(known["text"]) > 1 for known in client.tasks() if task in (known["name"], known["task"]))
+    reads_several = any(len(entry["text"]) > 1 for entry in client.tasks() if task in (entry["name"], entry["task"]))
     return [text.split("\t") if reads_several else text for text in texts]
 
 

@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
-    from softcue.serving.engine.requests import Answer, Result
+    from softcue.serving.engine.requests import Result, ServedPrediction
     from softcue.types import Example, Prediction
 
     Join = Callable[[Sequence[Prediction]], Prediction]
@@ -101,12 +101,12 @@ def _predict_lines(
         typer.echo(f"{num_truncated} texts were cut to the backbone's length", err=True)
 
 
-def _check_result(result: Result) -> Answer:
+def _check_result(result: Result) -> ServedPrediction:
     """The prediction of the engine, or its error raised."""
     from softcue.errors import RunError
-    from softcue.serving.engine.requests import Answer
+    from softcue.serving.engine.requests import ServedPrediction
 
-    if isinstance(result, Answer):
+    if isinstance(result, ServedPrediction):
         return result
     if result.code == "failed":
         raise RunError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -13,7 +12,7 @@ import typer
 
 
 class ServingEngine(StrEnum):
-    """What runs the server."""
+    """The program that runs the server."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -36,35 +35,41 @@ def serve(
     without_key: Annotated[
         bool, typer.Option("--without-key", help="Listen to other machines although no key is set.")
     ] = False,
-    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds until a request must be answered.")] = 30.0,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds until a request must have its response.")] = 30.0,
     max_in_flight: Annotated[int, typer.Option(min=1, help="Examples that may wait or run.")] = 512,
     token_budget: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a batch, with prompts and padding; else what suits the device."),
+        typer.Option(min=1, help="Tokens of a batch, with prompts and padding; else the device's default."),
     ] = None,
-    max_characters: Annotated[int, typer.Option(min=1, help="Of the texts of one input.")] = 20_000,
+    max_characters: Annotated[int, typer.Option(min=1, help="Characters of the texts of one input.")] = 20_000,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
-        ServingEngine, typer.Option(help="One process, or replicas behind Ray Serve on this machine (extra ray).")
+        ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
     ] = ServingEngine.LOCAL,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --engine ray; 2 unless set.")] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="With --engine ray: HOST:PORT of the cluster, or auto (default) for the one on this machine. "
+            "Replicas may be on other machines, which need the same paths; their logs are in Ray's log folder."
+        ),
+    ] = None,
 ) -> None:
     """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
     from softcue.errors import ConfigurationError, MissingExtraError
 
-    # Vectors of what clients send are not for the disk; they are made anew.
-    os.environ["SOFTCUE_CACHE_MB"] = "0"
     if not cues.is_dir():
         raise ConfigurationError(
             setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"
         )
-    if replicas is not None and engine is ServingEngine.LOCAL:
-        raise ConfigurationError(
-            setting="--replicas",
-            got=replicas,
-            expected="no such option with --engine local, which is one process",
-            fix="pass --engine ray",
-        )
+    for option, value in (("replicas", replicas), ("ray_address", ray_address)):
+        if value is not None and engine is ServingEngine.LOCAL:
+            raise ConfigurationError(
+                setting=option,
+                got=value,
+                expected="no such option with --engine local, which is one process",
+                fix="pass --engine ray",
+            )
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
     settings = ServerSettings(
@@ -84,7 +89,7 @@ def serve(
         if engine is ServingEngine.RAY:
             from softcue.serving.ray import serve as serve_replicas
 
-            run = partial(serve_replicas, num_replicas=2 if replicas is None else replicas)
+            run = partial(serve_replicas, num_replicas=replicas or 2, ray_address=ray_address or "auto")
         else:
             from softcue.serving.http.server import serve as run
     except ModuleNotFoundError as error:

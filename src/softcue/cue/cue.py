@@ -23,7 +23,7 @@ from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbo
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
-from softcue.errors import ConfigurationError, CueError, DataError
+from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
 from softcue.evaluation import Evaluation, read_evaluation_set
 from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
 from softcue.inference import TaskModel, make_task_model, predict
@@ -222,11 +222,11 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 def _check_backbone(folder: Path, cue_file: CueFile, backbone: Backbone) -> None:
     expected = Fingerprint(**cue_file.backbone.fingerprint)
     if differences := expected.differences(backbone.fingerprint):
-        raise CueError(
+        raise BackboneMismatchError(
+            differences,
             setting=f"backbone of {folder}",
             got=f"{_format_fingerprint(backbone.fingerprint)} ({backbone.name})",
             expected=f"{_format_fingerprint(expected)} ({cue_file.backbone.name})",
-            fix=f"{' and '.join(differences)} differ; load the cue on the backbone it was trained on",
         )
 
 

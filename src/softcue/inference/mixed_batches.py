@@ -43,7 +43,9 @@ def predict_mixed(
     return [prediction for prediction in predictions if prediction is not None]
 
 
-def rows_together(backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]]) -> list[TokenizedRow]:
+def rows_together(
+    backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]], use_disk_cache: bool = True
+) -> list[TokenizedRow]:
     """Tokenize requests that are already split, in order; models that read the same M(x) share its computation."""
     groups: list[tuple[SentenceVector, int | None, Task, list[int]]] = []
     members = group_by_model([model for model, _ in requests])
@@ -58,12 +60,14 @@ def rows_together(backbone: Backbone, requests: Sequence[tuple[TaskModel, Exampl
     vectors: dict[int, Tensor] = {}
     for representation, limit, task, positions in groups:
         examples = [requests[position][1] for position in positions]
-        vectors |= zip(positions, sentence_vectors_of(representation, backbone, task, examples, limit), strict=True)
+        computed = sentence_vectors_of(representation, backbone, task, examples, limit, use_disk_cache=use_disk_cache)
+        vectors |= zip(positions, computed, strict=True)
     rows: dict[int, TokenizedRow] = {}
     for model, positions in members:
         examples = [requests[position][1] for position in positions]
         stacked = None if model.representation is None else torch.stack([vectors[position] for position in positions])
-        rows |= zip(positions, model.rows(backbone, examples, vectors=stacked), strict=True)
+        tokenized = model.rows(backbone, examples, vectors=stacked, use_disk_cache=use_disk_cache)
+        rows |= zip(positions, tokenized, strict=True)
     return [rows[position] for position in range(len(requests))]
 
 

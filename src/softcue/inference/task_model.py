@@ -145,16 +145,26 @@ class TaskModel(nn.Module):
         )
 
     def rows(
-        self, backbone: Backbone, examples: Sequence[Example], with_answer: bool = False, vectors: Tensor | None = None
+        self,
+        backbone: Backbone,
+        examples: Sequence[Example],
+        with_answer: bool = False,
+        vectors: Tensor | None = None,
+        use_disk_cache: bool = True,
     ) -> list[TokenizedRow]:
         """Tokenize split examples. Rows carry M(x) if the method reads it; `vectors` [N R] gives it if known."""
-        rows = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples)
+        rows = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
         if with_answer:
             rows = [self.readout.with_target(row, example) for row, example in zip(rows, examples, strict=True)]
         if self.representation is not None and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(
-                    self.representation, backbone, self.readout.task, examples, self.vector_limit
+                    self.representation,
+                    backbone,
+                    self.readout.task,
+                    examples,
+                    self.vector_limit,
+                    use_disk_cache=use_disk_cache,
                 )
             rows = [replace(row, representation=vector) for row, vector in zip(rows, vectors, strict=True)]
         if self.representation is not None and self.representation.dropout:

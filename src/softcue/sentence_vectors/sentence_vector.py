@@ -50,6 +50,7 @@ def sentence_vectors_of(
     examples: Sequence[Example],
     limit: int | None = None,
     batch_size: int = 64,
+    use_disk_cache: bool = True,
 ) -> Tensor:
     """Return M(x) of each example, from disk where it is stored. [N R]
 
@@ -63,7 +64,7 @@ def sentence_vectors_of(
     if representation.source == "words":  # a table look-up is cheaper than the disk
         return _compute(representation, backbone, task, examples, limit, batch_size)
     keys = [_key(representation, backbone, task, example, limit) for example in examples]
-    store = open_store()
+    store = open_store(use_disk_cache)
     vectors = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in vectors}
     if missing:

@@ -86,8 +86,8 @@ def key_of(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def open_store() -> VectorStore:
-    """Return the user's store, at most SOFTCUE_CACHE_MB megabytes; 0 switches it off.
+def open_store(use_disk_cache: bool = True) -> VectorStore:
+    """Return the user's store, at most SOFTCUE_CACHE_MB megabytes; 0 or `use_disk_cache=False` switches it off.
 
     Example:
         store = open_store()
@@ -104,7 +104,7 @@ def open_store() -> VectorStore:
             expected="a whole number of megabytes, 0 for no cache",
             fix=f"leave it unset for {DEFAULT_MEGABYTES}",
         )
-    return VectorStore(cache_folder() / "representations.sqlite", megabytes << 20)
+    return VectorStore(cache_folder() / "representations.sqlite", megabytes << 20 if use_disk_cache else 0)
 
 
 class VectorStore:

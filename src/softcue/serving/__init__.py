@@ -1,4 +1,4 @@
-"""Many cues on one frozen backbone, answered together: engine, batcher, HTTP app, client. Nothing here trains.
+"""Serve many cues from one frozen backbone: engine, batcher, HTTP app, client. Nothing here trains.
 
 Imports stay in the modules: `softcue.serving.client` needs neither torch nor fastapi.
 """

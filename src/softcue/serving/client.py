@@ -1,4 +1,4 @@
-"""A small client for a softcue server, with nothing but the standard library."""
+"""A small client for a softcue server. It needs only the standard library."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from urllib.parse import quote, urlsplit
 from softcue.errors import ConfigurationError, SoftcueError
 
 Text = str | Sequence[str]
-LONGEST_WAIT = 10.0  # seconds between two attempts
+MAX_WAIT = 10.0  # seconds between two attempts
 
 
 class ServerError(SoftcueError):
-    """A server that cannot be reached, or its refusal of a whole request."""
+    """A server cannot be reached, or answers a whole request with an error."""
 
     def __init__(self, url: str, status: int, code: str, message: str) -> None:
-        super().__init__(setting=url, got=f"{status} {code}".strip(), expected="an answer", fix=message)
+        super().__init__(setting=url, got=f"{status} {code}".strip(), expected="a prediction", fix=message)
         self.status, self.code = status, code
 
 
 @dataclass(frozen=True)
-class Reply:
-    """The answer to one input, or why there is none."""
+class PredictionResult:
+    """The prediction for one input, or its error."""
 
     label: str | None = None
     value: float | None = None
@@ -41,29 +41,31 @@ class Reply:
     versions: Mapping[str, str] | None = None  # cue -> version
     timings: Mapping[str, float] | None = None
     status: int = 200
-    error: str = ""  # a code, empty where there is an answer
+    error: str = ""  # a code, empty if there is a prediction
     message: str = ""
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Reply:
-        """From a result of the server.
+    def of(cls, result: Mapping[str, Any]) -> PredictionResult:
+        """A result of the server as an object.
 
         Example:
-            >>> Reply.of({"task": "tickets", "version": "ab12", "label": "billing", "truncated": False}).versions
+            >>> result = {"task": "tickets", "version": "ab12", "label": "billing", "truncated": False}
+            >>> PredictionResult.of(result).versions
             {'tickets': 'ab12'}
         """
-        if "error" in found:
-            why = found["error"]
-            return cls(status=why["status"], error=why["code"], message=why["message"])
-        versions = found.get("versions") or {found["task"]: found["version"]}
-        known: dict[str, Any] = {
-            name: found.get(name) for name in ("label", "value", "scores", "spans", "votes", "timings")
-        }
-        return cls(**known, is_illegal=found.get("illegal", False), is_truncated=found["truncated"], versions=versions)
+        if "error" in result:
+            error = result["error"]
+            return cls(status=error["status"], error=error["code"], message=error["message"])
+        versions = result.get("versions") or {result["task"]: result["version"]}
+        same_names = ("label", "value", "scores", "spans", "votes", "timings")
+        fields: dict[str, Any] = {name: result.get(name) for name in same_names}
+        return cls(
+            **fields, is_illegal=result.get("illegal", False), is_truncated=result["truncated"], versions=versions
+        )
 
 
 class Client:
-    """Calls one server; waits and tries again where it says so.
+    """Calls one server; waits and tries again if the server says so.
 
     Example:
         client = Client("http://127.0.0.1:8000")
@@ -86,12 +88,16 @@ class Client:
         return_scores: bool = False,
         truncate: bool = False,
         ensemble: Literal["vote", "mean"] | None = None,
-    ) -> list[Reply]:
-        """A reply per input, in order; a request none of whose inputs has an answer is a `ServerError`."""
+    ) -> list[PredictionResult]:
+        """Predict inputs, in order. If no input has a prediction, a `ServerError` is raised.
+
+        Example:
+            client.predict([("tickets", "My invoice is wrong.")], return_scores=True)[0].scores
+        """
         body: dict[str, Any] = {"inputs": _inputs(inputs), "return_scores": return_scores, "truncate": truncate}
         if ensemble is not None:
             body["ensemble"] = ensemble
-        return [Reply.of(found) for found in self._call("POST", "/v1/predict", body)["results"]]
+        return [PredictionResult.of(result) for result in self._call("POST", "/v1/predict", body)["results"]]
 
     def generate(
         self,
@@ -100,10 +106,10 @@ class Client:
         truncate: bool = False,
         stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
-    ) -> list[Reply]:
-        """The same with free text, by cues that write it."""
+    ) -> list[PredictionResult]:
+        """Generate free text for inputs, with cues that generate it."""
         body = {"inputs": _inputs(inputs), "truncate": truncate, "stop": list(stop), "max_new_tokens": max_new_tokens}
-        return [Reply.of(found) for found in self._call("POST", "/v1/generate", body)["results"]]
+        return [PredictionResult.of(result) for result in self._call("POST", "/v1/generate", body)["results"]]
 
     def stream(
         self,
@@ -112,12 +118,12 @@ class Client:
         truncate: bool = False,
         stop: Sequence[str] = (),
         max_new_tokens: int | None = None,
-    ) -> Iterator[tuple[int, str | Reply]]:
-        """Pieces of text as they are written, then the whole reply, each with the place of its input.
+    ) -> Iterator[tuple[int, str | PredictionResult]]:
+        """Text parts while they are generated, then the whole result, each with the index of its input.
 
         Example:
-            for place, found in client.stream([("titles", "A long text."), ("titles", "Another.")]):
-                if isinstance(found, str): ...
+            for index, part in client.stream([("titles", "A long text."), ("titles", "Another.")]):
+                if isinstance(part, str): ...
         """
         body = {
             "inputs": _inputs(inputs),
@@ -126,17 +132,17 @@ class Client:
             "stop": list(stop),
             "max_new_tokens": max_new_tokens,
         }
-        with self._opened("POST", "/v1/generate", body) as response, self._understood():
+        with self._open("POST", "/v1/generate", body) as response, self._read_errors():
             for line in response:
                 name, _, data = line.decode().partition(": ")
-                if name == "data" and (found := json.loads(data)):
-                    yield found["index"], found["text"] if "text" in found else Reply.of(found)
-                elif name == "data":  # of the last event
+                if name == "data" and (event := json.loads(data)):
+                    yield event["index"], event["text"] if "text" in event else PredictionResult.of(event)
+                elif name == "data":  # the last event has no data
                     return
-        raise ServerError(self.url, 0, "cut_off", "the answer ended before its end: try again")
+        raise ServerError(self.url, 0, "cut_off", "the response ended too early: try again")
 
     def explain(self, task: str, text: Text) -> dict[str, Any]:
-        """What a cue's prompt is made of for a text: nearest words of its vectors, likeliest codes."""
+        """Explain a cue's prompt for a text: nearest words of its vectors, likeliest codes."""
         return self._call("POST", "/v1/explain", {"task": task, "text": text if isinstance(text, str) else list(text)})
 
     def tasks(self) -> list[dict[str, Any]]:
@@ -156,19 +162,19 @@ class Client:
         return self._call("DELETE", f"/v1/tasks/{quote(name, safe='')}")
 
     def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        with self._opened(method, path, body) as response, self._understood():
-            found: dict[str, Any] = json.load(response)
-            return found
+        with self._open(method, path, body) as response, self._read_errors():
+            content: dict[str, Any] = json.load(response)
+            return content
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """Around the reading of an answer that may end early or be no answer of ours."""
+    def _read_errors(self) -> Iterator[None]:
+        """Turn errors into a `ServerError` while a response is read: it may end early or come from another server."""
         try:
             yield
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ServerError(self.url, 0, type(error).__name__, "look at what answers there, or try again") from error
+            raise ServerError(self.url, 0, type(error).__name__, "check which server this is, or try again") from error
 
-    def _opened(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
+    def _open(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, **({"Content-Type": "application/json"} if data else {})}
         for attempt in range(1, self._attempts + 1):
@@ -180,22 +186,22 @@ class Client:
                 with error:
                     wait = error.headers.get("Retry-After", "")
                     if not wait.isdecimal() or attempt == self._attempts:
-                        raise _refused(self.url + path, error) from None
+                        raise _server_error(self.url + path, error) from None
             except (OSError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 raise ServerError(self.url, 0, "unreachable", f"is the server running? {reason}") from error
-            time.sleep(min(float(wait), LONGEST_WAIT))
+            time.sleep(min(float(wait), MAX_WAIT))
         raise ConfigurationError(setting="attempts", got=self._attempts, expected="at least 1", fix="raise it")
 
 
-class _Staying(urllib.request.HTTPRedirectHandler):
-    """Redirects are refused: the key would go with them."""
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Rejects redirects: the key would be sent to the other server."""
 
     def redirect_request(self, *_: Any) -> None:
-        """To nowhere."""
+        """Follow none."""
 
 
-_opener = urllib.request.build_opener(_Staying)
+_opener = urllib.request.build_opener(_NoRedirect)
 
 
 def _inputs(inputs: Sequence[tuple[str | Sequence[str], Text]]) -> list[dict[str, object]]:
@@ -205,9 +211,9 @@ def _inputs(inputs: Sequence[tuple[str | Sequence[str], Text]]) -> list[dict[str
     ]
 
 
-def _refused(url: str, error: urllib.error.HTTPError) -> ServerError:
+def _server_error(url: str, error: urllib.error.HTTPError) -> ServerError:
     try:
-        told = json.loads(error.read(4096))["error"]
-        return ServerError(url, error.code, told["code"], told["message"])
-    except (ValueError, KeyError, TypeError):  # not one of ours: a proxy in between
-        return ServerError(url, error.code, "", "look at what answers there")
+        detail = json.loads(error.read(4096))["error"]
+        return ServerError(url, error.code, detail["code"], detail["message"])
+    except (ValueError, KeyError, TypeError):  # not a softcue server, such as a proxy
+        return ServerError(url, error.code, "", "check which server this is")

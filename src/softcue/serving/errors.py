@@ -1,43 +1,41 @@
-"""Everything that gets no answer, by a short code, and the HTTP status of each code.
+"""Errors of requests: a short code for each, and the HTTP status of each code.
 
-What a client sent is never part of what it is told: bodies of errors stay small, and logs free of texts.
+An error message never quotes what the client sent. Error bodies stay small, and logs hold no texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from softcue.errors import SoftcueError
 
 STATUSES = {
-    "malformed": 400,  # no JSON
-    "empty": 400,  # no body, no inputs
+    "malformed": 400,  # not JSON
+    "empty": 400,  # no body, or no inputs
     "unauthorised": 401,
     "unknown_task": 404,
     "wrong_backbone": 409,
     "too_large": 413,  # bytes
     "too_many": 413,  # inputs
     "media_type": 415,
-    "invalid": 422,  # readable, but it makes no sense
+    "invalid": 422,  # JSON that does not fit the schema, or an input that the cue cannot read
     "too_long": 422,  # a text that would have to be cut
     "broken_cue": 422,
     "busy": 429,
     "loading": 503,
     "draining": 503,
-    "failed": 503,  # the pass over these rows raised an error, twice
+    "failed": 503,  # the forward pass over these rows raised an error, twice
     "deadline": 504,
 }
-RETRY_AFTER = {"busy": 1, "loading": 2, "draining": 2, "failed": 1}  # seconds, for codes that pass
-MOST_RETRY_AFTER = 10
+RETRY_AFTER = {"busy": 1, "loading": 2, "draining": 2, "failed": 1}  # seconds, for temporary errors
+MAX_RETRY_AFTER = 10
 MESSAGE_LIMIT = 400
 
 
 class RequestError(SoftcueError):
-    """A request or one of its items that gets no answer.
+    """A request, or one of its inputs, that gets no prediction.
 
     Example:
-        >>> refusal = RequestError("too_long", setting="text", expected="at most 128 tokens", fix="shorten it")
-        >>> refusal.status, refusal.message
+        >>> error = RequestError("too_long", setting="text", expected="at most 128 tokens", fix="shorten it")
+        >>> error.status, error.message
         (422, 'text: expected at most 128 tokens; shorten it')
     """
 
@@ -49,17 +47,17 @@ class RequestError(SoftcueError):
 
     @property
     def message(self) -> str:
-        """What was expected and what to do, without the value received."""
+        """The expected value and the next step, without the value received."""
         return f"{self.setting}: expected {self.expected}; {self.fix}"[:MESSAGE_LIMIT]
 
-    def again(self) -> RequestError:
-        """The same, for someone else: an exception that is kept would gather tracebacks."""
+    def copy(self) -> RequestError:
+        """A new error with the same content: raising a stored exception again would collect tracebacks."""
         return RequestError(
             self.code, setting=self.setting, expected=self.expected, fix=self.fix, retry_after=self.retry_after
         )
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON.
+        """The error for JSON.
 
         Example:
             >>> RequestError("busy", setting="server", expected="room", fix="try again").as_dict()
@@ -69,7 +67,7 @@ class RequestError(SoftcueError):
 
 
 def invalid(error: SoftcueError) -> RequestError:
-    """A user's error as a refusal of the item that has it.
+    """A user's error as the error of one input.
 
     Example:
         >>> from softcue.errors import DataError
@@ -80,38 +78,39 @@ def invalid(error: SoftcueError) -> RequestError:
 
 
 def unknown_task() -> RequestError:
-    """No loaded cue has the name asked for."""
+    """No loaded cue has the requested name."""
     return RequestError("unknown_task", setting="task", expected="the name of a loaded cue", fix="see GET /v1/tasks")
 
 
-def busy(limit: int, what: str = "examples in flight", expected_seconds: float = 0.0) -> RequestError:
-    """There is no room for more; there should be when half of what takes so long is done.
+def busy(limit: int, unit: str = "examples in flight", expected_seconds: float = 0.0) -> RequestError:
+    """There is no room for more work. The client should come back when half of the current work is done.
 
     Example:
         >>> busy(512, expected_seconds=12.4).retry_after
         6
     """
-    retry_after = min(MOST_RETRY_AFTER, max(RETRY_AFTER["busy"], round(expected_seconds / 2)))
+    retry_after = min(MAX_RETRY_AFTER, max(RETRY_AFTER["busy"], round(expected_seconds / 2)))
     return RequestError(
-        "busy", setting="server", expected=f"fewer than {limit} {what}", fix="try again later", retry_after=retry_after
+        "busy", setting="server", expected=f"fewer than {limit} {unit}", fix="try again later", retry_after=retry_after
     )
 
 
 def deadline_exceeded() -> RequestError:
-    """The deadline came before the answer."""
-    return RequestError("deadline", setting="server", expected="an answer in time", fix="try again with fewer inputs")
-
-
-def check_characters(texts: Sequence[str], limit: int) -> None:
-    """Refuse texts that are too long before anything is done with them."""
-    if sum(map(len, texts)) > limit:
-        raise RequestError(
-            "too_long", setting="text", expected=f"at most {limit:,} characters", fix="shorten or split it"
-        )
+    """The deadline came before the prediction."""
+    return RequestError(
+        "deadline", setting="server", expected="a prediction in time", fix="try again with fewer inputs"
+    )
 
 
 def draining() -> RequestError:
-    """The engine finishes what it has and takes nothing new."""
+    """The engine finishes its work and accepts nothing new."""
     return RequestError(
         "draining", setting="server", expected="one that is not stopping", fix="try another, or try again"
+    )
+
+
+def pass_failed() -> RequestError:
+    """The forward pass raised an error that the client cannot fix."""
+    return RequestError(
+        "failed", setting="server", expected="a pass without an error", fix="try again; the server's log has the reason"
     )

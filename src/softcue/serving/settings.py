@@ -1,10 +1,11 @@
-"""What a server is told at its start: address, keys and limits, all checked before anything is loaded."""
+"""Settings of a server: address, keys and limits. All are checked before anything is loaded."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -13,6 +14,7 @@ from softcue.serving.engine.batcher import Limits
 
 API_KEY = "SOFTCUE_API_KEY"  # environment variables
 ADMIN_KEY = "SOFTCUE_ADMIN_KEY"
+MAX_INPUTS = 1024  # of a request, on any server
 
 
 class ServerSettings(BaseModel):
@@ -27,31 +29,41 @@ class ServerSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen at")
     port: int = Field(8000, ge=0, le=65535, description="port to listen at; 0 takes a free one")
-    api_keys: tuple[SecretStr, ...] = Field((), description="any of them opens every route but the admin's")
-    admin_keys: tuple[SecretStr, ...] = Field((), description="any of them opens every route")
-    max_body_bytes: int = Field(2_000_000, ge=1, description="of a request")
-    max_inputs: int = Field(32, ge=1, description="of a request")
+    api_keys: tuple[SecretStr, ...] = Field((), description="each opens every route but the admin's")
+    admin_keys: tuple[SecretStr, ...] = Field((), description="each opens every route")
+    max_body_bytes: int = Field(2_000_000, ge=1, description="bytes of a request body")
+    max_inputs: int = Field(32, ge=1, le=MAX_INPUTS, description="inputs of a request")
     max_in_flight: int = Field(512, ge=1, description="examples that wait or run, over all requests")
-    deadline: float = Field(30.0, gt=0, description="seconds from a request's first byte to its answer")
+    deadline: float = Field(30.0, gt=0, description="seconds from a request's first byte to its response")
     token_budget: int | None = Field(
-        None, ge=1, description="tokens of a batch, prompts and padding counted; null is what suits the device"
+        None, ge=1, description="tokens of a batch, with prompts and padding; null: the device's default"
     )
     max_rows: int = Field(Limits.max_rows, ge=1, description="rows of a batch")
     max_age: float = Field(
-        Limits.max_age, ge=0, description="seconds after which rows that fill a batch go before better fitting ones"
+        Limits.max_age, ge=0, description="seconds after which rows that fill a batch go before rows of a better length"
     )
-    max_characters: int = Field(20_000, ge=1, description="of the texts of one input")
-    max_new_tokens: int = Field(256, ge=1, description="most that a request may ask a cue to write")
+    max_characters: int = Field(20_000, ge=1, description="characters of the texts of one input")
+    max_new_tokens: int = Field(256, ge=1, description="largest limit of generated tokens that a request may set")
     log_texts: bool = Field(False, description="write texts and error messages into the log")
 
     @property
     def limits(self) -> Limits:
-        """Those of the batcher."""
+        """The limits of the batcher."""
         return Limits(self.max_in_flight, self.token_budget, self.max_rows, self.max_age)
+
+    def as_plain_data(self) -> dict[str, Any]:
+        """The settings as plain data, keys included, for a process on another machine.
+
+        Example:
+            >>> ServerSettings.model_validate(ServerSettings(port=8080).as_plain_data()).port
+            8080
+        """
+        keys = {name: [key.get_secret_value() for key in getattr(self, name)] for name in ("api_keys", "admin_keys")}
+        return {**self.model_dump(), **keys}
 
 
 def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:
-    """Keys from a file, one per line, or else the one in an environment variable; none where neither is set.
+    """Keys from a file, one per line, or else the key in an environment variable; none if neither is set.
 
     Example:
         >>> read_keys("SOFTCUE_NO_SUCH_KEY", None)
@@ -84,13 +96,13 @@ def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:
 
 
 def check_address(settings: ServerSettings, is_forced: bool) -> None:
-    """Refuse to listen to other machines without a key, unless forced.
+    """Raise an error if other machines could connect without a key, unless forced.
 
     Example:
         >>> check_address(ServerSettings(host="::1"), is_forced=False)
         >>> check_address(ServerSettings(host="0.0.0.0"), is_forced=False)
         Traceback (most recent call last):
-        softcue.errors.ConfigurationError: --host: got '0.0.0.0'; expected an address of this machine only, ...
+        softcue.errors.ConfigurationError: host: got '0.0.0.0'; expected an address of this machine only, ...
     """
     if settings.api_keys or is_forced or _is_loopback(settings.host):
         return
@@ -98,7 +110,7 @@ def check_address(settings: ServerSettings, is_forced: bool) -> None:
         setting="host",
         got=settings.host,
         expected="an address of this machine only, such as 127.0.0.1, where no key is set",
-        fix=f"set {API_KEY} or `api_key_file=FILE`, or pass `without_key=True` to let everyone in",
+        fix=f"set {API_KEY} or `api_key_file=FILE`, or pass `without_key=True` to allow everyone",
     )
 
 

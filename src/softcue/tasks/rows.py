@@ -12,7 +12,7 @@ from typing import TypeVar
 from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats.records import missing_key_error
 from softcue.tasks.readers import Source, name_of, read_rows
-from softcue.tasks.task import Label, Task
+from softcue.tasks.task import Label, Task, check_unicode
 from softcue.types import Example, Span
 
 MAX_SHOWN_ERRORS = 10
@@ -279,29 +279,7 @@ def _cell(location: str, row: Values, column: str, task: Task) -> object:
 
 def _text(location: str, row: Values, column: str, task: Task) -> str:
     """The text of a column."""
-    value = _cell(location, row, column, task)
-    if not isinstance(value, str) or (not value.strip() and column not in task.may_be_empty):
-        raise DataError(
-            setting=f"{location}, column '{column}'",
-            got=value,
-            expected="a text that is not empty",
-            fix="fill it in or remove the row",
-        )
-    return _check_unicode(f"{location}, column '{column}'", value)
-
-
-def _check_unicode(setting: str, value: str) -> str:
-    """The text, if UTF-8 can encode it. A JSON escape can hold half of a surrogate pair."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            setting=setting,
-            got=repr(value[:40]),
-            expected="text without lone surrogates",
-            fix="repair the escape sequence",
-        ) from error
-    return value
+    return task.check_text(f"{location}, column '{column}'", column, _cell(location, row, column, task))
 
 
 def _target(location: str, row: Values, task: Task) -> str | float:
@@ -321,7 +299,7 @@ def _target(location: str, row: Values, task: Task) -> str | float:
                 fix="fix the row, or set task.kind=classification",
             )
         return number
-    text = _check_unicode(setting, _label_text(value))
+    text = check_unicode(setting, _label_text(value))
     if not text:
         raise DataError(setting=setting, got=value, expected="a label", fix="fill it in or remove the row")
     return _check_label(setting, text, task) if task.has_classes else text
@@ -365,7 +343,7 @@ def _check_texts(setting: str, items: Sequence[object]) -> tuple[str, ...]:
             raise DataError(
                 setting=setting, got=item, expected="texts that are not empty", fix="fill it in or remove the row"
             )
-    return tuple(_check_unicode(setting, str(item)) for item in items)
+    return tuple(check_unicode(setting, str(item)) for item in items)
 
 
 def _options(location: str, row: Values) -> tuple[str, ...]:

@@ -8,6 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from softcue.errors import DataError
+from softcue.types import Example
+
 # span: the target is a span of the last text. tags: spans of the text get labels. referent: whether the last text
 # names what the marked pronoun refers to (text-to-text backbones generate the name instead).
 TaskKind = Literal["classification", "regression", "generation", "span", "tags", "referent"]
@@ -146,6 +149,31 @@ class Task(BaseModel):
         if self.kind == "referent" and (len(self.labels) != 2 or not self.positive):
             raise ValueError("two labels, and as `positive` the one for a last text that is the referent")
         return self
+
+    def example_from(self, texts: Sequence[str], where: str = "row 1") -> Example:
+        """An example of texts alone, one for each text column.
+
+        Example:
+            >>> Task(name="t", text=("first", "second")).example_from(["Hello.", "Goodbye."]).texts
+            ('Hello.', 'Goodbye.')
+        """
+        if len(texts) != len(self.text):
+            raise DataError(
+                setting=where,
+                got=texts,
+                expected=f"{len(self.text)} text(s): {', '.join(self.text)}",
+                fix="pass one string, or a pair for a task that reads two",
+            )
+        columns = zip(self.text, texts, strict=True)
+        return Example(tuple(self.check_text(f"{where}, column '{column}'", column, text) for column, text in columns))
+
+    def check_text(self, where: str, column: str, value: object) -> str:
+        """The value of a text column, if it is a text that can be written as UTF-8 and is not empty."""
+        if not isinstance(value, str) or (not value.strip() and column not in self.may_be_empty):
+            raise DataError(
+                setting=where, got=value, expected="a text that is not empty", fix="fill it in or remove the row"
+            )
+        return check_unicode(where, value)
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -293,3 +321,17 @@ def joint_task(tasks: Sequence[Task]) -> Task:
         init_words=tuple(dict.fromkeys(words)),
         labels=labels,
     )
+
+
+def check_unicode(where: str, value: str) -> str:
+    """The text, if it can be written as UTF-8: a JSON escape can hold half of a character."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            setting=where,
+            got=repr(value[:40]),
+            expected="text without lone surrogates",
+            fix="repair the escape sequence",
+        ) from error
+    return value

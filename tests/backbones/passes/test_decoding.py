@@ -45,7 +45,7 @@ def written(kind: str, case: str = "prompt-tuning", together: bool = True, **rea
     model = make_model(backbone, case, WRITING, settings)
     requests = [(model, example) for example in EXAMPLES]
     passes = [requests] if together else [[request] for request in requests]
-    return [answer.label for some in passes for answer in predict(backbone, some).answers]
+    return [answer.label for some in passes for answer in predict(backbone, some).predictions]
 
 
 @pytest.mark.parametrize("case", ["prompt-tuning", "s-idpg-phm"])

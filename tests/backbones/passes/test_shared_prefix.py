@@ -188,10 +188,10 @@ def test_predictions_are_the_same_alone_and_in_mixed_batches(
     models = [make_model(backbone, readout={"max_new_tokens": 4, **decoding}, seed=seed) for seed in range(2)]
     models.append(make_model(backbone, "m-idpg-phm", readout={"max_new_tokens": 4, **decoding}))
     requests = [(model, example) for model in models for example in EXAMPLES]
-    shared = predict(backbone, requests).answers
-    alone = [predict(backbone, [request]).answers[0] for request in requests]
+    shared = predict(backbone, requests).predictions
+    alone = [predict(backbone, [request]).predictions[0] for request in requests]
     lay_out_in_every_row(plain)
-    expected = predict(backbone, requests).answers
+    expected = predict(backbone, requests).predictions
     assert [answer.label for answer in shared] == [answer.label for answer in expected]
     assert [answer.label for answer in alone] == [answer.label for answer in expected]
 
@@ -295,9 +295,9 @@ def test_mixed_batches_of_unlike_prompts_share_what_each_cue_begins_with(
         make_model(backbone, "p-tuning-v2 kv", **settings),
         make_model(backbone, "no-prompt", **settings) if readout != "classifier" else make_model(backbone, **settings),
     ]
-    shared = predict(backbone, requests_of(models)).answers
+    shared = predict(backbone, requests_of(models)).predictions
     lay_out_in_every_row(plain)
-    for ours, expected in zip(shared, predict(backbone, requests_of(models)).answers, strict=True):
+    for ours, expected in zip(shared, predict(backbone, requests_of(models)).predictions, strict=True):
         assert ours.scores == REORDERED_PROBABILITIES.approx(expected.scores)
 
 
@@ -307,14 +307,14 @@ def test_a_prompt_is_run_once_for_all_batches_until_its_parameters_change(monkey
     runs: list[int] = []
     prefix = DecoderPass._run_prefix
     monkeypatch.setattr(DecoderPass, "_run_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
-    first = predict(backbone, requests_of(models), batch_size=3).answers
+    first = predict(backbone, requests_of(models), batch_size=3).predictions
     assert runs == [4, 4]
-    assert predict(backbone, requests_of(models), batch_size=3).answers == first
+    assert predict(backbone, requests_of(models), batch_size=3).predictions == first
     assert runs == [4, 4]
     encoder = models[0].method.prompt_encoder()
     assert encoder is not None
     next(encoder.parameters()).data += 1.0  # a version counter does not see this
-    changed = predict(backbone, requests_of(models), batch_size=3).answers
+    changed = predict(backbone, requests_of(models), batch_size=3).predictions
     assert runs == [4, 4, 4]
     assert [answer.scores for answer in changed[:5]] != [answer.scores for answer in first[:5]]
     assert changed[5:] == first[5:]
@@ -346,7 +346,7 @@ def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch
     backbone = tiny("gpt2")
     static, forward_pass = make_model(backbone), make_model(backbone, "m-idpg-phm")
     requests = [((static, forward_pass)[number % 2], example) for number, example in enumerate([*EXAMPLES, *EXAMPLES])]
-    alone = [predict(backbone, [request]).answers[0] for request in requests]
+    alone = [predict(backbone, [request]).predictions[0] for request in requests]
     widths = []
     original = backbone.base.forward
     monkeypatch.setattr(
@@ -354,7 +354,7 @@ def test_rows_that_share_a_prompt_are_not_padded_to_rows_that_cannot(monkeypatch
         "forward",
         lambda *args, **kwargs: (widths.append(kwargs["inputs_embeds"].shape[1]), original(*args, **kwargs))[1],
     )
-    together = predict(backbone, requests).answers
+    together = predict(backbone, requests).predictions
     shorter, longer = sorted(set(widths))[-2:]  # narrower passes are those over the candidates
     assert longer - shorter == static.method.prompt_length
     for mixed, expected in zip(together, alone, strict=True):

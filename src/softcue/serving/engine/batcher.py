@@ -1,8 +1,8 @@
-"""The queue before the backbone: a bounded number of examples, and batches of rows of like length, whatever their cue.
+"""The queue before the backbone: a bounded number of examples, and batches of rows of similar length from any cue.
 
-There is no timer: whoever is free to run a batch gets one at once, of what is there. The oldest row is always in it,
-and with it go rows near it in length, as many as are worth it: together they share what a pass costs by itself, but are
-padded to the longest. Where the balance lies is measured (`Backbone.pass_tokens`).
+There is no timer: when the inference thread is free, it takes a batch of the rows that wait. The oldest row is always
+in it. Rows of a similar length join it while that saves time: together they share the fixed cost of a pass, but they
+are padded to the longest row. The fixed cost is measured (`Backbone.pass_tokens`).
 """
 
 from __future__ import annotations
@@ -16,123 +16,125 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from softcue.serving.engine.requests import RequestRow, Row
+from softcue.serving.engine.requests import BatchRow, RequestRow
 from softcue.serving.errors import RequestError, busy, draining
 
-ROWS_ENOUGH, ROWS_READY = 128, 1024  # prepared rows: with more no others are prepared, so many are at most
-CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not keep all others waiting
-NEIGHBOURS = 64  # rows on either side in length that are looked at for a batch, if it may not be larger
+ROWS_ENOUGH = 128  # prepared rows; while this many wait, no more are prepared
+ROWS_READY = 1024  # prepared rows at most
+CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not delay all other rows
+NEIGHBOURS = 64  # rows considered on either side in length, unless a batch may be larger
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is taken in, and how much goes into a batch."""
+    """Limits of the queue and of a batch."""
 
     max_in_flight: int = 512  # examples that wait or run
-    token_budget: int | None = None  # of a batch: prompt, text and padding; None is what suits the device
+    token_budget: int | None = None  # of a batch: prompt, text and padding; None: the device's default
     max_rows: int = 64  # of a batch
-    max_age: float = 5.0  # seconds after which rows may go before younger ones of a better length
+    max_age: float = 5.0  # seconds after which rows may go before younger rows of a better length
 
 
-def chosen(waiting: Sequence[Row], now: float, limits: Limits, pass_tokens: float) -> list[Row]:
-    """The next batch, from rows in the order of arrival: the oldest, its ensemble, and what goes well with them.
+def choose_batch(waiting: Sequence[BatchRow], now: float, limits: Limits, pass_tokens: float) -> list[BatchRow]:
+    """The next batch, from rows in the order of arrival: the oldest row, its ensemble, and rows that fit with them.
 
-    The rows near them in length are divided into batches that take the least time altogether; theirs is the next. Once
-    a batch can be filled with rows beyond the age bound, only those are looked at.
+    The rows of similar length are divided into the batches that take the least time in total; the next batch is the
+    one with the oldest row. Once overdue rows can fill a batch, only overdue rows are considered.
     """
     oldest = waiting[0]
-    budget = oldest.job.model.tokens_at_once if limits.token_budget is None else limits.token_budget
-    num_passes = 1 + (oldest.job.model.readout.max_target_length if oldest.job.decoding else 0)
-    alike = [row for row in waiting if row.job.decoding == oldest.job.decoding]
+    model, decoding, group = oldest.request_row.model, oldest.request_row.decoding, oldest.request_row.group
+    budget = model.tokens_at_once if limits.token_budget is None else limits.token_budget
+    num_passes = 1 + (model.readout.max_target_length if decoding else 0)
+    compatible = [row for row in waiting if row.request_row.decoding == decoding]
 
     def fits(num_rows: int, longest: int) -> bool:
         return num_rows <= limits.max_rows and num_rows * longest <= budget
 
-    own = _Unit(oldest.length, [oldest])
-    for row in alike[1:]:
-        if row.job.group is oldest.job.group:
-            if not fits(len(own.rows) + 1, longest := max(own.length, row.length)):
-                return own.rows
-            own = _Unit(longest, [*own.rows, row])
+    first = _Unit(oldest.length, [oldest])
+    for row in compatible[1:]:
+        if row.request_row.group is group:
+            if not fits(len(first.rows) + 1, longest := max(first.length, row.length)):
+                return first.rows
+            first = _Unit(longest, [*first.rows, row])
 
-    others = [_Unit(row.length, [row]) for row in alike if row.job.group is not oldest.job.group]
-    overdue = [unit for unit in others if unit.rows[0].job.arrived < now - limits.max_age]
+    others = [_Unit(row.length, [row]) for row in compatible if row.request_row.group is not group]
+    overdue = [unit for unit in others if unit.rows[0].request_row.arrived < now - limits.max_age]
     if len(overdue) >= limits.max_rows or sum(map(_length, overdue)) >= budget:
         others = overdue
     others.reverse()
-    others.sort(key=_length)  # of equals the oldest come last, next to their own
-    place = bisect_right(others, own.length, key=_length)
+    others.sort(key=_length)  # among equal lengths the oldest come last, next to the first unit
+    place = bisect_right(others, first.length, key=_length)
     reach = max(NEIGHBOURS, limits.max_rows)
     below, above = others[max(0, place - reach) : place], others[place : place + reach]
-    return _divided(below, own, above, num_passes * pass_tokens, fits)
+    return _divide(below, first, above, num_passes * pass_tokens, fits)
 
 
 class _Unit(NamedTuple):
     """Rows that stay together."""
 
     length: int
-    rows: list[Row]
+    rows: list[BatchRow]
 
 
 def _length(unit: _Unit) -> int:
     return unit.length
 
 
-def _divided(
-    below: Sequence[_Unit], own: _Unit, above: Sequence[_Unit], pass_tokens: float, fits: Callable[[int, int], bool]
-) -> list[Row]:
-    """The batch of a unit among its neighbours in length, divided so that all of them take the least time.
+def _divide(
+    below: Sequence[_Unit], first: _Unit, above: Sequence[_Unit], pass_tokens: float, fits: Callable[[int, int], bool]
+) -> list[BatchRow]:
+    """The batch of the first unit, in the division of all units that takes the least time.
 
-    A batch takes `pass_tokens` and its tokens with padding. What the units up to each one take at least is found from
-    what those before its batch take.
+    A batch costs `pass_tokens` plus its tokens with padding. The least cost of the units up to each unit follows from
+    the least cost of the units before its batch (dynamic programming).
     """
-    units = [*below, own, *above]
-    least, begins = [0.0], []
+    units = [*below, first, *above]
+    least_costs, starts = [0.0], []
     for end, (width, _) in enumerate(units, 1):
-        best, begin, num_rows = math.inf, end - 1, 0
+        best_cost, best_start, num_rows = math.inf, end - 1, 0
         for start in range(end - 1, -1, -1):
             num_rows += len(units[start].rows)
             is_alone = start == end - 1
-            # Further apart than a pass of their own would cost them, rows never share one.
+            # Rows never share a pass if the padding costs more than a pass of their own.
             if not is_alone and (not fits(num_rows, width) or width - units[start].length > pass_tokens):
                 break
-            taken = least[start] + pass_tokens + num_rows * width
-            if taken <= best:  # of equals the larger batch
-                best, begin = taken, start
-        least.append(best)
-        begins.append(begin)
+            cost = least_costs[start] + pass_tokens + num_rows * width
+            if cost <= best_cost:  # at equal cost the larger batch
+                best_cost, best_start = cost, start
+        least_costs.append(best_cost)
+        starts.append(best_start)
     end = len(units)
-    while (begin := begins[end - 1]) > len(below):
-        end = begin
-    return [row for unit in units[begin:end] for row in unit.rows]
+    while (start := starts[end - 1]) > len(below):
+        end = start
+    return [row for unit in units[start:end] for row in unit.rows]
 
 
 class Batcher:
-    """Jobs in, rows out. Anyone may put jobs; one thread prepares and takes rows."""
+    """A queue of request rows. Any thread may put request rows; one thread prepares and takes batch rows."""
 
     def __init__(self, limits: Limits, pass_tokens: float) -> None:
         self.limits, self.pass_tokens = limits, pass_tokens
         self.num_in_flight = 0
         self.is_draining = False
-        self.answer_seconds = 0.0  # at the pace of late
+        self.prediction_seconds = 0.0  # of one prediction, lately
         self._changed = threading.Condition()
         self._arrived: deque[RequestRow] = deque()
-        self._waiting: list[Row] = []  # in the order of arrival; only the taking thread changes it
+        self._waiting: list[BatchRow] = []  # in the order of arrival; only the inference thread changes it
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that are not prepared yet, and rows that are."""
+        """Request rows that are not prepared yet, and batch rows that are."""
         return len(self._arrived) + len(self._waiting)
 
     @property
     def expected_seconds(self) -> float:
-        """How long what waits and runs will take, at the pace of late."""
-        return self.num_in_flight * self.answer_seconds
+        """The time until all examples in flight have their result, from the recent speed."""
+        return self.num_in_flight * self.prediction_seconds
 
-    def put(self, jobs: Sequence[RequestRow], seconds: float = 0.0) -> None:
-        """Take jobs in, all or none; where there is no room, wait so long for it."""
+    def put(self, rows: Sequence[RequestRow], seconds: float = 0.0) -> None:
+        """Add request rows, all or none; wait up to `seconds` for room."""
         limit = self.limits.max_in_flight
-        if len(jobs) > limit:
+        if len(rows) > limit:
             raise RequestError(
                 "too_many",
                 setting="inputs",
@@ -142,60 +144,60 @@ class Batcher:
         with self._changed:
             timeout = None if math.isinf(seconds) else seconds
             has_room = self._changed.wait_for(
-                lambda: self.is_draining or self.num_in_flight + len(jobs) <= limit, timeout
+                lambda: self.is_draining or self.num_in_flight + len(rows) <= limit, timeout
             )
             if self.is_draining:
                 raise draining()
             if not has_room:
                 raise busy(limit, expected_seconds=self.expected_seconds)
-            self.num_in_flight += len(jobs)
-            self._arrived.extend(jobs)
+            self.num_in_flight += len(rows)
+            self._arrived.extend(rows)
             self._changed.notify_all()
 
-    def answered(self, num_answers: int, seconds: float) -> None:
-        """So many answers in this time, everything counted."""
-        now, known = seconds / num_answers, self.answer_seconds
-        self.answer_seconds = min(now, 0.8 * known + 0.2 * now) if known else now  # a slow moment is no pace
+    def record_speed(self, num_predictions: int, seconds: float) -> None:
+        """Update the time of one prediction. A faster time counts at once, a slower one by a fifth."""
+        latest, average = seconds / num_predictions, self.prediction_seconds
+        self.prediction_seconds = min(latest, 0.8 * average + 0.2 * latest) if average else latest
 
     def drain(self) -> None:
-        """Take nothing new; what is here is finished."""
+        """Accept nothing new; rows that are here are finished."""
         with self._changed:
             self.is_draining = True
             self._changed.notify_all()
 
     def release(self) -> None:
-        """One job has its result."""
+        """Count one request row as finished."""
         with self._changed:
             self.num_in_flight -= 1
             self._changed.notify_all()
 
-    def arrived(self) -> list[RequestRow] | None:
-        """Some jobs that came since; waits for one where no row is left to run. None: all is done, none will come."""
-        jobs: list[RequestRow] = []
+    def take_arrived(self) -> list[RequestRow] | None:
+        """Some request rows to prepare; waits for one if no row is left to run. None: drained, and all is done."""
+        rows: list[RequestRow] = []
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining)
-            size = 0
-            if len(self._waiting) >= ROWS_ENOUGH:  # only those that give their place back
+            num_characters = 0
+            if len(self._waiting) >= ROWS_ENOUGH:  # only rows that are over, which make room for others
                 now = time.monotonic()
-                jobs = [job for job in self._arrived if job.is_gone(now)]
-                self._arrived = deque(job for job in self._arrived if job not in jobs)
-                return jobs
-            while self._arrived and size < CHARACTERS_AT_ONCE and len(self._waiting) + len(jobs) < ROWS_READY:
-                jobs.append(self._arrived.popleft())
-                size += sum(map(len, jobs[-1].example.texts))
-            is_over = self.is_draining and not jobs and not self._waiting
-        return None if is_over else jobs
+                rows = [row for row in self._arrived if row.is_over(now)]
+                self._arrived = deque(row for row in self._arrived if row not in rows)
+                return rows
+            while self._arrived and num_characters < CHARACTERS_AT_ONCE and len(self._waiting) + len(rows) < ROWS_READY:
+                rows.append(self._arrived.popleft())
+                num_characters += sum(map(len, rows[-1].example.texts))
+            is_finished = self.is_draining and not rows and not self._waiting
+        return None if is_finished else rows
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Prepared rows, in the order of arrival."""
+    def add(self, rows: Sequence[BatchRow]) -> None:
+        """Add prepared rows, in the order of arrival."""
         self._waiting += rows
 
-    def take(self) -> tuple[list[Row], list[RequestRow]]:
-        """The next batch, and jobs that are out of time or dropped, none of whose rows is in it."""
+    def take(self) -> tuple[list[BatchRow], list[RequestRow]]:
+        """The next batch, and request rows that are over, none of whose rows is in the batch."""
         now = time.monotonic()
-        gone = {row.job: None for row in self._waiting if row.job.is_gone(now)}
-        left = [row for row in self._waiting if row.job not in gone and not row.job.result.done()]
-        batch = chosen(left, now, self.limits, self.pass_tokens) if left else []
+        over = {row.request_row: None for row in self._waiting if row.request_row.is_over(now)}
+        left = [row for row in self._waiting if row.request_row not in over and not row.request_row.result.done()]
+        batch = choose_batch(left, now, self.limits, self.pass_tokens) if left else []
         taken = set(batch)
         self._waiting = [row for row in left if row not in taken]
-        return batch, [job for job in gone if not job.result.done()]
+        return batch, [row for row in over if not row.result.done()]

@@ -1,6 +1,6 @@
-"""One frozen backbone, any number of cues, one inference thread: what the server, and Python without one, answers with.
+"""The engine: one frozen backbone, any number of cues, one inference thread. The server uses it, and Python may.
 
-Answers are those of `Cue.predict`: the same rows, the same mixed pass, the same folding; only the batches differ.
+Predictions equal those of `Cue.predict`: the same rows, the same mixed pass, the same merging; only batches differ.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +26,8 @@ from softcue.inference import predict_mixed, rows_together
 from softcue.serving.engine.batcher import Batcher, Limits
 from softcue.serving.engine.registry import LoadedCue, Registry, recorded_dtype
 from softcue.serving.engine.requests import (
-    Answer,
     BatchReport,
+    BatchRow,
     Ensemble,
     Item,
     OnText,
@@ -36,20 +35,21 @@ from softcue.serving.engine.requests import (
     PendingRequest,
     RequestRow,
     Result,
-    Row,
+    ServedPrediction,
     Text,
+    check_characters,
+    merge_rows,
 )
-from softcue.serving.engine.results import failed, folded, joined
-from softcue.serving.engine.streaming import Writer
-from softcue.serving.errors import RequestError, check_characters, deadline_exceeded, invalid, unknown_task
+from softcue.serving.engine.streaming import TextStreamer
+from softcue.serving.errors import RequestError, deadline_exceeded, invalid, pass_failed, unknown_task
 from softcue.types import Example
 
-STATE_BYTES = 64 << 20  # of texts below late prompts: enough for those under way, texts of requests seldom come again
+STATE_BYTES = 64 << 20  # cache of states below late prompts: enough for texts in flight, which seldom come again
 logger = logging.getLogger("softcue.serving")
 
 
 class Engine:
-    """Answers items of any cues together: those of a folder, or cues that are loaded, by name.
+    """Predicts items of any cues together: the cues of a folder, or loaded cues by name.
 
     Example:
         with softcue.Engine("minilm", "cues") as engine:
@@ -65,6 +65,7 @@ class Engine:
         max_characters: int = 20_000,
         max_new_tokens: int = 256,
         on_batch: Callable[[BatchReport], None] | None = None,
+        use_disk_cache: bool = True,
     ) -> None:
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
@@ -75,9 +76,10 @@ class Engine:
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None)
         self.registry.load_all()
+        self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
         self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
         self._on_batch = on_batch
-        self._num_answered = 0
+        self._num_predictions = 0
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
         self._thread.start()
 
@@ -96,7 +98,7 @@ class Engine:
 
     @property
     def expected_seconds(self) -> float:
-        """How long what waits and runs will take, at the pace of late."""
+        """The time until all examples in flight have their result, from the recent speed."""
         return self._batcher.expected_seconds
 
     @property
@@ -106,95 +108,83 @@ class Engine:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes nothing new."""
+        """Whether the engine accepts nothing new."""
         return self._batcher.is_draining
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread runs; it should until `close`."""
+        """Whether the inference thread runs; it should until `close`."""
         return self._thread.is_alive()
 
     def predict(
         self, items: Sequence[Item], *, ensemble: Ensemble | None = None, truncate: bool = True
     ) -> list[Result]:
-        """A result per item, in order: an answer, or the refusal of that item alone.
+        """A result per item, in order: a prediction, or the error of that item alone.
 
         Example:
             engine.predict([("tickets", "My invoice is wrong."), ("same-request", ["a", "b"])])
             engine.predict([(["seed0", "seed1", "seed2"], "My invoice is wrong.")], ensemble="vote")
         """
         options = Options(ensemble, truncate)
-        found = [self._pending(item, options, math.inf) for item in items]
-        for some in self._chunks(found):
+        requests = [self._make_request(item, options, math.inf) for item in items]
+        for chunk in self._chunks(requests):
             try:
-                self._batcher.put([job for pending in some for job in pending.jobs], seconds=math.inf)
-            except RequestError as refusal:  # it was closed meanwhile; what it took before is answered
-                for pending in some:
-                    if pending.jobs:
-                        pending.result.set_result(refusal.again())
-        return [pending.result.result() for pending in found]
+                self._batcher.put([row for request in chunk for row in request.rows], seconds=math.inf)
+            except RequestError as error:  # the engine was closed; items accepted before are still predicted
+                for request in chunk:
+                    if request.rows:
+                        request.result.set_result(error.copy())
+        return [request.result.result() for request in requests]
 
     def submit(
         self, items: Sequence[Item], options: Options, seconds: float = math.inf, on_text: OnText | None = None
     ) -> list[PendingRequest]:
-        """Items on their way, for whoever cannot wait here; refused as a whole where there is no room for them.
+        """Submit items without waiting for them; raises an error if there is no room for all of them.
 
-        Those that have not begun after so many seconds are refused. `on_text` is told, from the inference thread,
-        the place of an item and the next piece of its text while one cue writes it; beams have nothing to tell.
+        Items that have not started after `seconds` get an error. `on_text` is called from the inference thread with
+        the index of an item and the next part of its text while one cue generates it; beam search sends no parts.
 
         Example:
-            [pending] = engine.submit([("tickets", "My invoice is wrong.")], Options())
-            pending.result.result(timeout=5)
+            [request] = engine.submit([("tickets", "My invoice is wrong.")], Options())
+            request.result.result(timeout=5)
         """
         deadline = time.monotonic() + seconds
-        tells = on_text if options.ensemble is None else None
-        found = [
-            self._pending(item, options, deadline, tells and partial(tells, place)) for place, item in enumerate(items)
+        callback = on_text if options.ensemble is None else None
+        requests = [
+            self._make_request(item, options, deadline, callback and partial(callback, index))
+            for index, item in enumerate(items)
         ]
-        self._batcher.put([job for pending in found for job in pending.jobs])
-        return found
+        self._batcher.put([row for request in requests for row in request.rows])
+        return requests
 
     def drain(self) -> None:
-        """Take nothing new; what was taken is still answered."""
+        """Accept nothing new; accepted items are still predicted."""
         self._batcher.drain()
 
     def close(self) -> None:
-        """Answer what was taken, then stop."""
+        """Predict all accepted items, then stop."""
         self.drain()
         self._thread.join()
 
-    # --- from items to jobs ---
+    # --- from items to request rows ---
 
-    def _pending(
+    def _make_request(
         self, item: Item, options: Options, deadline: float, on_text: Callable[[str], None] | None = None
     ) -> PendingRequest:
         names, text = item
         try:
-            cues = self._cues(names, options)
-            jobs = [self._job(served, text, options, deadline) for served in cues]
+            rows = [self._make_row(cue, text, options, deadline) for cue in self._find_cues(names, options)]
             group = object()
-            for job in jobs:
-                job.group = group
-                if job.decoding is not None:
-                    job.writer = Writer(self.backbone.tokenizer, options.stop, on_text, job.has_no_one)
+            for row in rows:
+                row.group = group
+                if row.decoding is not None:
+                    row.streamer = TextStreamer(self.backbone.tokenizer, options.stop, on_text, row.has_no_client)
         except SoftcueError as error:
-            refused = PendingRequest([])
-            refused.result.set_result(error if isinstance(error, RequestError) else invalid(error))
-            return refused
-        pending = PendingRequest(jobs)
+            return PendingRequest.of_error(error if isinstance(error, RequestError) else invalid(error))
+        return PendingRequest(rows, options.ensemble)
 
-        def is_done(_: Future[Result]) -> None:
-            if pending.is_last():
-                # Jobs know of this function: without letting go of them, a replaced cue would wait for the collector.
-                done, pending.jobs = pending.jobs, ()
-                pending.result.set_result(joined(done, options.ensemble))
-
-        for job in jobs:
-            job.result.add_done_callback(is_done)
-        return pending
-
-    def _cues(self, names: str | Sequence[str], options: Options) -> list[LoadedCue]:
-        """The one cue of that name; of an ensemble those named, or all of the task named."""
+    def _find_cues(self, names: str | Sequence[str], options: Options) -> list[LoadedCue]:
+        """The cue of a name; for an ensemble the named cues, or all cues of the named task."""
         if options.ensemble is None:
             if not isinstance(names, str):
                 raise RequestError(
@@ -209,44 +199,46 @@ class Engine:
             raise unknown_task()
         if len(cues) > (limit := self._batcher.limits.max_in_flight):
             raise RequestError("too_many", setting="ensemble", expected=f"at most {limit} cues", fix="name fewer")
-        check_one_task({served.name: served.cue.task for served in cues})
+        check_one_task({loaded_cue.name: loaded_cue.task for loaded_cue in cues})
         return cues
 
-    def _job(self, served: LoadedCue, text: Text, options: Options, deadline: float) -> RequestRow:
-        cue = served.cue
-        is_free = cue.task.kind == "generation"
-        if not is_free and (options.must_write or options.stop or options.max_new_tokens):
+    def _make_row(self, loaded_cue: LoadedCue, text: Text, options: Options, deadline: float) -> RequestRow:
+        task, model = loaded_cue.task, loaded_cue.model
+        if task.kind != "generation" and (options.must_generate or options.stop or options.max_new_tokens):
             raise RequestError(
-                "invalid", setting="task", expected="a cue that writes free text", fix="use POST /v1/predict"
+                "invalid", setting="task", expected="a cue that generates free text", fix="use POST /v1/predict"
             )
-        known = text if isinstance(text, Example) else None
-        texts = known.texts if known else [text] if isinstance(text, str) else text
+        texts = text.texts if isinstance(text, Example) else [text] if isinstance(text, str) else text
         if not isinstance(texts, Sequence) or not all(isinstance(part, str) for part in texts):
             raise RequestError(
-                "invalid", setting="text", expected="a text, or a list of texts", fix="see what the task reads"
+                "invalid", setting="text", expected="a text, or a list of texts", fix="see the task's text columns"
             )
         check_characters(texts, self.max_characters)
-        model = cue.model
         if options.max_new_tokens is not None:
             if not 1 <= options.max_new_tokens <= self.max_new_tokens:
                 raise RequestError(
                     "invalid", setting="max_new_tokens", expected=f"1 to {self.max_new_tokens}", fix="lower it"
                 )
-            model = served.writing(options.max_new_tokens)
-        [example] = [known] if known else cue.examples([text])
-        return RequestRow(served, model, example, options, deadline)
+            model = loaded_cue.model_for(options.max_new_tokens)
+        if isinstance(text, Example):
+            example = text
+        elif task.format:  # a published format may rewrite its rows
+            [example] = loaded_cue.cue.examples([text])
+        else:
+            example = task.example_from(texts)
+        return RequestRow(loaded_cue, model, example, options, deadline)
 
-    def _chunks(self, found: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
-        """Items in groups that leave room for others' items."""
+    def _chunks(self, requests: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
+        """Requests in groups that leave room for requests of others."""
         limit = self._batcher.limits.max_in_flight
         chunk: list[PendingRequest] = []
-        size = 0
-        for pending in found:
-            size += len(pending.jobs)
-            if size > max(1, limit // 2) and chunk:
+        num_rows = 0
+        for request in requests:
+            num_rows += len(request.rows)
+            if num_rows > max(1, limit // 2) and chunk:
                 yield chunk
-                chunk, size = [], len(pending.jobs)
-            chunk.append(pending)
+                chunk, num_rows = [], len(request.rows)
+            chunk.append(request)
         if chunk:
             yield chunk
 
@@ -257,123 +249,122 @@ class Engine:
             pass
 
     def _step(self) -> bool:
-        """Prepare what came, run one batch; false when all is done. Its frame ends with it: nothing is held on to."""
-        jobs = self._batcher.arrived()
-        if jobs is None:
+        """Prepare new rows and run one batch; false when all is done. Its frame ends here, so nothing stays alive."""
+        arrived = self._batcher.take_arrived()
+        if arrived is None:
             return False
-        began, before = time.monotonic(), self._num_answered
-        self._batcher.add(self._prepared([job for job in jobs if not self._is_gone(job)]))
-        batch, gone = self._batcher.take()
-        for job in gone:
-            self._is_gone(job)
+        began, num_before = time.monotonic(), self._num_predictions
+        self._batcher.add(self._prepare([row for row in arrived if not self._finish_if_over(row)]))
+        batch, over = self._batcher.take()
+        for row in over:
+            self._finish_if_over(row)
         if batch:
-            self._answer(batch)
-        if answered := self._num_answered - before:
-            self._batcher.answered(answered, time.monotonic() - began)
+            self._run_batch(batch)
+        if num_predictions := self._num_predictions - num_before:
+            self._batcher.record_speed(num_predictions, time.monotonic() - began)
         return True
 
-    def _is_gone(self, job: RequestRow) -> bool:
-        """Whether nobody waits for the job, or it waited too long; then it has its refusal."""
-        is_gone = job.is_gone(time.monotonic())
-        if is_gone:
-            self._finish(job, deadline_exceeded())
-        return is_gone
+    def _finish_if_over(self, row: RequestRow) -> bool:
+        """Whether no client waits for the row, or its deadline has passed; then it gets its error."""
+        is_over = row.is_over(time.monotonic())
+        if is_over:
+            self._finish(row, deadline_exceeded())
+        return is_over
 
-    def _prepared(self, jobs: Sequence[RequestRow]) -> list[Row]:
-        """Rows of all jobs, made together; a job that cannot be read is refused alone."""
-        rows: list[Row] = []
+    def _prepare(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
+        """The batch rows of all request rows, made together; a row that cannot be read gets an error of its own."""
+        batch_rows: list[BatchRow] = []
         try:
-            rows += self._rows(jobs)
+            batch_rows += self._tokenize(rows)
         except Exception:
-            for job in jobs:
+            for row in rows:
                 try:
-                    rows += self._rows([job])
+                    batch_rows += self._tokenize([row])
                 except SoftcueError as error:
-                    self._finish(job, invalid(error))
+                    self._finish(row, invalid(error))
                 except Exception:
                     logger.exception("an example could not be read")
-                    self._finish(job, failed())
-        return sorted(rows, key=lambda row: row.job.arrived)
+                    self._finish(row, pass_failed())
+        return sorted(batch_rows, key=lambda batch_row: batch_row.request_row.arrived)
 
-    def _rows(self, jobs: Sequence[RequestRow]) -> list[Row]:
-        pieces = [job.model.split(job.example) for job in jobs]
-        asked = [(job.model, piece) for job, own in zip(jobs, pieces, strict=True) for piece in own]
-        tokens = iter(rows_together(self.backbone, asked))
-        found: list[Row] = []
-        for job, own in zip(jobs, pieces, strict=True):
-            rows = [Row.of(job, number, next(tokens)) for number in range(len(own))]
-            job.is_truncated = any(row.tokens.is_truncated for row in rows)
-            job.answers = [None] * len(rows)
-            if job.is_truncated and not job.options.truncate:
-                expected = f"at most {job.model.formatter.limit} tokens"
-                self._finish(
-                    job,
-                    RequestError(
-                        "too_long", setting="text", expected=expected, fix='shorten it, or send "truncate": true'
-                    ),
-                )
+    def _tokenize(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
+        splits = [row.model.split(row.example) for row in rows]
+        examples = [(row.model, example) for row, split in zip(rows, splits, strict=True) for example in split]
+        tokenized_rows = iter(rows_together(self.backbone, examples, self._use_disk_cache))
+        tokenized: list[BatchRow] = []
+        for row, split in zip(rows, splits, strict=True):
+            batch_rows = [BatchRow.of(row, number, next(tokenized_rows)) for number in range(len(split))]
+            row.is_truncated = any(batch_row.tokens.is_truncated for batch_row in batch_rows)
+            row.predictions = [None] * len(batch_rows)
+            if row.is_truncated and not row.options.truncate:
+                expected = f"at most {row.model.formatter.limit} tokens"
+                fix = 'shorten it, or send "truncate": true'
+                self._finish(row, RequestError("too_long", setting="text", expected=expected, fix=fix))
             else:
-                found += rows
-        return found
+                tokenized += batch_rows
+        return tokenized
 
-    def _answer(self, batch: Sequence[Row]) -> None:
-        """Run a batch; after an error its halves; after another one those rows get no answer, and we live on."""
+    def _run_batch(self, batch: Sequence[BatchRow]) -> None:
+        """Run a batch; after an error run its halves; after another error those rows get an error each."""
         now = time.monotonic()
-        for row in batch:
-            row.job.started = row.job.started or now
-        if self._has_run(batch):
+        for batch_row in batch:
+            batch_row.request_row.started = batch_row.request_row.started or now
+        if self._try_pass(batch):
             return
         middle = len(batch) // 2
         for half in filter(None, (batch[:middle], batch[middle:])):
-            gc.collect()  # what the failed pass held
+            gc.collect()  # free the memory of the failed pass
             if self.backbone.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if not self._has_run(half):
-                for row in half:
-                    self._finish(row.job, failed())
+            if not self._try_pass(half):
+                for batch_row in half:
+                    self._finish(batch_row.request_row, pass_failed())
 
-    def _has_run(self, rows: Sequence[Row]) -> bool:
+    def _try_pass(self, batch: Sequence[BatchRow]) -> bool:
         try:
-            self._pass(rows)
+            self._pass(batch)
         except Exception:
-            logger.exception("a pass over %d rows failed", len(rows))
+            logger.exception("a pass over %d rows failed", len(batch))
             return False
         return True
 
-    def _pass(self, rows: Sequence[Row]) -> None:
+    def _pass(self, batch: Sequence[BatchRow]) -> None:
         began = time.monotonic()
-        writers = {number: writer for number, row in enumerate(rows) if (writer := row.job.writer) is not None}
-        found = predict_mixed(self.backbone, [(row.job.model, row.tokens) for row in rows], writers)
+        streamers = {
+            number: streamer for number, row in enumerate(batch) if (streamer := row.request_row.streamer) is not None
+        }
+        predictions = predict_mixed(self.backbone, [(row.request_row.model, row.tokens) for row in batch], streamers)
         seconds = time.monotonic() - began
-        for row, answer in zip(rows, found, strict=True):
-            row.job.answers[row.number] = answer
-        for job in dict.fromkeys(row.job for row in rows):
-            job.compute_seconds += seconds
-            answers = [answer for answer in job.answers if answer is not None]
-            if len(answers) == len(job.answers):
-                self._finish(job, folded(job, answers))
-        self._report(rows, seconds)
+        for batch_row, prediction in zip(batch, predictions, strict=True):
+            batch_row.request_row.predictions[batch_row.number] = prediction
+        for row in dict.fromkeys(batch_row.request_row for batch_row in batch):
+            row.compute_seconds += seconds
+            finished = [prediction for prediction in row.predictions if prediction is not None]
+            if len(finished) == len(row.predictions):
+                self._finish(row, merge_rows(row, finished))
+        self._report(batch, seconds)
 
-    def _report(self, rows: Sequence[Row], seconds: float) -> None:
+    def _report(self, batch: Sequence[BatchRow], seconds: float) -> None:
         if self._on_batch is None:
             return
-        lengths = [row.length for row in rows]
+        lengths = [batch_row.length for batch_row in batch]
+        starting = [batch_row.request_row for batch_row in batch if batch_row.number == 0]
         self._on_batch(
             BatchReport(
-                len(rows),
-                len({row.job.served for row in rows}),
+                len(batch),
+                len({batch_row.request_row.loaded_cue for batch_row in batch}),
                 sum(lengths),
-                len(rows) * max(lengths) - sum(lengths),
+                len(batch) * max(lengths) - sum(lengths),
                 seconds,
-                tuple(row.job.started - row.job.arrived for row in rows if row.number == 0),
+                tuple(row.started - row.arrived for row in starting),
             )
         )
 
-    def _finish(self, job: RequestRow, result: Result) -> None:
-        if not job.result.done():
-            writer, job.writer = job.writer, None  # it knows the job: a circle would keep its cue
-            self._num_answered += isinstance(result, Answer)
-            if writer is not None and isinstance(result, Answer):
-                writer.tell(result.prediction.label or "")
+    def _finish(self, row: RequestRow, result: Result) -> None:
+        if not row.result.done():
+            streamer, row.streamer = row.streamer, None  # it refers to the row: a cycle would keep the cue alive
+            self._num_predictions += isinstance(result, ServedPrediction)
+            if streamer is not None and isinstance(result, ServedPrediction):
+                streamer.send(result.prediction.label or "")
             self._batcher.release()
-            job.result.set_result(result)
+            row.result.set_result(result)

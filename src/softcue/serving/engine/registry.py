@@ -1,7 +1,7 @@
-"""Cues of one folder by name, loaded, replaced and unloaded while others are answered.
+"""Cues of one folder by name, loaded, replaced and unloaded while others are served.
 
-A cue that cannot be loaded is reported and never disturbs the rest. Whoever holds a `LoadedCue` cue keeps it: rows that
-are under way when it is replaced finish on the version they began with.
+A cue that cannot be loaded is reported and does not affect the others. A `LoadedCue` stays valid after it is replaced:
+rows in flight finish on the version they started with.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from softcue.backbones import Backbone, Fingerprint
+from softcue.backbones import Backbone
 from softcue.cue.cue import Cue, load
-from softcue.cue.cue_file import CueFile, read_cue_file
-from softcue.errors import ConfigurationError, SoftcueError
+from softcue.cue.cue_file import read_cue_file
+from softcue.errors import BackboneMismatchError, ConfigurationError, SoftcueError
 from softcue.inference import TaskModel
 from softcue.inference.task_model import with_readout
 from softcue.serving.errors import RequestError, unknown_task
+from softcue.tasks import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FILES = ("cue.json", "cue.safetensors")
-VERSION_LENGTH = 12  # hexadecimal digits of the record's digest
-KEPT_LENGTHS = 8  # answer lengths of a cue whose model is kept
+VERSION_LENGTH = 12  # hexadecimal digits of the cue file's digest
+MAX_MODELS = 8  # models of a cue that are kept for other values of max_new_tokens
 logger = logging.getLogger("softcue.serving")
 
 
@@ -35,26 +36,27 @@ class LoadedCue:
     name: str
     version: str
     cue: Cue
-    _writing: dict[int, TaskModel] = field(default_factory=dict, repr=False)
+    task: Task
+    model: TaskModel
+    _models: dict[int, TaskModel] = field(default_factory=dict, repr=False)  # by max_new_tokens
 
     @classmethod
     def of(cls, name: str, cue: Cue) -> LoadedCue:
         """A loaded cue under a name."""
-        return cls(name, cue.cue_file.record_sha256[:VERSION_LENGTH], cue)
+        return cls(name, cue.cue_file.record_sha256[:VERSION_LENGTH], cue, cue.task, cue.model)
 
-    def writing(self, max_new_tokens: int) -> TaskModel:
-        """The cue's model, but with answers of at most so many tokens; rows that ask for the same share a pass."""
-        if (known := self._writing.get(max_new_tokens)) is not None:
-            return known
-        model = self.cue.model
-        readout = model.readout.config.model_copy(update={"max_new_tokens": max_new_tokens})
-        found = with_readout(model.task, model.method, readout, self.cue.backbone, model.max_length).eval()
-        if len(self._writing) < KEPT_LENGTHS:
-            self._writing[max_new_tokens] = found
-        return found
+    def model_for(self, max_new_tokens: int) -> TaskModel:
+        """The cue's model with another limit of generated tokens; requests with equal limits share a pass."""
+        if (cached := self._models.get(max_new_tokens)) is not None:
+            return cached
+        readout = self.model.readout.config.model_copy(update={"max_new_tokens": max_new_tokens})
+        model = with_readout(self.task, self.model.method, readout, self.cue.backbone, self.model.max_length).eval()
+        if len(self._models) < MAX_MODELS:
+            self._models[max_new_tokens] = model
+        return model
 
     def as_dict(self) -> dict[str, object]:
-        """What a client should know of it, for JSON."""
+        """The facts of the cue that a client needs, for JSON."""
         record = self.cue.cue_file
         return {
             "name": self.name,
@@ -65,8 +67,8 @@ class LoadedCue:
             "text": list(record.task.text),
             "labels": list(record.task.label_names),
             "method": record.method["name"],
-            "prompt_length": self.cue.model.method.prompt_length,
-            "max_length": self.cue.model.formatter.limit,
+            "prompt_length": self.model.method.prompt_length,
+            "max_length": self.model.formatter.limit,
             "scores": record.scores,
         }
 
@@ -86,36 +88,36 @@ class Registry:
                 setting="cues folder", got=folder, expected="a folder with a folder per cue", fix="check the path"
             )
         self._folder, self._backbone = None if folder is None else folder.resolve(), backbone
-        # replaced as a whole: readers need no lock
-        self._served: Mapping[str, LoadedCue] = {name: LoadedCue.of(name, cue) for name, cue in (cues or {}).items()}
+        # Both mappings are replaced as a whole: readers need no lock.
+        self._loaded: Mapping[str, LoadedCue] = {name: LoadedCue.of(name, cue) for name, cue in (cues or {}).items()}
         self._broken: Mapping[str, RequestError] = {}
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()  # held while cues are loaded or unloaded
 
     def __getitem__(self, name: str) -> LoadedCue:
-        """The cue of that name as it is now."""
-        if (found := self._served.get(name)) is not None:
-            return found
-        why = self._broken.get(name)
-        raise unknown_task() if why is None else why.again()
+        """The current version of a cue."""
+        if (loaded_cue := self._loaded.get(name)) is not None:
+            return loaded_cue
+        error = self._broken.get(name)
+        raise unknown_task() if error is None else error.copy()
 
     def __len__(self) -> int:
-        """How many are loaded."""
-        return len(self._served)
+        """The number of loaded cues."""
+        return len(self._loaded)
 
     def loaded(self) -> list[LoadedCue]:
         """All loaded cues, by name."""
-        return [served for _, served in sorted(self._served.items())]
+        return [loaded_cue for _, loaded_cue in sorted(self._loaded.items())]
 
     def broken(self) -> dict[str, RequestError]:
-        """Cues that could not be loaded, and why."""
+        """Cues that could not be loaded, with their errors."""
         return dict(sorted(self._broken.items()))
 
     def of_task(self, task: str) -> list[LoadedCue]:
         """All loaded cues that were trained on a task of that name."""
-        return [served for served in self.loaded() if served.cue.task.name == task]
+        return [loaded_cue for loaded_cue in self.loaded() if loaded_cue.task.name == task]
 
     def load_all(self) -> None:
-        """Load every cue of the folder; what cannot be loaded is in `broken`."""
+        """Load every cue of the folder; cues that cannot be loaded are in `broken`."""
         for path in sorted(self._folder.iterdir()) if self._folder else ():
             try:
                 if not (path / "cue.json").is_file():
@@ -126,48 +128,52 @@ class Registry:
                 continue
             try:
                 self.load(path.name)
-            except RequestError as refusal:
-                if refusal.code == "invalid":  # its folder's name: here it is a cue that is missed
-                    self._broken = {**self._broken, path.name: refusal}
-                logger.warning("cue not loaded", extra={"facts": {"cue": path.name, **refusal.as_dict()}})
+            except RequestError as request_error:
+                if request_error.code == "invalid":  # the folder has a bad name: report it as a broken cue
+                    self._broken = {**self._broken, path.name: request_error}
+                logger.warning("cue not loaded", extra={"facts": {"cue": path.name, **request_error.as_dict()}})
 
     def load(self, name: str) -> LoadedCue:
-        """Load a cue, or replace it by what its folder holds now; after a failure the old version stays."""
-        with self._changing:
+        """Load a cue, or replace it by the current content of its folder; after an error the old version stays."""
+        with self._lock:
             try:
-                found = self._read(name)
-            except RequestError as refusal:
-                others = {other: why for other, why in self._broken.items() if other != name}
-                is_kept = name not in self._served and refusal.code in ("broken_cue", "wrong_backbone")
-                self._broken = {**others, name: refusal} if is_kept else others
+                loaded_cue = self._read(name)
+            except RequestError as error:
+                others = {other: reason for other, reason in self._broken.items() if other != name}
+                is_broken = name not in self._loaded and error.code in ("broken_cue", "wrong_backbone")
+                self._broken = {**others, name: error} if is_broken else others
                 raise
-            self._served = {**self._served, name: found}
-            self._broken = {other: why for other, why in self._broken.items() if other != name}
-            return found
+            self._loaded = {**self._loaded, name: loaded_cue}
+            self._broken = {other: reason for other, reason in self._broken.items() if other != name}
+            return loaded_cue
 
     def unload(self, name: str) -> LoadedCue:
-        """Forget a cue; its folder stays."""
-        with self._changing:
-            if name not in self._served:
+        """Remove a cue; its folder stays."""
+        with self._lock:
+            if name not in self._loaded:
                 raise unknown_task()
-            found = self._served[name]
-            self._served = {other: served for other, served in self._served.items() if other != name}
-            return found
+            unloaded = self._loaded[name]
+            self._loaded = {other: loaded_cue for other, loaded_cue in self._loaded.items() if other != name}
+            return unloaded
 
     def _read(self, name: str) -> LoadedCue:
         try:
-            folder = self._folder_of(name)
-            record = read_cue_file(folder)
-            self._check_backbone(record)
-            cue = load(folder, self._backbone)
+            cue = load(self._folder_of(name), self._backbone)
         except RequestError:
             raise
+        except BackboneMismatchError as error:
+            raise RequestError(
+                "wrong_backbone",
+                setting="cue",
+                expected=f"one of {self._backbone.name}, the backbone served",
+                fix=f"{' and '.join(error.differences)} differ; serve it where its own backbone is",
+            ) from error
         except SoftcueError as error:
-            where = Path(error.setting).name  # no path of this machine
+            where = Path(error.setting).name  # without the path of this machine
             raise RequestError(
                 "broken_cue", setting=f"cue folder ({where})", expected=error.expected, fix=error.fix
             ) from error
-        except Exception as error:  # whatever is wrong with one folder, the others are served
+        except Exception as error:  # an error of one folder must not stop the others
             raise RequestError(
                 "broken_cue",
                 setting=f"cue folder ({type(error).__name__})",
@@ -177,7 +183,7 @@ class Registry:
         return LoadedCue.of(name, cue)
 
     def _folder_of(self, name: str) -> Path:
-        """The folder of a name; neither it nor its files may lead out of the cues folder."""
+        """The folder of a cue; neither the folder nor its files may lead out of the cues folder."""
         if not NAME.fullmatch(name):
             raise RequestError(
                 "invalid",
@@ -193,31 +199,21 @@ class Registry:
                     "broken_cue",
                     setting="cue folder",
                     expected="files inside the cues folder",
-                    fix="copy them, no links",
+                    fix="copy the files instead of linking them",
                 )
         return folder
 
-    def _check_backbone(self, record: CueFile) -> None:
-        own = Fingerprint(**record.backbone.fingerprint)
-        if differences := own.differences(self._backbone.fingerprint):
-            raise RequestError(
-                "wrong_backbone",
-                setting="cue",
-                expected=f"one of {self._backbone.name}, the backbone served",
-                fix=f"{' and '.join(differences)} differ; serve it where its own backbone is",
-            )
-
 
 def recorded_dtype(folder: Path) -> str:
-    """The number format in which a folder's cues answer as they do offline: theirs, if all have one, else float32.
+    """The number format in which the served predictions equal the offline ones: the cues' format if all share one.
 
     Example:
-        recorded_dtype(Path("cues"))     # "auto" where every cue was trained in bfloat16
+        recorded_dtype(Path("cues"))     # "auto" if every cue was trained in bfloat16, else "float32"
     """
-    found = set()
+    dtypes = set()
     for path in sorted(folder.glob("*/cue.json")):
         try:
-            found.add(read_cue_file(path.parent).backbone.dtype)
+            dtypes.add(read_cue_file(path.parent).backbone.dtype)
         except SoftcueError:
-            continue  # told of when it is loaded
-    return "auto" if found == {"bfloat16"} else "float32"
+            continue  # the registry reports it when it loads the cue
+    return "auto" if dtypes == {"bfloat16"} else "float32"

@@ -1,42 +1,46 @@
-"""What travels through the engine: items asked for, jobs (one example for one cue), rows, answers."""
+"""Requests inside the engine: items, request rows (one example for one cue), batch rows, predictions."""
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from softcue.backbones import Decoding
+from softcue.errors import SoftcueError
+from softcue.evaluation import mean, vote, votes
 from softcue.inference import TaskModel
 from softcue.serving.engine.registry import LoadedCue
-from softcue.serving.engine.streaming import Writer
-from softcue.serving.errors import RequestError
+from softcue.serving.engine.streaming import TextStreamer, cut_at_stop
+from softcue.serving.errors import RequestError, pass_failed
 from softcue.types import Example, Prediction, TokenizedRow
 
 Ensemble = Literal["vote", "mean"]
-Text = str | Sequence[str] | Example  # read already, where it is more than its texts
-OnText = Callable[[int, str], None]  # the place of an item, and the next piece of its text
-Item = tuple[str | Sequence[str], Text]  # a cue's name (for an ensemble: names, or a task's), and what it is to read
+Text = str | Sequence[str] | Example  # an example is used as it is
+OnText = Callable[[int, str], None]  # the index of an item, and the next part of its text
+Item = tuple[str | Sequence[str], Text]  # a cue's name (of an ensemble: names, or a task's name), and its text
+logger = logging.getLogger("softcue.serving")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How items are to be answered."""
+    """How the items of a request are predicted."""
 
-    ensemble: Ensemble | None = None  # one answer from all cues of an item
-    truncate: bool = True  # cut texts that are too long instead of refusing them
-    must_write: bool = False  # only cues that write free text
-    max_new_tokens: int | None = None  # instead of the cue's own limit, for cues that write free text
-    stop: tuple[str, ...] = ()  # written text ends before the first of these
+    ensemble: Ensemble | None = None  # one prediction from all cues of an item
+    truncate: bool = True  # cut texts that are too long instead of rejecting them
+    must_generate: bool = False  # only cues that generate free text
+    max_new_tokens: int | None = None  # replaces the cue's own limit, for cues that generate free text
+    stop: tuple[str, ...] = ()  # generated text ends before the first of these
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to an item, who gave it and how long that took."""
+class ServedPrediction:
+    """The prediction for an item, the cues that made it and the time it took."""
 
     prediction: Prediction
     versions: Mapping[str, str]  # cue -> version; several for an ensemble
@@ -46,13 +50,13 @@ class Answer:
     compute_seconds: float
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """The prediction for JSON."""
         names = list(self.versions)
-        who: dict[str, object] = {"versions": dict(self.versions)}
+        cues: dict[str, object] = {"versions": dict(self.versions)}
         if len(names) == 1:
-            who = {"task": names[0], "version": self.versions[names[0]]}
+            cues = {"task": names[0], "version": self.versions[names[0]]}
         return {
-            **who,
+            **cues,
             **self.prediction.as_dict(),
             **({"votes": dict(self.votes)} if self.votes else {}),
             "truncated": self.is_truncated,
@@ -63,86 +67,157 @@ class Answer:
         }
 
 
-Result = Answer | RequestError
+Result = ServedPrediction | RequestError
 
 
 @dataclass(eq=False)
 class RequestRow:
     """One example for one version of a cue, from its arrival to its result."""
 
-    served: LoadedCue
+    loaded_cue: LoadedCue
     model: TaskModel
     example: Example
     options: Options
     deadline: float = math.inf  # on the monotonic clock
     arrived: float = field(default_factory=time.monotonic)
     result: Future[Result] = field(default_factory=Future)
-    answers: list[Prediction | None] = field(default_factory=list)  # of its rows
-    started: float = 0.0  # when the first of its rows was run
-    compute_seconds: float = 0.0  # of the passes its rows were in
+    predictions: list[Prediction | None] = field(default_factory=list)  # of its batch rows
+    started: float = 0.0  # when the first of its batch rows was run
+    compute_seconds: float = 0.0  # of the passes of its batch rows
     is_truncated: bool = False
-    is_dropped: bool = False  # nobody waits for it any more
-    group: object = field(default_factory=object)  # the same for all cues of an ensemble: they share a batch
-    writer: Writer | None = None  # hears what is written
+    is_dropped: bool = False  # no client waits for it any more
+    group: object = field(default_factory=object)  # equal for all cues of an ensemble: they share a batch
+    streamer: TextStreamer | None = None  # receives generated tokens
 
     @property
     def decoding(self) -> Decoding | None:
-        """How its answer is written token by token, if it is: that would keep others in its batch waiting."""
+        """How text is generated, if it is: generation takes many passes, so other rows do not share its batch."""
         return self.model.readout.decoding
 
-    def is_gone(self, now: float) -> bool:
-        """Whether nobody waits for it any more, or it has waited too long."""
+    def is_over(self, now: float) -> bool:
+        """Whether no client waits for the row any more, or its deadline has passed."""
         return self.is_dropped or self.deadline <= now
 
-    def has_no_one(self) -> bool:
-        """Whether nobody waits for it any more."""
+    def has_no_client(self) -> bool:
+        """Whether no client waits for the row any more."""
         return self.is_dropped
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """One row of a job, as the backbone reads it: most jobs have one, long texts several."""
+class BatchRow:
+    """One tokenized row of a request row: most request rows have one, long texts have several."""
 
-    job: RequestRow
+    request_row: RequestRow
     number: int
     tokens: TokenizedRow
-    length: int  # what it adds to a pass
+    length: int  # tokens that it adds to a pass
 
     @classmethod
-    def of(cls, job: RequestRow, number: int, tokens: TokenizedRow) -> Row:
-        """With its length counted."""
-        return cls(job, number, tokens, job.model.length(tokens))
+    def of(cls, request_row: RequestRow, number: int, tokens: TokenizedRow) -> BatchRow:
+        """The row with its length."""
+        return cls(request_row, number, tokens, request_row.model.length(tokens))
 
 
 class PendingRequest:
-    """An item on its way: the jobs of its cues, and one future for the result."""
+    """An item whose result is not there yet: the request rows of its cues, and one future for the result."""
 
-    def __init__(self, jobs: Sequence[RequestRow]) -> None:
-        self.jobs = jobs
+    def __init__(self, rows: Sequence[RequestRow], ensemble: Ensemble | None = None) -> None:
+        self.rows = rows
         self.result: Future[Result] = Future()
-        self.result.set_running_or_notify_cancel()  # whoever stops waiting calls `drop`; a result can always be set
-        self._left = len(jobs)
+        self.result.set_running_or_notify_cancel()  # clients that leave call `drop`; a result can always be set
+        self._ensemble = ensemble
+        self._num_left = len(rows)
         self._lock = threading.Lock()
+        for row in rows:
+            row.result.add_done_callback(self._finish_row)
 
-    def is_last(self) -> bool:
-        """Count one job as done; whether it was the last."""
-        with self._lock:
-            self._left -= 1
-            return self._left == 0
+    @classmethod
+    def of_error(cls, error: RequestError) -> PendingRequest:
+        """An item that has its error already."""
+        request = cls([])
+        request.result.set_result(error)
+        return request
 
     def drop(self) -> None:
-        """Nobody waits any more: rows that have not begun are never run."""
-        for job in self.jobs:
-            job.is_dropped = True
+        """Say that no client waits any more: rows that have not started are never run."""
+        for row in self.rows:
+            row.is_dropped = True
+
+    def _finish_row(self, _: Future[Result]) -> None:
+        with self._lock:
+            self._num_left -= 1
+            is_last = self._num_left == 0
+        if is_last:
+            # Rows refer to this object: unless they are released here, a replaced cue stays until the next collection.
+            rows, self.rows = self.rows, ()
+            self.result.set_result(join_cues(rows, self._ensemble))
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one pass over a batch was like, for metrics."""
+    """The facts of one pass over a batch, for metrics."""
 
     num_rows: int
     num_tasks: int
-    num_tokens: int  # prompts included, unless they are run once for all rows
+    num_tokens: int  # with prompts, unless a prompt is run once for all rows
     num_padding: int
     seconds: float
-    queue_seconds: tuple[float, ...]  # of jobs that began with it
+    queue_seconds: tuple[float, ...]  # of request rows that started with this batch
+
+
+def merge_rows(row: RequestRow, predictions: Sequence[Prediction]) -> Result:
+    """The predictions for the batch rows of a request row as one result."""
+    try:
+        prediction = row.model.merge(row.example, predictions)
+    except Exception:
+        logger.exception("predictions could not be merged")
+        return pass_failed()
+    numbers = [prediction.value or 0.0, *(prediction.scores or {}).values()]
+    if not all(map(math.isfinite, numbers)):
+        logger.error("a prediction is not a number", extra={"facts": {"cue": row.loaded_cue.name}})
+        return pass_failed()
+    if prediction.label is not None and row.options.stop:
+        prediction = replace(prediction, label=cut_at_stop(prediction.label, row.options.stop))
+    return ServedPrediction(
+        prediction,
+        {row.loaded_cue.name: row.loaded_cue.version},
+        {},
+        row.is_truncated,
+        row.started - row.arrived,
+        row.compute_seconds,
+    )
+
+
+def join_cues(rows: Sequence[RequestRow], ensemble: Ensemble | None) -> Result:
+    """The result of an item from the results of its cues."""
+    results = [row.result.result() for row in rows]
+    for result in results:
+        if isinstance(result, RequestError):
+            return result
+    served = [result for result in results if isinstance(result, ServedPrediction)]
+    if ensemble is None:
+        return served[0]
+    predictions = [result.prediction for result in served]
+    try:
+        prediction = (vote if ensemble == "vote" else mean)(predictions)
+    except SoftcueError as error:
+        return RequestError("invalid", setting="ensemble", expected=error.expected, fix='use "vote"')
+    except Exception:
+        logger.exception("predictions of several cues could not be joined")
+        return pass_failed()
+    return ServedPrediction(
+        prediction,
+        {name: version for result in served for name, version in result.versions.items()},
+        votes(predictions),
+        any(result.is_truncated for result in served),
+        max(result.queue_seconds for result in served),
+        max(result.compute_seconds for result in served),
+    )
+
+
+def check_characters(texts: Sequence[str], limit: int) -> None:
+    """Reject texts that are too long before any work is done on them."""
+    if sum(map(len, texts)) > limit:
+        raise RequestError(
+            "too_long", setting="text", expected=f"at most {limit:,} characters", fix="shorten or split it"
+        )

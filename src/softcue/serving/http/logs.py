@@ -1,4 +1,4 @@
-"""One JSON object per line on standard error. Texts, and messages that may quote them, only where asked for."""
+"""Log lines: one JSON object each, on standard error. Texts, and messages that may quote them, only with log_texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; `extra={"facts": {...}}` adds fields.
+    """Formats a log record as one line of JSON; `extra={"facts": {...}}` adds fields.
 
     Example:
         >>> record = logging.LogRecord("softcue", logging.INFO, "", 0, "loaded", None, None)
@@ -23,7 +23,7 @@ class JsonLines(logging.Formatter):
         self._log_texts = log_texts
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, event, facts, and where an error was raised."""
+        """The line: time, level, event, facts, and the place of an error."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -41,7 +41,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(log_texts: bool) -> None:
-    """Make every logger of this process write such lines."""
+    """Make every logger of this process write JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(log_texts))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

@@ -1,31 +1,47 @@
-"""What every request passes first and last: keys, and then a line in the log and in the metrics."""
+"""Checks before FastAPI parses a request: keys, load, size and time of the body. Log and metrics of every request."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+import pydantic_core
+from fastapi import Request
+from fastapi.routing import APIRoute
 from pydantic import SecretStr
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from softcue.serving.errors import RequestError
-from softcue.serving.http.schemas import refused
+from softcue.serving.errors import RequestError, busy
+from softcue.serving.http.error_responses import error_response
 from softcue.serving.http.service import Service
 
 PROBES = ("/livez", "/readyz")
-# A browser cannot send a key when it opens a page. The page is the same file for everyone and holds no data: what it
-# shows comes from routes that do need the key, for which it asks.
-OPEN_ROUTES = (*PROBES, "/")
+# A browser cannot send a key when it opens a page. The pages are the same files for everyone and hold no data: what
+# they show comes from routes that do need the key, for which they ask.
+OPEN_ROUTES = (*PROBES, "/", "/docs", "/openapi.json")
+OPEN_FOLDER = "/docs-assets"  # scripts and styles of /docs
 ADMIN_METHODS = ("PUT", "DELETE")
 logger = logging.getLogger("softcue.serving")
 
 
-class Gate:
-    """ASGI middleware; `scope["softcue"]` collects what handlers add to the log."""
+@dataclass
+class RequestContext:
+    """The start of a request, and facts that routes add to its line in the log."""
+
+    began: float = field(default_factory=time.monotonic)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class RequestMiddleware:
+    """ASGI middleware: checks the key, then logs and counts the request. Routes find `scope["softcue"]`."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -35,15 +51,14 @@ class Gate:
         self._digests = [*_digests(settings.api_keys), *self._admin_digests]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let an HTTP request through, or refuse it before its body is read."""
+        """Pass an HTTP request on, or reject it before its body is read."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 500
-        facts: dict[str, Any] = {}
-        scope["softcue"] = facts
+        context = scope["softcue"] = RequestContext()
+        status = 500
 
-        async def sending(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -51,27 +66,116 @@ class Gate:
 
         try:
             if self._is_allowed(scope):
-                await self._app(scope, receive, sending)
+                await self._app(scope, receive, send_and_note)
             else:
-                why = RequestError(
+                error = RequestError(
                     "unauthorised", setting="Authorization", expected="a valid 'Bearer KEY'", fix="send the key"
                 )
-                self._service.metrics.failures.labels(why.code).inc()
-                await refused(why)(scope, receive, sending)
+                self._service.metrics.failures.labels(error.code).inc()
+                await error_response(error)(scope, receive, send_and_note)
         finally:
-            route = getattr(scope.get("route"), "path", "other")
-            seconds = time.monotonic() - began
-            self._service.metrics.requests.labels(route, str(status)).inc()
-            self._service.metrics.request_seconds.labels(route).observe(seconds)
-            known = {"method": scope["method"], "route": route, "status": status, "ms": round(1000 * seconds, 1)}
-            logger.log(logging.DEBUG if route in PROBES else logging.INFO, "request", extra={"facts": known | facts})
+            self._log(scope, context, status)
+
+    def _log(self, scope: Scope, context: RequestContext, status: int) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        seconds = time.monotonic() - context.began
+        self._service.metrics.requests.labels(route, str(status)).inc()
+        self._service.metrics.request_seconds.labels(route).observe(seconds)
+        facts = {"method": scope["method"], "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+        level = logging.DEBUG if route in PROBES else logging.INFO
+        logger.log(level, "request", extra={"facts": facts | context.facts})
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_ROUTES:
+        path = scope["path"]
+        if path in OPEN_ROUTES or path.startswith(f"{OPEN_FOLDER}/"):
             return True
-        if scope["method"] in ADMIN_METHODS:  # without an admin key nobody may change what is served
-            return _is_one_of(_key(scope), self._admin_digests)
-        return not self._has_keys or _is_one_of(_key(scope), self._digests)
+        if scope["method"] in ADMIN_METHODS:  # without an admin key nobody may change the loaded cues
+            return _is_known(_key(scope), self._admin_digests)
+        return not self._has_keys or _is_known(_key(scope), self._digests)
+
+
+class BodyRoute(APIRoute):
+    """A route with a JSON body: the load, the headers, the size and the time are checked before FastAPI parses it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's own handler, on a body that was read within the limits."""
+        handle = super().get_route_handler()
+
+        async def handle_within_limits(request: Request) -> Response:
+            body = await _receive(request.app.state.service, request)
+            return await handle(_JsonRequest(request.scope, _replay(body, request.receive)))
+
+        return handle_within_limits
+
+
+class _JsonRequest(Request):
+    """A request whose JSON is read strictly: no NaN, no half characters. FastAPI answers 400 to a ValueError."""
+
+    async def json(self) -> Any:
+        """The parsed body."""
+        return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
+
+
+async def _receive(service: Service, request: Request) -> bytes:
+    """The body of a request, if the server has room for it and it comes in time."""
+    engine, settings = service.engine, service.settings
+    is_full = engine.num_in_flight + service.num_reading >= settings.max_in_flight
+    if is_full or engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
+        raise busy(settings.max_in_flight, expected_seconds=engine.expected_seconds)
+    _check_headers(request, settings.max_body_bytes)
+    service.num_reading += 1
+    try:
+        async with asyncio.timeout(settings.deadline):
+            body = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise RequestError(
+            "deadline", setting="body", expected=f"all of it within {settings.deadline:g} seconds", fix="send faster"
+        ) from None
+    except ClientDisconnect as error:
+        raise RequestError("malformed", setting="body", expected="a whole body", fix="send all of it") from error
+    finally:
+        service.num_reading -= 1
+    if not body.strip():
+        raise RequestError("empty", setting="body", expected="a JSON object", fix="see /docs")
+    return body
+
+
+def _check_headers(request: Request, limit: int) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise RequestError("media_type", setting="Content-Type", expected="application/json", fix="send JSON")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > limit:
+        raise _too_large(limit)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(
+        "too_large", setting="body", expected=f"at most {limit:,} bytes", fix="send fewer or shorter texts"
+    )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """An ASGI receive function that gives the body first, and then the messages of the client."""
+    is_replayed = False
+
+    async def receive_replayed() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
+            return await receive()
+        is_replayed = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_replayed
 
 
 def _key(scope: Scope) -> bytes:
@@ -84,10 +188,10 @@ def _digests(keys: Iterable[SecretStr]) -> list[bytes]:
     return [hashlib.sha256(key.get_secret_value().encode()).digest() for key in keys]
 
 
-def _is_one_of(key: bytes, digests: Iterable[bytes]) -> bool:
-    """Compared in constant time, whatever the lengths and however many there are."""
-    found = False
+def _is_known(key: bytes, digests: Iterable[bytes]) -> bool:
+    """Whether the key is among the known ones, compared in constant time."""
+    is_known = False
     digest = hashlib.sha256(key).digest()
-    for known in digests:
-        found |= hmac.compare_digest(digest, known)
-    return found
+    for known_digest in digests:
+        is_known |= hmac.compare_digest(digest, known_digest)
+    return is_known

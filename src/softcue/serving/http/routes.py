@@ -1,252 +1,266 @@
-"""The HTTP routes. Nothing here knows how an answer is made."""
+"""The HTTP app and its prediction routes: predict, generate, explain.
+
+A request goes from here to the engine and waits for its results without blocking the event loop.
+"""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import logging
-import re
+import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from importlib.resources import files
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 import softcue
-from softcue.serving.errors import STATUSES, RequestError
-from softcue.serving.http.asking import Asked, receive
+from softcue.serving.engine.requests import Item, Options, PendingRequest, Result, ServedPrediction
+from softcue.serving.errors import RequestError, deadline_exceeded
+from softcue.serving.http import server_routes
+from softcue.serving.http.error_responses import add_error_handlers, all_failed, document_errors, too_many_inputs
 from softcue.serving.http.explain import Explainer
-from softcue.serving.http.middleware import Gate
-from softcue.serving.http.schemas import ExplainBody, GenerateBody, Input, PredictBody, answered, as_json, refused
+from softcue.serving.http.middleware import OPEN_FOLDER, BodyRoute, RequestContext, RequestMiddleware
+from softcue.serving.http.pages import add_page
+from softcue.serving.http.schemas import (
+    ExplainBody,
+    ExplainResponse,
+    GenerateBody,
+    Input,
+    PredictBody,
+    PredictResponse,
+)
 from softcue.serving.http.service import Service
 
-NOBODY = 499  # for log and metrics, as other servers say it: the client has left
-logger = logging.getLogger("softcue.serving")
+CLIENT_LEFT = 499  # for log and metrics, as other servers have it
+EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+MetricsSource = Callable[[], Awaitable[bytes]]
+key_scheme = HTTPBearer(auto_error=False, description="the key of the server, if it has one")  # checked before
+router = APIRouter(route_class=BodyRoute, tags=["predictions"], responses=document_errors())
 
 
-def create_app(service: Service) -> FastAPI:
-    """The app of one server; its engine is loaded when it starts.
+def create_app(service: Service, metrics_source: MetricsSource | None = None, allow_changes: bool = True) -> FastAPI:
+    """The app of one server; its engine is loaded when the app starts.
+
+    `metrics_source` replaces the metrics of this process. Without `allow_changes` the loaded cues are fixed.
 
     Example:
         service = Service(settings, lambda on_batch: Engine("minilm", "cues", settings.limits, on_batch=on_batch))
         uvicorn.run(create_app(service))
     """
 
-    explainer = Explainer(service)
+    async def own_metrics() -> bytes:
+        return service.metrics.text()
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
-        await run_in_threadpool(explainer.close)
+        await run_in_threadpool(app.state.explainer.close)
         await run_in_threadpool(service.close)
 
-    app = FastAPI(
-        title="softcue", version=softcue.__version__, lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
+    app = FastAPIOffline(  # FastAPI, but /docs loads its script from this server
+        docs_url="/docs",
+        redoc_url=None,
+        static_url=OPEN_FOLDER,
+        title="softcue",
+        version=softcue.__version__,
+        lifespan=lifespan,
     )
-    app.add_middleware(Gate, service=service)
-    _add_answers(app, service)
-    _add_explanations(app, service, explainer)
-    _add_tasks(app, service)
-    _add_probes(app, service)
-    _add_page(app)
-    _add_errors(app, service)
+    app.state.service = service
+    app.state.explainer = Explainer(service)
+    app.state.metrics_source = metrics_source or own_metrics
+    app.add_middleware(RequestMiddleware, service=service)
+    keyed = [Depends(key_scheme)]  # documents the key; the middleware checks it before the body is read
+    app.include_router(router, dependencies=keyed)
+    app.include_router(server_routes.router, dependencies=keyed)
+    app.include_router(server_routes.changes if allow_changes else server_routes.no_changes, dependencies=keyed)
+    app.include_router(server_routes.probes)
+    add_page(app)
+    add_error_handlers(app, service)
     return app
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/predict", openapi_extra=_takes("PredictBody"), responses=_statuses())
-    async def predict(request: Request) -> Response:
-        """Answer inputs of any tasks, each with its own result or error, in order."""
-        began = time.monotonic()
-        body = await receive(service, request, PredictBody)
-        return await _answered(request, body, Asked.of(service, body, began))
+@router.post("/v1/predict", response_model=PredictResponse, response_model_exclude_none=True)
+async def predict(body: PredictBody, request: Request) -> object:
+    """Predict inputs of any tasks. Each input has its own result or error, in order."""
+    inputs = SubmittedInputs(request, body, Options(body.ensemble, body.truncate))
+    return await inputs.respond(request)
 
-    @app.post("/v1/generate", openapi_extra=_takes("GenerateBody"), responses=_statuses())
-    async def generate(request: Request) -> Response:
-        """Answer with free text; with "stream" as server-sent events: pieces as they are written, then answers."""
-        began = time.monotonic()
-        body = await receive(service, request, GenerateBody)
-        asked = Asked.of(service, body, began, body.stream)
-        if not body.stream:
-            return await _answered(request, body, asked)
-        _note(request, body)
-        return StreamingResponse(
-            asked.events(body.return_scores),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
 
-    async def _answered(request: Request, body: PredictBody, asked: Asked) -> Response:
-        _note(request, body)
+@router.post(
+    "/v1/generate",
+    response_model=PredictResponse,
+    response_model_exclude_none=True,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "results, or events with `stream`"}},
+)
+async def generate(body: GenerateBody, request: Request) -> object:
+    """Generate free text. With `stream`, server-sent events: `text` parts, an `answer` per input, then `done`."""
+    options = Options(body.ensemble, body.truncate, True, body.max_new_tokens, tuple(body.stop))
+    inputs = SubmittedInputs(request, body, options, should_stream=body.stream)
+    if not body.stream:
+        return await inputs.respond(request)
+    return StreamingResponse(inputs.events(), media_type="text/event-stream", headers=EVENT_HEADERS)
+
+
+@router.post("/v1/explain", response_model=ExplainResponse, response_model_exclude_none=True)
+async def explain(body: ExplainBody, request: Request) -> object:
+    """Explain a cue's prompt for a text: the nearest words of its vectors, the likeliest codes of a codebook."""
+    context: RequestContext = request.scope["softcue"]
+    explainer: Explainer = request.app.state.explainer
+    return await explainer.explain(body, context.began)
+
+
+class SubmittedInputs:
+    """The inputs of one HTTP request in the engine; inputs with an error have their result already."""
+
+    def __init__(self, request: Request, body: PredictBody, options: Options, should_stream: bool = False) -> None:
+        service: Service = request.app.state.service
+        settings = service.settings
+        if len(body.inputs) > settings.max_inputs:
+            raise too_many_inputs(settings.max_inputs)
+        self._service, self._return_scores = service, body.return_scores
+        self._context: RequestContext = request.scope["softcue"]
+        self._deadline: float = self._context.began + settings.deadline
+        self._arrived: asyncio.Queue[tuple[int, str | Result]] = asyncio.Queue()  # text parts and results
+        self._loop = asyncio.get_running_loop()
+        valid = [index for index, value in enumerate(body.inputs) if isinstance(value, Input)]
+        items: list[Item] = [(body.inputs[index].task, body.inputs[index].text) for index in valid]
+
+        def on_text(place: int, text: str) -> None:
+            self._put(valid[place], text)
+
+        requests = service.engine.submit(items, options, self._seconds_left(), on_text if should_stream else None)
+        self._pending: dict[int, PendingRequest] = dict(zip(valid, requests, strict=True))
+        self._errors: dict[int, RequestError] = {
+            index: value for index, value in enumerate(body.inputs) if not isinstance(value, Input)
+        }
+        self._context.facts["inputs"] = len(body.inputs)
+        if settings.log_texts:
+            self._context.facts["texts"] = items
+
+    async def respond(self, request: Request) -> object:
+        """Wait for all results and make the response: a body for FastAPI, or a response of an error."""
         try:
-            results = await asked.results(request)
+            results = await self._wait(request)
         except ClientDisconnect:
-            return Response(status_code=NOBODY)
-        request.scope["softcue"]["failed"] = sum(isinstance(result, RequestError) for result in results)
-        return answered(results, body.return_scores)
+            return Response(status_code=CLIENT_LEFT)
+        errors = [result for result in results if isinstance(result, RequestError)]
+        self._context.facts["failed"] = len(errors)
+        if len(errors) == len(results):
+            return all_failed(errors)
+        return {"results": [format_result(result, self._return_scores) for result in results]}
 
-    def _note(request: Request, body: PredictBody) -> None:
-        facts: dict[str, Any] = request.scope["softcue"]
-        facts["inputs"] = len(body.inputs)
-        if service.settings.log_texts:
-            facts["texts"] = body.inputs
-
-
-def _add_explanations(app: FastAPI, service: Service, explainer: Explainer) -> None:
-    @app.post("/v1/explain", openapi_extra=_takes("ExplainBody"), responses=_statuses())
-    async def explain(request: Request) -> Response:
-        """What a cue's prompt is made of for a text: nearest words of its vectors, likeliest codes of a codebook."""
-        began = time.monotonic()
-        body = await receive(service, request, ExplainBody)
-        return as_json(await explainer.explain(body, began + service.settings.deadline))
-
-
-def _add_tasks(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/tasks")
-    async def tasks() -> Response:
-        """All loaded cues, and those that could not be loaded."""
-        registry = service.engine.registry
-        broken = [{"name": name, "error": why.as_dict()} for name, why in registry.broken().items()]
-        return as_json({"tasks": [served.as_dict() for served in registry.loaded()], "broken": broken})
-
-    @app.get("/v1/tasks/{name}")
-    async def task(name: str) -> Response:
-        """One loaded cue."""
-        return as_json(service.engine.registry[name].as_dict())
-
-    @app.put("/v1/tasks/{name}")
-    async def load_task(name: str) -> Response:
-        """Load a cue of the cues folder, or replace it by what its folder holds now (admin key)."""
-        registry = service.engine.registry
-        is_new = all(served.name != name for served in registry.loaded())
-        served = await run_in_threadpool(registry.load, name)
-        logger.info("cue loaded", extra={"facts": {"cue": served.name, "version": served.version}})
-        return as_json(served.as_dict(), 201 if is_new else 200)
-
-    @app.delete("/v1/tasks/{name}")
-    async def unload_task(name: str) -> Response:
-        """Unload a cue; its folder stays (admin key)."""
-        served = await run_in_threadpool(service.engine.registry.unload, name)
-        logger.info("cue unloaded", extra={"facts": {"cue": served.name, "version": served.version}})
-        return as_json({"name": served.name, "version": served.version})
-
-
-def _add_probes(app: FastAPI, service: Service) -> None:
-    @app.get("/livez")
-    async def livez() -> Response:
-        """Whether the process should be left running."""
-        return as_json({"state": service.state}, 503 if service.state == "failed" else 200)
-
-    @app.get("/readyz")
-    async def readyz() -> Response:
-        """Whether requests should be sent here."""
-        return as_json({"state": service.state}, 200 if service.state == "ready" else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Counters for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/v1/info")
-    async def info() -> Response:
-        """The backbone, the limits and the load."""
-        engine, settings = service.engine, service.settings
-        backbone = engine.backbone
-        limits = ("max_body_bytes", "max_inputs", "max_in_flight", "deadline", "max_characters", "max_new_tokens")
-        return as_json(
-            {
-                "version": softcue.__version__,
-                "backbone": {
-                    "name": backbone.name,
-                    "kind": backbone.kind,
-                    "dtype": str(backbone.dtype).split(".")[-1],
-                    "device": str(backbone.device),
-                    "max_length": backbone.max_length,
-                    "fingerprint": vars(backbone.fingerprint),
-                },
-                "limits": {name: getattr(settings, name) for name in limits},
-                "cues": len(engine.registry),
-                "in_flight": engine.num_in_flight,
-                "queue": engine.num_waiting,
+    async def _wait(self, request: Request) -> list[Result]:
+        """All results in order, when they are there or the deadline has passed; a client that leaves ends the wait."""
+        waiting = {index: asyncio.wrap_future(pending.result) for index, pending in self._pending.items()}
+        all_results = asyncio.gather(*waiting.values(), return_exceptions=True)  # exceptions: cancelled below
+        disconnect = asyncio.create_task(_wait_for_disconnect(request))
+        try:
+            events: list[asyncio.Future[Any]] = [all_results, disconnect]
+            await asyncio.wait(events, timeout=self._seconds_left(), return_when="FIRST_COMPLETED")
+            has_left = disconnect.done() and not all_results.done()
+            results: dict[int, Result] = {
+                **self._errors,
+                **{index: _result_so_far(future) for index, future in waiting.items()},
             }
-        )
+        finally:
+            disconnect.cancel()
+            for future in waiting.values():
+                future.cancel()
+            self._drop()
+        if has_left:
+            self._service.metrics.failures.labels("disconnected").inc()
+            raise ClientDisconnect
+        for result in results.values():
+            self._count(result)
+        return [results[index] for index in range(len(results))]
 
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return as_json(_described(app))
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events: text parts while they are generated, each result when it is there, then `done`."""
+        for index, error in self._errors.items():
+            self._put(index, error)
+        for index, pending in self._pending.items():
+            pending.result.add_done_callback(partial(self._put_result, index))
+        left = {*self._errors, *self._pending}
+        try:
+            while left:
+                try:
+                    async with asyncio.timeout(self._seconds_left()):
+                        index, part = await self._arrived.get()
+                except TimeoutError:
+                    for index in sorted(left):
+                        yield self._result_event(index, deadline_exceeded())
+                    left.clear()
+                    break
+                if isinstance(part, str):
+                    yield _event("text", {"index": index, "text": part})
+                else:
+                    left.remove(index)
+                    yield self._result_event(index, part)
+            yield _event("done", {})
+        finally:
+            if left:
+                self._service.metrics.failures.labels("disconnected").inc()
+            self._drop()
+
+    def _put(self, index: int, part: str | Result) -> None:
+        """Pass a text part or a result to the event loop, from any thread."""
+        with suppress(RuntimeError):  # the loop has ended: nobody reads any more
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, (index, part))
+
+    def _put_result(self, index: int, future: Any) -> None:
+        self._put(index, future.result())
+
+    def _result_event(self, index: int, result: Result) -> bytes:
+        self._count(result)
+        return _event("answer", {"index": index, **format_result(result, self._return_scores)})
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _drop(self) -> None:
+        for pending in self._pending.values():
+            pending.drop()
+
+    def _count(self, result: Result) -> None:
+        if isinstance(result, ServedPrediction):
+            self._service.metrics.examples.inc()
+        else:
+            self._service.metrics.failures.labels(result.code).inc()
 
 
-def _add_page(app: FastAPI) -> None:
-    content = (files("softcue.serving.http") / "page.html").read_text("utf-8")
-    headers = {
-        "Content-Security-Policy": _policy(content),
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-cache",
-    }
+def format_result(result: Result, return_scores: bool) -> dict[str, object]:
+    """A result for JSON.
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return HTMLResponse(content, headers=headers)
-
-
-def _add_errors(app: FastAPI, service: Service) -> None:
-    @app.exception_handler(RequestError)
-    async def refuse(_: Request, refusal: RequestError) -> Response:
-        service.metrics.failures.labels(refusal.code).inc()
-        return refused(refusal)
-
-    @app.exception_handler(HTTPException)
-    async def no_route(_: Request, error: HTTPException) -> Response:
-        told = {"status": error.status_code, "code": "no_route", "message": str(error.detail)}
-        return as_json({"error": told}, error.status_code, dict(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:  # starlette raises it again, so that it is logged
-        service.metrics.failures.labels("bug").inc()
-        return as_json({"error": {"status": 500, "code": "bug", "message": "a bug; the server's log has more"}}, 500)
+    Example:
+        >>> format_result(deadline_exceeded(), return_scores=False)["error"]["code"]
+        'deadline'
+    """
+    if not isinstance(result, ServedPrediction):
+        return {"error": result.as_dict()}
+    formatted = result.as_dict()
+    if not return_scores:
+        formatted.pop("scores", None)
+    return formatted
 
 
-def _policy(page: str) -> str:
-    """What a browser may do for the page: run its own script and style, known by their hashes, and ask this server."""
-
-    def hashes(tag: str) -> str:
-        parts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
-        return " ".join(f"'sha256-{digest}'" for digest in digests)
-
-    return (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+def _result_so_far(future: asyncio.Future[Result]) -> Result:
+    return future.result() if future.done() else deadline_exceeded()
 
 
-def _takes(body: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
-    return {"requestBody": {"required": True, "content": content}}
+def _event(name: str, data: dict[str, object]) -> bytes:
+    """A server-sent event."""
+    content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    return b"event: " + name.encode() + b"\ndata: " + content + b"\n\n"
 
 
-def _statuses() -> dict[int | str, dict[str, Any]]:
-    codes: dict[int | str, list[str]] = {}
-    for code, status in STATUSES.items():
-        codes.setdefault(status, []).append(code)
-    return {status: {"description": ", ".join(own)} for status, own in codes.items()}
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    described = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    models = (Input, PredictBody, GenerateBody, ExplainBody)
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-    )
-    described.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
-    return described
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

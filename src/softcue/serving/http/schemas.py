@@ -1,192 +1,253 @@
-"""Bodies of requests and responses: what may be asked, how it is read, and how answers and refusals are written."""
+"""Bodies of requests and responses. FastAPI parses, checks and documents them.
+
+Bad inputs of a request get an error each: `Input` is tried first, and a value that does not fit becomes its error.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 
-from softcue.serving.engine.requests import Answer, Ensemble, Item, Options, Result
+from softcue.serving.engine.requests import Ensemble
 from softcue.serving.errors import RequestError
-from softcue.serving.settings import ServerSettings
+from softcue.serving.settings import MAX_INPUTS
 
-Short = Annotated[str, Field(min_length=1, max_length=64)]
-Texts = Annotated[
-    list[str], Field(fail_fast=True)
-]  # the first wrong one is enough: a report of each would take gigabytes
-Model = TypeVar("Model", bound=BaseModel)
+StopWord = Annotated[str, Field(min_length=1, max_length=64)]
+# Stops at the first wrong item: a report of each item of a large body would take gigabytes.
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
-class _Body(BaseModel):
+def describe_error(error: dict[str, Any], setting: str) -> RequestError:
+    """The first error of pydantic as a request error, which names the field and not its value.
+
+    Example:
+        >>> describe_error({"type": "missing", "loc": ("text",), "msg": "Field required"}, "input").message
+        'text: expected field required; see /docs for the fields'
+    """
+    if error["type"] == "extra_forbidden":  # the name of the field is the client's
+        return RequestError("invalid", setting=setting, expected="no other fields", fix="see /docs for the fields")
+    field = error["loc"][0] if error["loc"] else setting
+    return RequestError("invalid", setting=str(field), expected=error["msg"].lower(), fix="see /docs for the fields")
+
+
+def _describe_input(value: object) -> RequestError:
+    try:
+        Input.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        return describe_error(dict(first), "input")
+    raise AssertionError("only values that do not fit come here")
+
+
+class RequestBody(BaseModel):
+    """The settings of all request bodies: no unknown fields, no conversions between types."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Input(_Body):
+class Input(RequestBody):
     """One text (or pair of texts) for one task."""
 
-    task: str | Texts = Field(description="a cue's name; of an ensemble the cues' names, or their task's")
-    text: str | Texts = Field(description="what to read; a list where the task reads several texts")
+    task: str | Texts = Field(description="a cue's name; for an ensemble the cues' names, or their task's name")
+    text: str | Texts = Field(description="the text; a list if the task reads several texts")
 
 
-class PredictBody(_Body):
-    """What POST /v1/predict takes."""
+CheckedInput = Annotated[
+    Input | SkipJsonSchema[Annotated[Any, AfterValidator(_describe_input)]], Field(union_mode="left_to_right")
+]
 
-    inputs: list[Any] = Field(
-        description="of `Input` each; a bad one is refused alone",
-        json_schema_extra={"items": {"$ref": "#/components/schemas/Input"}, "minItems": 1},
+
+class PredictBody(RequestBody):
+    """The body of POST /v1/predict."""
+
+    inputs: list[CheckedInput] = Field(
+        min_length=1,
+        max_length=MAX_INPUTS,
+        description="texts to predict; a bad input gets an error of its own (most servers take 32 at a time)",
     )
-    return_scores: bool = Field(False, description="with a probability per label, where there are any")
-    truncate: bool = Field(False, description="cut texts that are too long instead of refusing them")
-    ensemble: Ensemble | None = Field(None, description="one answer per input from all cues of its task")
-
-    def options(self) -> Options:
-        """As the engine takes them."""
-        return Options(self.ensemble, self.truncate)
+    return_scores: bool = Field(False, description="return a probability per label, if the task has labels")
+    truncate: bool = Field(False, description="cut texts that are too long instead of rejecting them")
+    ensemble: Ensemble | None = Field(None, description="one prediction per input from all cues of its task")
 
 
 class GenerateBody(PredictBody):
-    """What POST /v1/generate takes."""
+    """The body of POST /v1/generate."""
 
-    stop: list[Short] = Field(default_factory=list, max_length=4, description="written text ends before these")
-    max_new_tokens: int | None = Field(None, ge=1, description="instead of the cue's own limit")
-    stream: bool = Field(False, description="server-sent events: text as it is written, then each answer")
-
-    def options(self) -> Options:
-        """As the engine takes them."""
-        return Options(self.ensemble, self.truncate, True, self.max_new_tokens, tuple(self.stop))
+    stop: list[StopWord] = Field(default_factory=list, max_length=4, description="generated text ends before these")
+    max_new_tokens: int | None = Field(None, ge=1, description="replaces the cue's own limit")
+    stream: bool = Field(False, description="server-sent events: text while it is generated, then each prediction")
 
 
-class ExplainBody(_Body):
-    """What POST /v1/explain takes."""
+class ExplainBody(RequestBody):
+    """The body of POST /v1/explain."""
 
     task: str = Field(description="a cue's name")
-    text: str | Texts = Field(description="what to read; a list where the task reads several texts")
+    text: str | Texts = Field(description="the text; a list if the task reads several texts")
 
 
-async def read_body(request: Request, settings: ServerSettings) -> bytes:
-    """A JSON body, refused before it is read where its headers are enough to do so."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError("media_type", setting="Content-Type", expected="application/json", fix="send JSON")
-    limit = settings.max_body_bytes
-    too_large = RequestError(
-        "too_large", setting="body", expected=f"at most {limit:,} bytes", fix="send fewer or shorter texts"
-    )
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                raise too_large
-    except ClientDisconnect as error:
-        raise RequestError("malformed", setting="body", expected="a whole body", fix="send all of it") from error
-    if not body.strip():
-        raise RequestError("empty", setting="body", expected="a JSON object", fix="see /openapi.json")
-    return bytes(body)
+class ErrorDetail(BaseModel):
+    """An error: HTTP status, short code, message."""
+
+    status: int
+    code: str
+    message: str
 
 
-def parsed(kind: type[Model], body: bytes) -> Model:
-    """A body as the model it should be.
+class ErrorResponse(BaseModel):
+    """The body of every error."""
 
-    Example:
-        >>> parsed(PredictBody, b'{"inputs": [{"task": "tickets", "text": "Hello"}]}').truncate
-        False
-    """
-    try:
-        value = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(
-            "malformed", setting="body", expected="JSON in UTF-8", fix="check how it is written"
-        ) from error
-    return validated(kind, value, "body")
+    error: ErrorDetail
+    items: list[str] | None = Field(None, description="a code per input, if there are several inputs")
 
 
-def validated(kind: type[Model], value: object, where: str) -> Model:
-    """A value as a model, or a refusal that names the field and not what was in it."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        fields = ", ".join(kind.model_fields)
-        if first["type"] == "extra_forbidden":  # its name is the client's
-            raise RequestError(
-                "invalid", setting=where, expected=f"no fields but {fields}", fix="leave the others out"
-            ) from None
-        field = next((str(part) for part in first["loc"] if part in kind.model_fields), where)
-        raise RequestError(
-            "invalid", setting=field, expected=first["msg"].lower(), fix=f"see /openapi.json; fields: {fields}"
-        ) from None
+class SpanBody(BaseModel):
+    """A character span of the last text."""
+
+    start: int
+    end: int
+    label: str | None = None
 
 
-def checked_inputs(body: PredictBody, settings: ServerSettings) -> list[Item | RequestError]:
-    """The inputs of a request, bad ones as refusals."""
-    if not body.inputs:
-        raise RequestError(
-            "empty", setting="inputs", expected="at least one", fix='send {"inputs": [{"task": ..., "text": ...}]}'
-        )
-    if len(body.inputs) > settings.max_inputs:
-        raise RequestError(
-            "too_many", setting="inputs", expected=f"at most {settings.max_inputs}", fix="send several requests"
-        )
-    found: list[Item | RequestError] = []
-    for value in body.inputs:
-        try:
-            item = validated(Input, value, "input")
-        except RequestError as refusal:
-            found.append(refusal)
-        else:
-            found.append((item.task, item.text))
-    return found
+class Timings(BaseModel):
+    """Milliseconds in the queue and in forward passes."""
+
+    queue_ms: float
+    compute_ms: float
 
 
-def shown(result: Result, return_scores: bool) -> dict[str, object]:
-    """A result as JSON."""
-    if not isinstance(result, Answer):
-        return {"error": result.as_dict()}
-    found = result.as_dict()
-    if not return_scores:
-        found.pop("scores", None)
-    return found
+class InputPrediction(BaseModel):
+    """The prediction for one input; fields that do not apply are left out."""
+
+    task: str | None = Field(None, description="the cue's name")
+    version: str | None = Field(None, description="the cue's version")
+    versions: dict[str, str] | None = Field(None, description="of an ensemble: version by cue")
+    label: str | None = Field(None, description="the label or the generated text")
+    value: float | None = Field(None, description="the number of a regression task")
+    scores: dict[str, float] | None = Field(None, description="probability by label")
+    illegal: bool | None = Field(None, description="true if the generated text is not a valid label, number or span")
+    spans: list[SpanBody] | None = None
+    votes: dict[str, int] | None = Field(None, description="of an ensemble: votes by label")
+    truncated: bool
+    timings: Timings
 
 
-def answered(results: Sequence[Result], return_scores: bool) -> Response:
-    """The response to a request; where no item has an answer, its status is the gravest of theirs."""
-    refusals = [result for result in results if isinstance(result, RequestError)]
-    if len(refusals) < len(results):
-        return as_json({"results": [shown(result, return_scores) for result in results]})
-    gravest = max(refusals, key=lambda refusal: refusal.status)
-    return refused(gravest, [refusal.code for refusal in refusals])
+class InputFailure(BaseModel):
+    """The error of one input."""
+
+    error: ErrorDetail
 
 
-def refused(refusal: RequestError, items: Sequence[str] = ()) -> Response:
-    """The response of a refusal; always small. Several items have a code each."""
-    body: dict[str, object] = {"error": refusal.as_dict()}
-    if len(items) > 1:
-        body["items"] = list(items)
-    headers = {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else {}
-    if refusal.code == "unauthorised":
-        headers["WWW-Authenticate"] = "Bearer"
-    return as_json(body, refusal.status, headers)
+class PredictResponse(BaseModel):
+    """A prediction or an error per input, in order."""
+
+    results: list[InputPrediction | InputFailure]
 
 
-def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response; NaN is a bug here, and half a character becomes a question mark."""
-    return Response(encoded(value), status, headers, media_type="application/json")
+class NearWord(BaseModel):
+    """A word and its cosine similarity."""
+
+    word: str
+    cosine: float
 
 
-def encoded(value: object) -> bytes:
-    """JSON in UTF-8.
+class CodeShare(BaseModel):
+    """A code of a codebook, its share of a vector, and the words nearest to it."""
 
-    Example:
-        >>> encoded({"label": "à"}).decode()
-        '{"label":"à"}'
-    """
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    code: int
+    share: float
+    words: list[NearWord]
+
+
+class PromptVector(BaseModel):
+    """One vector of a prompt."""
+
+    words: list[NearWord]
+    codes: list[CodeShare] | None = None
+
+
+class ExplainResponse(BaseModel):
+    """The vectors of a cue's prompt for a text."""
+
+    task: str
+    version: str
+    method: str
+    reads_input: bool
+    vectors: list[PromptVector]
+
+
+class TaskResponse(BaseModel):
+    """A loaded cue."""
+
+    name: str
+    version: str
+    task: str
+    description: str
+    kind: str
+    text: list[str]
+    labels: list[str]
+    method: str
+    prompt_length: int
+    max_length: int
+    scores: dict[str, dict[str, float]]
+
+
+class BrokenTask(BaseModel):
+    """A cue that could not be loaded."""
+
+    name: str
+    error: ErrorDetail
+
+
+class TasksResponse(BaseModel):
+    """All cues of the folder."""
+
+    tasks: list[TaskResponse]
+    broken: list[BrokenTask]
+
+
+class UnloadResponse(BaseModel):
+    """The cue that was unloaded."""
+
+    name: str
+    version: str
+
+
+class StateResponse(BaseModel):
+    """The state of the server."""
+
+    state: str
+
+
+class BackboneInfo(BaseModel):
+    """The served backbone."""
+
+    name: str
+    kind: str
+    dtype: str
+    device: str
+    max_length: int
+    fingerprint: dict[str, str]
+
+
+class LimitsInfo(BaseModel):
+    """The limits of requests."""
+
+    max_body_bytes: int
+    max_inputs: int
+    max_in_flight: int
+    deadline: float
+    max_characters: int
+    max_new_tokens: int
+
+
+class InfoResponse(BaseModel):
+    """The backbone, the limits and the load."""
+
+    version: str
+    backbone: BackboneInfo
+    limits: LimitsInfo
+    cues: int
+    in_flight: int
+    queue: int

@@ -1,4 +1,4 @@
-"""Run the app with uvicorn until a signal; then take nothing new, answer what was taken, and end."""
+"""Run the app with uvicorn until a signal; then accept nothing new, answer accepted requests, and end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import uvicorn
 
 from softcue.serving.http.logs import log_to_stderr
 from softcue.serving.http.routes import create_app
-from softcue.serving.http.service import Service, engine_of
+from softcue.serving.http.service import Service, make_engine
 from softcue.serving.settings import ServerSettings
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's own server, but probes and new requests learn of a signal at once."""
+    """Uvicorn's server; after a signal, probes and new requests are answered with 503 at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -25,7 +25,7 @@ class _Server(uvicorn.Server):
         service.on_failure = self._stop
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or Ctrl-C."""
+        """Drain after SIGTERM or Ctrl-C."""
         self._service.drain()
         super().handle_exit(sig, frame)
 
@@ -40,7 +40,7 @@ def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
         serve(ServerSettings(port=8080), "minilm", Path("cues"))
     """
     log_to_stderr(settings.log_texts)
-    service = Service(settings, partial(engine_of, settings, backbone, cues))
+    service = Service(settings, partial(make_engine, settings, backbone, cues))
     config = uvicorn.Config(
         create_app(service),
         host=settings.host,
@@ -50,7 +50,7 @@ def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.deadline) + 1,
     )
-    # uvicorn raises the signal again when it has drained: that is then the end, and no failure
+    # uvicorn raises the signal again when it has drained: then the process ends with code 0
     signal.signal(signal.SIGTERM, _end)
     _Server(config, service).run()
     if service.failure is not None:

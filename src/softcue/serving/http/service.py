@@ -1,4 +1,4 @@
-"""The state of one server: loading, ready, draining or failed, and its engine."""
+"""The state of one server: its engine, whether it is loading, ready, draining or failed, and its metrics."""
 
 from __future__ import annotations
 
@@ -6,33 +6,51 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+import softcue
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import BatchReport
 from softcue.serving.errors import RequestError, draining
-from softcue.serving.http.metrics import Metrics
 from softcue.serving.settings import ServerSettings
 
 State = Literal["loading", "ready", "draining", "failed"]
 MakeEngine = Callable[[Callable[[BatchReport], None]], Engine]
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 logger = logging.getLogger("softcue.serving")
 
 
-def engine_of(settings: ServerSettings, backbone: str, cues: Path, on_batch: Callable[[BatchReport], None]) -> Engine:
-    """The engine of a server with these settings."""
-    return Engine(backbone, cues, settings.limits, settings.max_characters, settings.max_new_tokens, on_batch)
+def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: Callable[[BatchReport], None]) -> Engine:
+    """The engine of a server. It writes nothing that clients send to disk."""
+    return Engine(
+        backbone,
+        cues,
+        settings.limits,
+        settings.max_characters,
+        settings.max_new_tokens,
+        on_batch,
+        use_disk_cache=False,
+    )
 
 
 class Service:
-    """Loads the engine while the server already answers probes, and stops it in order."""
+    """Loads the engine while the server already answers probes, and stops it in order.
+
+    Example:
+        service = Service(settings, lambda on_batch: Engine("minilm", "cues", settings.limits, on_batch=on_batch))
+        service.start()
+    """
 
     def __init__(self, settings: ServerSettings, make_engine: MakeEngine) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
-        self.num_reading = 0  # requests whose body is on its way; only the event loop changes it
+        self.num_reading = 0  # requests whose body is being read; only the event loop changes it
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._is_stopping = False
@@ -40,7 +58,7 @@ class Service:
 
     @property
     def state(self) -> State:
-        """What it can do now."""
+        """The current state."""
         if self.failure is not None:
             return "failed"
         if self._is_stopping:
@@ -51,7 +69,7 @@ class Service:
 
     @property
     def engine(self) -> Engine:
-        """The engine, if it takes requests."""
+        """The engine, if it accepts requests."""
         if self._is_stopping:
             raise draining()
         if self._engine is None:
@@ -61,17 +79,17 @@ class Service:
         return self._engine
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start to load."""
         self._thread.start()
 
     def drain(self) -> None:
-        """Take nothing new from now on; what was taken is answered."""
+        """Accept nothing new from now on; accepted requests are still answered."""
         self._is_stopping = True
         if self._engine is not None:
             self._engine.drain()
 
     def close(self) -> None:
-        """Answer what was taken, then stop the engine."""
+        """Answer accepted requests, then stop the engine."""
         self.drain()
         self._thread.join()
         if self._engine is not None:
@@ -89,3 +107,71 @@ class Service:
         self._engine = engine
         facts = {"cues": len(engine.registry), "broken": list(engine.registry.broken())}
         logger.info("ready", extra={"facts": facts})
+
+
+class Metrics:
+    """Counters of one server for Prometheus. Every server has a registry of its own.
+
+    Example:
+        >>> metrics = Metrics()
+        >>> metrics.failures.labels("busy").inc()
+        >>> 'softcue_failures_total{reason="busy"} 1.0' in metrics.text().decode()
+        True
+    """
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "softcue_requests", "Requests by route and status", ["route", "status"], registry=registry
+        )
+        self.request_seconds = Histogram(
+            "softcue_request_seconds", "From first byte to last", ["route"], buckets=SECONDS, registry=registry
+        )
+        self.failures = Counter(
+            "softcue_failures", "Requests and inputs without a prediction", ["reason"], registry=registry
+        )
+        self.examples = Counter("softcue_examples", "Inputs with a prediction", registry=registry)
+        self._in_flight = Gauge("softcue_examples_in_flight", "Examples that wait or run", registry=registry)
+        self._queue = Gauge("softcue_queue_rows", "Rows that wait for a batch", registry=registry)
+        self._cues = Gauge("softcue_cues_loaded", "Loaded cues", registry=registry)
+        self._batch_rows = Histogram("softcue_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry)
+        self._batch_tasks = Histogram(
+            "softcue_batch_tasks", "Distinct cues of a batch", buckets=ROWS, registry=registry
+        )
+        self._batch_seconds = Histogram("softcue_batch_seconds", "Time of a pass", buckets=SECONDS, registry=registry)
+        self._queue_seconds = Histogram(
+            "softcue_queue_seconds", "From arrival to a batch", buckets=SECONDS, registry=registry
+        )
+        self._tokens = Counter("softcue_tokens", "Tokens run, with prompts, without padding", registry=registry)
+        self._padding = Counter("softcue_padding_tokens", "Padding tokens run", registry=registry)
+        self._build = Info("softcue_build", "Version and backbone", registry=registry)
+
+    def watch(self, engine: Engine) -> None:
+        """Read the engine's numbers whenever the metrics are read."""
+        self._in_flight.set_function(lambda: engine.num_in_flight)
+        self._queue.set_function(lambda: engine.num_waiting)
+        self._cues.set_function(lambda: len(engine.registry))
+        self._build.info({"version": softcue.__version__, "backbone": engine.backbone.name})
+
+    def count_batch(self, report: BatchReport) -> None:
+        """Count one pass of the engine."""
+        self._batch_rows.observe(report.num_rows)
+        self._batch_tasks.observe(report.num_tasks)
+        self._batch_seconds.observe(report.seconds)
+        self._tokens.inc(report.num_tokens)
+        self._padding.inc(report.num_padding)
+        for seconds in report.queue_seconds:
+            self._queue_seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """All metrics in the format of Prometheus."""
+        return generate_latest(self._registry)
+
+
+async def get_service(request: Request) -> Service:
+    """The service of the app that a request has reached, as a dependency of routes."""
+    service: Service = request.app.state.service
+    return service
+
+
+CurrentService = Annotated[Service, Depends(get_service)]

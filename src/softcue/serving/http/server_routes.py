@@ -1,0 +1,113 @@
+"""Routes about the server itself: its cues, probes, metrics, limits and load."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+import softcue
+from softcue.serving.http.error_responses import document_errors
+from softcue.serving.http.schemas import (
+    InfoResponse,
+    StateResponse,
+    TaskResponse,
+    TasksResponse,
+    UnloadResponse,
+)
+from softcue.serving.http.service import CurrentService
+
+ERRORS = document_errors()
+probes = APIRouter(tags=["probes"])  # open routes
+router = APIRouter(tags=["server"])
+changes = APIRouter(tags=["server"])  # routes that load and unload cues
+no_changes = APIRouter()  # their place on servers whose cues are fixed
+logger = logging.getLogger("softcue.serving")
+
+
+@probes.get("/livez", response_model=StateResponse)
+async def livez(service: CurrentService, response: Response) -> object:
+    """Say whether the process should keep running."""
+    response.status_code = 503 if service.state == "failed" else 200
+    return {"state": service.state}
+
+
+@probes.get("/readyz", response_model=StateResponse)
+async def readyz(service: CurrentService, response: Response) -> object:
+    """Say whether the server accepts requests."""
+    response.status_code = 200 if service.state == "ready" else 503
+    return {"state": service.state}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Return counters for Prometheus."""
+    text: bytes = await request.app.state.metrics_source()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/info", response_model=InfoResponse, responses=ERRORS)
+async def info(service: CurrentService) -> object:
+    """Return the backbone, the limits and the load."""
+    engine, settings = service.engine, service.settings
+    backbone = engine.backbone
+    limits = ("max_body_bytes", "max_inputs", "max_in_flight", "deadline", "max_characters", "max_new_tokens")
+    return {
+        "version": softcue.__version__,
+        "backbone": {
+            "name": backbone.name,
+            "kind": backbone.kind,
+            "dtype": str(backbone.dtype).split(".")[-1],
+            "device": str(backbone.device),
+            "max_length": backbone.max_length,
+            "fingerprint": vars(backbone.fingerprint),
+        },
+        "limits": {name: getattr(settings, name) for name in limits},
+        "cues": len(engine.registry),
+        "in_flight": engine.num_in_flight,
+        "queue": engine.num_waiting,
+    }
+
+
+@router.get("/v1/tasks", response_model=TasksResponse, responses=ERRORS)
+async def tasks(service: CurrentService) -> object:
+    """List all loaded cues, and those that could not be loaded."""
+    registry = service.engine.registry
+    broken = [{"name": name, "error": error.as_dict()} for name, error in registry.broken().items()]
+    return {"tasks": [loaded_cue.as_dict() for loaded_cue in registry.loaded()], "broken": broken}
+
+
+@router.get("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS)
+async def task(name: str, service: CurrentService) -> object:
+    """Return one loaded cue."""
+    return service.engine.registry[name].as_dict()
+
+
+@changes.put("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS)
+async def load_task(name: str, service: CurrentService, response: Response) -> object:
+    """Load a cue of the cues folder, or replace it by the folder's current content (admin key)."""
+    registry = service.engine.registry
+    is_new = all(loaded_cue.name != name for loaded_cue in registry.loaded())
+    loaded_cue = await run_in_threadpool(registry.load, name)
+    logger.info("cue loaded", extra={"facts": {"cue": loaded_cue.name, "version": loaded_cue.version}})
+    response.status_code = 201 if is_new else 200
+    return loaded_cue.as_dict()
+
+
+@changes.delete("/v1/tasks/{name}", response_model=UnloadResponse, responses=ERRORS)
+async def unload_task(name: str, service: CurrentService) -> object:
+    """Unload a cue; its folder stays (admin key)."""
+    unloaded = await run_in_threadpool(service.engine.registry.unload, name)
+    facts = {"name": unloaded.name, "version": unloaded.version}
+    logger.info("cue unloaded", extra={"facts": {"cue": unloaded.name, "version": unloaded.version}})
+    return facts
+
+
+@no_changes.put("/v1/tasks/{name}", include_in_schema=False)
+@no_changes.delete("/v1/tasks/{name}", include_in_schema=False)
+async def reject_change(name: str) -> None:
+    """Say that the cues of this server are fixed."""
+    reason = "replicas serve the cues that the folder held at the start; change the folder, then restart the server"
+    raise HTTPException(405, reason, {"Allow": "GET"})
