@@ -75,7 +75,7 @@ def test_answers_are_the_offline_ones_in_order(client: TestClient, cues: dict[st
             assert result.get(key) == REORDERED_FLOAT32.approx(wanted.get(key))
 
 
-def test_scores_come_only_where_asked_for(client: TestClient) -> None:
+def test_scores_come_only_if_requested(client: TestClient) -> None:
     [result] = predict(client, ("topics", "ok")).json()["results"]
     assert "scores" not in result and "label" in result
 
@@ -98,7 +98,7 @@ def test_bad_items_have_their_own_error(client: TestClient) -> None:
     assert statuses == [200, 404, 422, 422, 422, 422, 422, 422, 200]
 
 
-def test_long_texts_are_cut_where_asked(client: TestClient) -> None:
+def test_long_texts_are_cut_if_requested(client: TestClient) -> None:
     check_error(predict(client, ("topics", LONG)), 422, "too_long")
     assert predict(client, ("topics", LONG), truncate=True).json()["results"][0]["truncated"] is True
 
@@ -276,7 +276,7 @@ def test_server_answers_probes_while_it_loads(folder: Path, until: Callable[...,
         check_error(response, 503, "draining")
 
 
-def test_engine_that_cannot_be_loaded_is_told_of(until: Callable[..., None]) -> None:
+def test_engine_that_cannot_be_loaded_is_reported(until: Callable[..., None]) -> None:
     stopped = threading.Event()
     service = Service(ServerSettings(), lambda _: Engine(tiny("bert"), "no-such-folder"))
     service.on_failure = stopped.set
@@ -375,7 +375,7 @@ def generate(client: TestClient, *pairs: tuple[Any, Any], **more: Any) -> Any:
     return client.post("/v1/generate", json={"inputs": inputs(*pairs), **more})
 
 
-def test_generated_text_stops_where_asked(writer: TestClient, writing_cues: dict[str, dict[str, Cue]]) -> None:
+def test_generated_text_stops_at_stop_words(writer: TestClient, writing_cues: dict[str, dict[str, Cue]]) -> None:
     wanted = writing_cues["t5"]["titles"].predict(["My invoice is wrong."])[0].label or ""
     pair = ("titles", "My invoice is wrong.")
     assert generate(writer, pair).json()["results"][0]["label"] == wanted
@@ -510,7 +510,7 @@ def test_first_page_is_there(client: TestClient) -> None:
     assert "softcue" in response.text
 
 
-def test_logs_have_texts_only_where_asked(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_have_texts_only_if_enabled(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     for log_texts in (False, True):
         caplog.clear()
         with caplog.at_level(logging.INFO, "softcue.serving"):

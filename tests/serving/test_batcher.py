@@ -219,7 +219,7 @@ def test_room_is_bounded_and_given_back() -> None:
         batcher.put([request_row()] * 4)
 
 
-def test_whoever_finds_no_room_is_told_when_half_of_what_waits_will_be_done() -> None:
+def test_retry_after_is_half_of_the_expected_time() -> None:
     batcher = Batcher(Limits(max_in_flight=8), PASS_TOKENS)
     batcher.put([request_row() for _ in range(8)])
     for seconds, retry_after in ((0.0, 1), (0.1, 1), (1.5, 6), (60.0, 10)):

@@ -109,7 +109,19 @@ def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: P
         same(engine.predict([("topics", "ok")])[0], cues["topics"].predict(["ok"])[0])
 
 
-# --- items that are refused ---
+@pytest.mark.parametrize("use_disk_cache", [True, False])
+def test_sentence_vectors_go_to_disk_only_with_the_disk_cache(
+    use_disk_cache: bool, folder: Path, cues: dict[str, Cue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "16")
+    with Engine(tiny("bert"), folder, use_disk_cache=use_disk_cache) as engine:
+        [result] = engine.predict([("topics-idpg", "a text that no other test has")])
+    assert any(path.suffix == ".sqlite" for path in tmp_path.rglob("*")) is use_disk_cache
+    same(result, cues["topics-idpg"].predict(["a text that no other test has"])[0])
+
+
+# --- items with an error ---
 
 
 def test_bad_items_do_not_fail_their_neighbours(engine: Engine, cues: dict[str, Cue]) -> None:
@@ -132,13 +144,13 @@ def test_bad_items_do_not_fail_their_neighbours(engine: Engine, cues: dict[str, 
     same(results[-1], cues["tone-vip"].predict(["ok"])[0])
 
 
-def test_long_texts_are_cut_only_where_asked(engine: Engine) -> None:
+def test_long_texts_are_cut_only_if_requested(engine: Engine) -> None:
     requests = [("topics", LONG), ("names", LONG), ("topics", "ok")]
     assert codes(engine.predict(requests, truncate=False)) == ["too_long", "", ""]
     assert codes(engine.predict(requests)) == ["", "", ""]
 
 
-def test_example_that_cannot_be_read_is_refused_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_that_cannot_be_read_gets_its_own_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     model = engine.registry["topics"].cue.model
     plain = model.rows
 
@@ -178,11 +190,11 @@ def test_ensembles_of_named_cues(engine: Engine, cues: dict[str, Cue]) -> None:
     same(results[0], vote([cues[name].predict(["Where is it"])[0] for name in pair[:2]]))
 
 
-def test_mean_of_answers_without_scores_is_refused(engine: Engine) -> None:
+def test_mean_of_answers_without_scores_is_an_error(engine: Engine) -> None:
     assert codes(engine.predict([(["names"], "Ann")], ensemble="mean")) == ["invalid"]
 
 
-def test_ensemble_larger_than_the_queue_is_refused_alone(folder: Path) -> None:
+def test_ensemble_larger_than_the_queue_gets_its_own_error(folder: Path) -> None:
     with Engine(tiny("bert"), folder, Limits(max_in_flight=2)) as engine:
         results = [engine.predict([("tone", "x")], ensemble="vote")[0], engine.predict([("stars", "x")])[0]]
     assert codes(results) == ["too_many", ""]
@@ -192,7 +204,7 @@ def test_ensemble_larger_than_the_queue_is_refused_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
+def test_text_is_generated_to_the_requested_length(kind: str, writing_cues: dict[str, dict[str, Cue]]) -> None:
     path = writing_cues[kind]["titles"].path
     assert path is not None
     with Engine(tiny(kind), path.parent, max_new_tokens=9) as engine:
@@ -211,8 +223,8 @@ def test_answers_are_written_to_the_length_asked_for(kind: str, writing_cues: di
         same(written(stop=("nowhere",)), whole.prediction)
         for wrong in ({"max_new_tokens": 10}, {"max_new_tokens": 0}):
             assert codes([written(**wrong)]) == ["invalid"]
-        [refused] = engine.submit([("topics", "x")], Options(must_generate=True))
-        assert codes([refused.result.result()]) == ["invalid"]
+        [rejected] = engine.submit([("topics", "x")], Options(must_generate=True))
+        assert codes([rejected.result.result()]) == ["invalid"]
 
 
 # --- errors in a pass ---
@@ -284,7 +296,7 @@ def test_dropped_items_are_never_run(engine: Engine, held: Any, until: Callable[
     until(lambda: engine.num_in_flight == 0)
 
 
-def test_items_that_wait_too_long_are_refused(engine: Engine, held: Any) -> None:
+def test_items_that_wait_too_long_get_an_error(engine: Engine, held: Any) -> None:
     first = engine.submit([("topics", "first")], Options())
     assert held.has_begun.wait(10)
     late = engine.submit([("topics", "late"), ("names", LONG)], Options(), seconds=0.01)
@@ -375,7 +387,7 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
         return count
 
     def ask(engine: Engine, seed: int) -> int:
-        draw, refused = random.Random(seed), 0
+        draw, num_errors = random.Random(seed), 0
         for _ in range(25):
             requests = [(draw.choice(["fixed", "swapped", "leaving"]), draw.choice(texts)) for _ in range(6)]
             results = engine.predict(requests)
@@ -383,11 +395,11 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
             for (name, text), result in zip(requests, results, strict=True):
                 if isinstance(result, RequestError):
                     assert (name, result.code) == ("leaving", "unknown_task")
-                    refused += 1
+                    num_errors += 1
                     continue
                 assert list(result.versions) == [name]
                 same(result, wanted[result.versions[name]][text])
-        return refused
+        return num_errors
 
     with Engine(tiny("bert"), root) as engine, ThreadPoolExecutor(5) as pool:
         swapping = pool.submit(swap, engine)
@@ -415,12 +427,12 @@ def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any) -> Non
             pending.result.result(20)
 
 
-def test_requests_that_would_outlast_the_deadline_are_refused_at_once(
+def test_requests_that_would_outlast_the_deadline_are_rejected_at_once(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve(deadline=2.0)
     body = {"inputs": [{"task": "topics", "text": "ok"}]}
     assert client.post("/v1/predict", json=body).status_code == 200
     monkeypatch.setattr(Engine, "expected_seconds", property(lambda _: 3.0))
-    refused = client.post("/v1/predict", json=body)
-    assert refused.status_code == 429 and refused.headers["Retry-After"] == "2"  # when half of three seconds are over
+    response = client.post("/v1/predict", json=body)
+    assert response.status_code == 429 and response.headers["Retry-After"] == "2"  # when half of three seconds are over

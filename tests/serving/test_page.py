@@ -133,7 +133,7 @@ def test_every_cue_has_an_explanation(client: TestClient, cues: dict[str, Cue]) 
     assert len(explain(client, "questions", ["Who?", LONG]).json()["vectors"]) == 4
 
 
-def test_explanations_are_refused_as_predictions_are(client: TestClient) -> None:
+def test_explanations_have_the_errors_of_predictions(client: TestClient) -> None:
     for task, text, status, code in [
         ("nothing", "x", 404, "unknown_task"),
         ("pairs", "one", 422, "invalid"),
@@ -499,7 +499,7 @@ def test_texts_and_labels_never_become_html(
 
 
 @pytest.mark.slow
-def test_errors_are_told_in_words(visit: Callable[..., Any], address: str) -> None:
+def test_errors_are_shown_in_words(visit: Callable[..., Any], address: str) -> None:
     page = visit(address)
     page.wait_for_selector("#text-1")
     page.route("**/v1/predict", lambda route: route.abort())

@@ -3,11 +3,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from serving_cues import TITLES, TOPICS, save_cue
 from tiny import tiny
 
+from softcue.backbones import Fingerprint
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.registry import Registry, recorded_dtype
@@ -44,7 +46,7 @@ def test_folder_is_loaded_by_name_with_versions(root: Path, cues: dict[str, Cue]
     assert registry["pairs"].as_dict()["text"] == ["first", "second"]
 
 
-def test_missing_folder_is_refused(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a folder with a folder per cue"):
         Registry(tmp_path / "none", tiny("bert"))
 
@@ -66,7 +68,7 @@ def test_unknown_name_is_no_task(root: Path) -> None:
         make_registry(root).unload("nothing")
 
 
-def test_links_out_of_the_folder_are_refused(root: Path, tmp_path: Path, cues: dict[str, Cue]) -> None:
+def test_links_out_of_the_folder_are_rejected(root: Path, tmp_path: Path, cues: dict[str, Cue]) -> None:
     outside = shutil.copytree(root / "topics", tmp_path / "outside")
     (root / "linked").symlink_to(outside)
     shutil.copytree(root / "topics", root / "linked-file")
@@ -111,6 +113,20 @@ def test_cue_of_another_backbone_is_told_apart(root: Path) -> None:
     registry = make_registry(root)
     assert registry.broken()["titles"].status == 409
     assert "differ" in check_load_error(registry, "titles", "wrong_backbone").message
+
+
+def test_fingerprint_is_compared_once_per_load(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparisons: list[Fingerprint] = []
+    plain = Fingerprint.differences
+
+    def counted(self: Fingerprint, other: Fingerprint) -> Any:
+        comparisons.append(other)
+        return plain(self, other)
+
+    registry = make_registry(root)
+    monkeypatch.setattr(Fingerprint, "differences", counted)
+    registry.load("topics")
+    assert len(comparisons) == 1
 
 
 def test_replacing_keeps_the_old_one_for_those_who_have_it(root: Path) -> None:

@@ -128,7 +128,7 @@ def test_streams_of_clients_that_left_are_never_run(
     assert held.sizes == [1]
 
 
-def test_too_large_is_told_before_the_body_is_sent(start: Start) -> None:
+def test_too_large_is_answered_before_the_body_is_sent(start: Start) -> None:
     head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", start().port), timeout=10) as connection:
         connection.sendall(head.encode())
@@ -317,14 +317,10 @@ def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
 def test_serve_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "softcue.serving.http.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     check_refused(run("serve", "--backbone", "minilm", folder), "package 'uvicorn'", ".[serve]")
 
 
-def test_serve_is_refused_before_anything_is_loaded(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")  # as `serve` itself would, for good
+def test_serve_checks_its_options_before_anything_is_loaded(folder: Path, tmp_path: Path) -> None:
     check_refused(run("serve", "--backbone", "minilm", tmp_path / "none"), "a folder with a folder per cue")
     check_refused(run("serve", "--backbone", "minilm", folder, "--host", "0.0.0.0"), "--host", "--without-key")
     check_refused(run("serve", "--backbone", "minilm", folder, "--api-key-file", tmp_path / "none"), "key file")
@@ -391,7 +387,6 @@ def test_server_that_cannot_load_ends_with_one_line(
     monkeypatch.setattr(
         "softcue.serving.http.server.log_to_stderr", lambda _: None
     )  # the log of this process is pytest's
-    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     before = signal.getsignal(signal.SIGTERM)
     try:
         outcome = run("serve", "--backbone", tmp_path / "no-model", folder, "--port", 0)

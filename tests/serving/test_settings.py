@@ -36,14 +36,14 @@ def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n \n", "two words", "clé", "tab\there"])
-def test_files_without_usable_keys_are_refused(tmp_path: Path, content: str) -> None:
+def test_files_without_usable_keys_are_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys").write_text(content)
     with pytest.raises(ConfigurationError, match="printable ASCII") as caught:
         read_keys("SOFTCUE_API_KEY", tmp_path / "keys")
     assert "two words" not in str(caught.value)
 
 
-def test_empty_variable_is_refused_rather_than_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_is_an_error_rather_than_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTCUE_API_KEY", "")
     with pytest.raises(ConfigurationError, match="SOFTCUE_API_KEY"):
         read_keys("SOFTCUE_API_KEY", None)

@@ -35,7 +35,7 @@ def stream_letters(text: str, *stop: str) -> tuple[list[str], int]:
     return pieces, len(text)
 
 
-def test_pieces_are_told_once_and_in_order() -> None:
+def test_parts_are_sent_once_and_in_order() -> None:
     assert stream_letters(" abc") == (["a", "b", "c"], 4)
 
 
@@ -142,7 +142,7 @@ def test_cues_that_write_alike_are_written_together(
     assert sizes == [3]
 
 
-def test_listeners_that_fail_are_told_no_more() -> None:
+def test_callbacks_that_fail_are_not_called_again() -> None:
     def fail(text: str) -> None:
         calls.append(text)
         raise ValueError
