@@ -15,7 +15,7 @@ from torch import nn
 from softcue.backbones import Backbone
 from softcue.errors import MissingExtraError
 from softcue.inference import TaskModel
-from softcue.inputs.collate import by_length, collate
+from softcue.inputs.collate import batch_by_length, collate
 from softcue.types import Example
 
 TASK_TYPES = {"encoder": "SEQ_CLS", "encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
@@ -84,7 +84,7 @@ def make_peft_prediction(
     lengths = [len(row.ids) + cue.method.prompt_length for row in rows]
     batches = [
         (indices, collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id))
-        for indices in by_length(lengths, batch_size, max_tokens)
+        for indices in batch_by_length(lengths, batch_size, max_tokens)
     ]
     word_ids: Any = getattr(cue.readout, "word_ids", None)
 

@@ -61,7 +61,7 @@ def step_figures(plan: Plan, backbone: Backbone, splits: Splits) -> Figures:
     examples = splits.train[:NUM_ROWS]
     training = TrainingConfig(batch_size=NUM_ROWS, optimizer="adamw")
     ours: Step = Trainer(backbone, [TaskData(cue, examples, examples[:1])], training)._step
-    rows = cue.rows(backbone, cue.training_examples(examples), with_answer=True)
+    rows = cue.rows(backbone, cue.training_examples(examples), with_target=True)
     peft = peft_step(peft_twin(backbone, cue), backbone, rows)
     ratio, spread = median_ratio(interleave_seconds({"ours": ours, "peft": peft}, plan.repeats), "peft", "ours")
     meaning = f"step of {NUM_ROWS} rows of {splits.task.name}, {PAPER_PROMPT_LENGTH} vectors, {backbone.kind}"

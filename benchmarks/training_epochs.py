@@ -108,7 +108,7 @@ def time_share_of_epoch(epoch: Epoch) -> Callable[[], float]:
 
 def make_epochs(contest: EpochContest) -> dict[str, Epoch]:
     """An epoch of each contestant. Several share one PEFT model, because only their time matters."""
-    rows = contest.cue.rows(contest.backbone, contest.cue.training_examples(contest.examples), with_answer=True)
+    rows = contest.cue.rows(contest.backbone, contest.cue.training_examples(contest.examples), with_target=True)
     lengths = [len(row.ids) for row in rows]
     our_batches = epoch_batches(lengths, NUM_ROWS, seed=0, epoch=0)
     our_rows, grouped, at_random = (

@@ -59,7 +59,7 @@ def run(*words: object, stdin: bytes = b"") -> Ended:
     return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def check_refused(result: Ended, *parts: object) -> None:
+def check_error(result: Ended, *parts: object) -> None:
     """Exit code 2 and one line that says what is wrong; nothing else."""
     assert result.code == 2
     assert result.out == ""

@@ -91,4 +91,4 @@ def prompts_in_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay prompts out in every row also where a decoder would run a static one once for all (test_shared_prefix.py)."""
     from softcue.backbones import backbone
 
-    monkeypatch.setattr(backbone, "shared_parts", lambda batch, prompt, side: [])
+    monkeypatch.setattr(backbone, "find_shared_prefixes", lambda batch, prompt, side: [])

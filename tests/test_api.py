@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command import check_refused, run
+from command import check_error, run
 from tiny import tiny
 
 import softcue
@@ -143,7 +143,7 @@ def test_an_argument_of_a_single_task_beside_tasks_is_an_error(tmp_path: Path, a
     with pytest.raises(ConfigurationError, match=f"^{argument}: got 'x'; expected .* beside `tasks`; leave it out"):
         softcue.train(tmp_path / "out", tasks=["tickets", "urgency"], **{argument: "x"})
     ended = run("train", "--tasks", "tickets,urgency", f"--{argument}", "x", "--output-dir", tmp_path / "out")
-    check_refused(ended, f"--{argument}: got 'x'", "beside --tasks")
+    check_error(ended, f"--{argument}: got 'x'", "beside --tasks")
 
 
 # --- the same options on the command line ---
@@ -173,7 +173,7 @@ def test_errors_name_python_arguments_in_python_and_options_on_the_command_line(
     with pytest.raises(RunError, match=r"^output_dir: got .* pass `overwrite=True`$"):
         quick(tmp_path / "cue", train=ROWS, validation=ROWS)
     options = ["--task", "tickets", "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue"]
-    check_refused(run("train", *options), "--output-dir: got", "pass --overwrite")
+    check_error(run("train", *options), "--output-dir: got", "pass --overwrite")
     cue = softcue.load(tmp_path / "cue", tiny("bert"))
     with pytest.raises(ConfigurationError, match=r"^data: got .* pass `data=FILE`, `data=FOLDER`"):
         cue.evaluate()

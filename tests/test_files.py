@@ -14,29 +14,36 @@ from pathlib import Path
 import pytest
 import torch
 
-from softcue.files import folder_is_whole, sha256, tensor_bytes, write_folder_whole, write_json, write_whole
+from softcue.files import (
+    is_complete_folder,
+    serialize_tensors,
+    sha256,
+    write_atomically,
+    write_folder_atomically,
+    write_json,
+)
 
 FILES = {"state.json": b'{"step": 3}', "state.safetensors": bytes(range(256)) * 40}
 
 
 def test_write_replaces_the_whole_content(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
-    write_whole(path, b"a long first version")
-    write_whole(path, b"short")
+    write_atomically(path, b"a long first version")
+    write_atomically(path, b"short")
     assert path.read_bytes() == b"short"
     assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
 
 
 def test_failed_write_keeps_the_old_content_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "note.txt"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
 
     def full(descriptor: int) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
-        write_whole(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
 
@@ -45,7 +52,7 @@ def test_failed_write_keeps_the_old_content_and_no_temporary(tmp_path: Path, mon
 def test_files_get_the_mode_of_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        write_whole(tmp_path / "note.txt", b"text")
+        write_atomically(tmp_path / "note.txt", b"text")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "note.txt").stat().st_mode) == 0o666 & ~umask
@@ -75,14 +82,14 @@ def test_json_keeps_key_order_and_unicode(tmp_path: Path) -> None:
 
 def test_serialized_tensors_do_not_depend_on_the_order_of_the_dictionary() -> None:
     tensors = {"b": torch.randn(3, 2), "a": torch.arange(4), "c": torch.ones((), dtype=torch.bfloat16)}
-    assert tensor_bytes(tensors) == tensor_bytes(dict(reversed(tensors.items())))
+    assert serialize_tensors(tensors) == serialize_tensors(dict(reversed(tensors.items())))
 
 
 def test_tensors_that_share_memory_or_are_transposed_are_all_written() -> None:
     from safetensors.torch import load
 
     whole = torch.arange(12.0).reshape(3, 4)
-    loaded = load(tensor_bytes({"one": whole, "same": whole, "part": whole[1:], "across": whole.T}))
+    loaded = load(serialize_tensors({"one": whole, "same": whole, "part": whole[1:], "across": whole.T}))
     assert torch.equal(loaded["same"], whole)
     assert torch.equal(loaded["part"], whole[1:])
     assert torch.equal(loaded["across"], whole.T)
@@ -90,21 +97,21 @@ def test_tensors_that_share_memory_or_are_transposed_are_all_written() -> None:
 
 def test_written_folder_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "step"
-    write_folder_whole(folder, FILES)
-    assert folder_is_whole(folder)
+    write_folder_atomically(folder, FILES)
+    assert is_complete_folder(folder)
     assert {file.name for file in folder.iterdir()} == {*FILES, "manifest.json"}
     assert [file.name for file in tmp_path.iterdir()] == ["step"]
 
 
 def test_folder_is_replaced_with_all_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "step"
-    write_folder_whole(folder, {"old": b"1", "both": b"2"})
+    write_folder_atomically(folder, {"old": b"1", "both": b"2"})
     (tmp_path / "step.partial").mkdir()  # left by a killed writer
     (tmp_path / "step.partial" / "junk").write_bytes(b"x")
-    write_folder_whole(folder, {"both": b"3"})
+    write_folder_atomically(folder, {"both": b"3"})
     assert {file.name for file in folder.iterdir()} == {"both", "manifest.json"}
     assert (folder / "both").read_bytes() == b"3"
-    assert folder_is_whole(folder)
+    assert is_complete_folder(folder)
 
 
 def _truncate(folder: Path) -> None:
@@ -140,15 +147,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_damaged_folder_is_not_complete(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    write_folder_whole(tmp_path / "step", FILES)
+    write_folder_atomically(tmp_path / "step", FILES)
     damage(tmp_path / "step")
-    assert not folder_is_whole(tmp_path / "step")
+    assert not is_complete_folder(tmp_path / "step")
 
 
 def test_missing_folder_and_file_are_not_complete_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    assert not folder_is_whole(tmp_path / "none")
-    assert not folder_is_whole(tmp_path / "file")
+    assert not is_complete_folder(tmp_path / "none")
+    assert not is_complete_folder(tmp_path / "file")
 
 
 WRITER = """
@@ -162,7 +169,7 @@ while True:
     WRITE(Path(sys.argv[1]) / f"step-{round % 3}", {"a": same, "b": same, "c": same[:1]})
     if round == 1:
         print("ready", flush=True)
-""".replace("WRITE", write_folder_whole.__name__)
+""".replace("WRITE", write_folder_atomically.__name__)
 
 
 def test_killed_writer_never_leaves_a_partial_folder_that_counts_as_complete(tmp_path: Path) -> None:
@@ -175,7 +182,7 @@ def test_killed_writer_never_leaves_a_partial_folder_that_counts_as_complete(tmp
             time.sleep(waits.uniform(0.0, 0.1))
             writer.send_signal(signal.SIGKILL)
         for folder in tmp_path.iterdir():
-            if folder_is_whole(folder):
+            if is_complete_folder(folder):
                 num_complete += 1
                 contents = {(folder / name).read_bytes()[:1] for name in "abc"}
                 assert len(contents) == 1

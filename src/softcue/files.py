@@ -20,7 +20,7 @@ TEMPORARY_SUFFIX = ".partial"
 
 
 @contextmanager
-def writable(setting: str, path: Path) -> Iterator[None]:
+def convert_write_errors(setting: str, path: Path) -> Iterator[None]:
     """Turn an OSError of the body into a RunError that names the setting and the path."""
     try:
         yield
@@ -31,7 +31,7 @@ def writable(setting: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file atomically: to a temporary name, fsync, rename, then fsync the folder.
 
     `data` is the content, or an iterable of its chunks.
@@ -39,7 +39,7 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "note.txt"
-        >>> write_whole(target, b"hello")
+        >>> write_atomically(target, b"hello")
         >>> target.read_bytes()
         b'hello'
     """
@@ -59,10 +59,10 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write a value as indented JSON with its keys in the given order. NaN raises ValueError, because JSON has none."""
-    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Serialize tensors in the safetensors format, in a fixed order: equal tensors give equal bytes."""
     from safetensors.torch import save
     from torch import contiguous_format
@@ -90,7 +90,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_folder_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_folder_atomically(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a folder of files atomically, with a manifest of their SHA-256 digests.
 
     The folder is filled under a temporary name and renamed last: a reader sees the complete folder or none.
@@ -99,7 +99,7 @@ def write_folder_whole(folder: Path, files: Mapping[str, bytes]) -> None:
     remove(temporary)
     temporary.mkdir(parents=True)
     for name, data in files.items():
-        write_whole(temporary / name, data)
+        write_atomically(temporary / name, data)
     manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     write_json(temporary / "manifest.json", manifest)
     remove(folder)
@@ -115,7 +115,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def folder_is_whole(folder: Path) -> bool:
+def is_complete_folder(folder: Path) -> bool:
     """Whether all files of the folder's manifest exist with the recorded digests."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))

@@ -19,7 +19,7 @@ from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, package_versions
 from softcue.errors import ConfigurationError, RunError
 from softcue.evaluation import Evaluation, check_metric, evaluate
-from softcue.files import TEMPORARY_SUFFIX, remove, writable, write_whole
+from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, remove, write_atomically
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
 from softcue.tasks import joint_task, portable
@@ -123,7 +123,7 @@ class Run:
     def _initialise_models(self) -> str:
         """Set initial values that depend on rows or on another cue; returns the digests of those cues."""
         for model, splits in zip(self.models, self.splits, strict=True):
-            model.readout.see(splits.train)
+            model.readout.fit_statistics(splits.train)
             if self.config.readout.head_start == "solved":
                 model.start_head(self.backbone, splits.train)
             model.to(self.backbone.device)
@@ -202,12 +202,12 @@ class Run:
 
     def _begin_folder(self, step: int) -> None:
         """Create the run folder with the resolved configuration."""
-        with writable("output_dir", self.folder):
+        with convert_write_errors("output_dir", self.folder):
             if step == 0:
                 self.checkpoints.remove()
             self.folder.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(self.config.as_settings(), sort_keys=False)
-            write_whole(self.folder / "config.yaml", text.encode())
+            write_atomically(self.folder / "config.yaml", text.encode())
 
     def _make_cue(self, model: TaskModel, splits: Splits, evaluation: Evaluation, result: TrainingResult) -> Cue:
         """The trained model of one task with the content of its cue.json."""

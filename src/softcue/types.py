@@ -103,7 +103,7 @@ class Instance:
     representation: Tensor | None = None  # [B R]   sentence vectors M(x), only for encoders that read them
 
 
-class Words(Protocol):
+class WordVectors(Protocol):
     """A table of word vectors, indexed by word id."""
 
     def __len__(self) -> int:

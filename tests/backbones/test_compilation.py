@@ -66,7 +66,7 @@ def make_pair(family: str, compiler: Any) -> tuple[Backbone, Backbone]:
 def run_model(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
     """Loss, hidden states and gradients."""
     model = make_model(backbone, case)
-    rows = [row for example in EXAMPLES[:num_rows] for row in model.rows(backbone, [example], with_answer=True)]
+    rows = [row for example in EXAMPLES[:num_rows] for row in model.rows(backbone, [example], with_target=True)]
     batch = collate(rows, backbone.tokenizer.pad_token_id)
     loss, _, _ = model(backbone, batch)
     loss.total.backward()

@@ -91,7 +91,7 @@ def test_gradient_reaches_each_prompt_vector_once_per_row() -> None:
 
 
 def batch_of(model: TaskModel, backbone: Backbone) -> Batch:
-    return collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id)
+    return collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id)
 
 
 def forward_pass_of(model: TaskModel, backbone: Backbone, batch: Batch) -> ForwardPass:

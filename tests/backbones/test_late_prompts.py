@@ -38,7 +38,7 @@ def late(backbone: Backbone, layer: int) -> LateBackbone:
 
 
 def batch_of(model: TaskModel, backbone: Backbone, answers: bool = False) -> Batch:
-    return collate(model.rows(backbone, EXAMPLES, with_answer=answers), backbone.tokenizer.pad_token_id)
+    return collate(model.rows(backbone, EXAMPLES, with_target=answers), backbone.tokenizer.pad_token_id)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -88,7 +88,7 @@ def test_a_late_prompt_equals_running_the_layers_by_hand(layer: int) -> None:
     model = make_model(backbone, "prompt-tuning", insert_layer=layer)
     encoder = model.method.prompt_encoder()
     assert encoder is not None
-    prompt = encoder.embedded()
+    prompt = encoder.static_vectors()
     assert prompt is not None
     for row in model.rows(backbone, EXAMPLES):
         forward_pass, _ = model.read(model.method.view_of(backbone), collate([row], backbone.tokenizer.pad_token_id))

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from command import EVALUATED, Ended, check_refused, run
+from command import EVALUATED, Ended, check_error, run
 from tolerance import REORDERED_PROBABILITIES
 
 import softcue
@@ -136,7 +136,7 @@ def test_backbones_list_tells_what_is_installed(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_pulling_an_unknown_backbone_suggests_the_nearest() -> None:
-    check_refused(run("backbones", "pull", "miniln"), "'miniln'", "did you mean 'minilm'?")
+    check_error(run("backbones", "pull", "miniln"), "'miniln'", "did you mean 'minilm'?")
 
 
 def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def softcue_process(*words: object, **settings: Any) -> subprocess.CompletedProc
 
 def test_process_reports_an_error_on_one_line(tmp_path: Path) -> None:
     result = softcue_process("train", "--train", "no.csv", "--output-dir", "cue", cwd=tmp_path)
-    check_refused(Ended(result.returncode, result.stdout.decode(), result.stderr.decode()), "no.csv")
+    check_error(Ended(result.returncode, result.stdout.decode(), result.stderr.decode()), "no.csv")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,12 +219,12 @@ def test_listing_needs_no_torch() -> None:
 
 # --- bad inputs ---
 
-Words = list[object]
-Make = Callable[[Path], Words]  # a folder for files -> words after `softcue train`
+WordVectors = list[object]
+Make = Callable[[Path], WordVectors]  # a folder for files -> words after `softcue train`
 
 
 def _own(*words: object, rows: tuple[tuple[str, ...], ...] = ()) -> Make:
-    def make(folder: Path) -> Words:
+    def make(folder: Path) -> WordVectors:
         path = folder / "in" / "rows.csv"
         file = csv_file(path, ("text", "label"), *rows) if rows else own_rows(path)
         columns = ["text", "label"] if rows else ["message", "team"]
@@ -234,7 +234,7 @@ def _own(*words: object, rows: tuple[tuple[str, ...], ...] = ()) -> Make:
 
 
 def _file(name: str, content: bytes, *words: object) -> Make:
-    def make(folder: Path) -> Words:
+    def make(folder: Path) -> WordVectors:
         (folder / "in" / name).write_bytes(content)
         return [str(word).replace("IN", str(folder / "in")) for word in words]
 
@@ -310,12 +310,12 @@ def test_bad_training_input_is_refused_and_nothing_written(
     if "--backbone" not in words:
         words += ["--backbone", model_folders["bert"]]
     ended = run("train", *words, "--output-dir", tmp_path / "cue")
-    check_refused(ended, *parts)
+    check_error(ended, *parts)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_training_without_an_output_folder_is_refused() -> None:
-    check_refused(run("train", "--task", "tickets"), "--output-dir", "pass --output-dir cues/NAME")
+    check_error(run("train", "--task", "tickets"), "--output-dir", "pass --output-dir cues/NAME")
 
 
 def test_finished_cue_is_not_overwritten(cues: Cues) -> None:
@@ -333,7 +333,7 @@ def test_finished_cue_is_not_overwritten(cues: Cues) -> None:
         "--output-dir",
         cues["teams"],
     ]
-    check_refused(run(*words), "--output-dir", cues["teams"], "--overwrite")
+    check_error(run(*words), "--output-dir", cues["teams"], "--overwrite")
     assert {path.name: path.read_bytes() for path in cues["teams"].iterdir()} == before
 
 
@@ -341,7 +341,7 @@ def test_output_folder_that_is_a_file_is_refused(tmp_path: Path, model_folders: 
     (tmp_path / "in").mkdir()
     (tmp_path / "cue").write_text("precious")
     ended = run("train", *_own()(tmp_path), "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue")
-    check_refused(ended, "--output-dir", tmp_path / "cue")
+    check_error(ended, "--output-dir", tmp_path / "cue")
     assert (tmp_path / "cue").read_text() == "precious"
 
 
@@ -354,28 +354,28 @@ def _broken_cue(folder: Path, content: str) -> Path:
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "inspect"])
 def test_folder_that_is_no_whole_cue_is_refused(verb: str, tmp_path: Path) -> None:
     more = ["--input", "-"] if verb == "predict" else []
-    check_refused(run(verb, tmp_path / "no", *more), "cue", tmp_path / "no", "a folder with cue.json", "check")
+    check_error(run(verb, tmp_path / "no", *more), "cue", tmp_path / "no", "a folder with cue.json", "check")
     for number, content in enumerate(("{", "[]", "{}", '{"format": 99}')):
         folder = _broken_cue(tmp_path / str(number), content)
-        check_refused(run(verb, folder, *more, stdin=b"hi"), folder / "cue.json")
+        check_error(run(verb, folder, *more, stdin=b"hi"), folder / "cue.json")
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "inspect"])
 def test_cue_on_another_backbone_is_refused(verb: str, cues: Cues) -> None:
     more = {"predict": ["--input", "-"], "evaluate": ["--data", cues["rows.csv"]], "inspect": []}[verb]
     ended = run(verb, cues["teams"], *more, "--backbone", cues.models["gpt2"], stdin=b"hi")
-    check_refused(ended, cues["teams"], "differ", "the backbone it was trained on")
+    check_error(ended, cues["teams"], "differ", "the backbone it was trained on")
 
 
 def test_evaluating_without_data_is_refused(cues: Cues) -> None:
-    check_refused(run("evaluate", cues["teams"]), "--data", "pass --data FILE")
+    check_error(run("evaluate", cues["teams"]), "--data", "pass --data FILE")
 
 
 def test_evaluating_rows_that_do_not_fit_is_refused(cues: Cues, tmp_path: Path) -> None:
     file = csv_file(tmp_path / "rows.csv", ("message", "tem"), ("hi", "billing"))
-    check_refused(run("evaluate", cues["teams"], "--data", file), file, "line 2", "did you mean 'tem'?")
+    check_error(run("evaluate", cues["teams"], "--data", file), file, "line 2", "did you mean 'tem'?")
     file = csv_file(tmp_path / "rows.csv", ("message", "team"), ("hi", "x"))
-    check_refused(run("evaluate", cues["teams"], "--data", file), file, "'x'", "known: billing, hardware")
+    check_error(run("evaluate", cues["teams"], "--data", file), file, "'x'", "known: billing, hardware")
 
 
 @pytest.mark.parametrize(
@@ -394,33 +394,33 @@ def test_evaluating_rows_that_do_not_fit_is_refused(cues: Cues, tmp_path: Path) 
     ],
 )
 def test_bad_standard_input_is_refused(cues: Cues, stdin: bytes, parts: list[str]) -> None:
-    check_refused(run("predict", cues["teams"], "--input", "-", stdin=stdin), *parts)
+    check_error(run("predict", cues["teams"], "--input", "-", stdin=stdin), *parts)
 
 
 def test_one_text_for_a_task_that_reads_two_is_refused(cues: Cues) -> None:
     ended = run("predict", cues["same-request"], "--input", "-", stdin=b"one\ttwo\nonly one\n")
-    check_refused(ended, "row 2", "2 text(s): first, second")
+    check_error(ended, "row 2", "2 text(s): first, second")
 
 
 def test_bad_prediction_files_are_refused(cues: Cues, tmp_path: Path) -> None:
     rows, cue = cues["rows.csv"], cues["teams"]
-    check_refused(run("predict", cue, "--input", tmp_path / "no.csv"), "no.csv", "an existing file")
+    check_error(run("predict", cue, "--input", tmp_path / "no.csv"), "no.csv", "an existing file")
     for name in ("out.txt", "out", "folder.csv"):
         (tmp_path / "folder.csv").mkdir(exist_ok=True)
         ended = run("predict", cue, "--input", rows, "--output", tmp_path / name)
-        check_refused(ended, "--output", name, ".jsonl or .csv")
+        check_error(ended, "--output", name, ".jsonl or .csv")
     ended = run("predict", cue, "--input", rows, "--output", tmp_path / "no" / "out.csv")
-    check_refused(ended, "--output", "an existing folder", tmp_path / "no")
+    check_error(ended, "--output", "an existing folder", tmp_path / "no")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
 
 
 def test_cues_of_one_name_are_refused(cues: Cues) -> None:
     ended = run("predict", cues["teams"], cues["teams"], "--input", cues["rows.csv"])
-    check_refused(ended, "cues", "teams, teams", "different folder names")
+    check_error(ended, "cues", "teams, teams", "different folder names")
 
 
 def test_inspecting_a_cue_without_prompt_is_refused(cues: Cues) -> None:
-    check_refused(run("inspect", cues["bare"]), "bare", "no-prompt")
+    check_error(run("inspect", cues["bare"]), "bare", "no-prompt")
 
 
 # --- a whole round ---

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import EVALUATED, Ended, check_refused, run
+from command import EVALUATED, Ended, check_error, run
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 import softcue
@@ -208,18 +208,18 @@ def test_each_cue_scores_with_the_vote_as_it_does_alone(cues: Cues) -> None:
 def test_cues_of_another_task_have_no_vote(cues: Cues, verb: str, other: str, parts: list[str]) -> None:
     source = ["--input" if verb == "predict" else "--data", cues["rows.csv"]]
     ended = run(verb, cues.three[0], cues[other], "--vote", *source)
-    check_refused(ended, "cues", f"{cues[other]}: ", "name cues of one task", *parts)
+    check_error(ended, "cues", f"{cues[other]}: ", "name cues of one task", *parts)
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
 def test_no_cue_has_two_votes(cues: Cues, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(cues.folder)
     source = ["--input" if verb == "predict" else "--data", cues["rows.csv"]]
-    check_refused(run(verb, cues.three[0], "seed0/teams", "--vote", *source), "cues", "every cue once")
+    check_error(run(verb, cues.three[0], "seed0/teams", "--vote", *source), "cues", "every cue once")
 
 
 def test_evaluating_several_cues_without_a_vote_is_refused(cues: Cues) -> None:
-    check_refused(run("evaluate", *cues.three, "--data", cues["rows.csv"]), "cues", "one cue", "pass --vote")
+    check_error(run("evaluate", *cues.three, "--data", cues["rows.csv"]), "cues", "one cue", "pass --vote")
 
 
 def test_text_column_called_votes_is_told_from_the_answer(cues: Cues, tmp_path: Path) -> None:
@@ -275,12 +275,12 @@ def test_few_shot_trains_on_that_many_rows(cues: Cues, tmp_path: Path) -> None:
 
 def test_bad_few_shot_settings_are_refused_and_nothing_written(cues: Cues) -> None:
     options = ["--text", "message", "--label", "team", "--few-shot"]
-    check_refused(cues.train("no", *options, "6", "task.train_rows=9"), "task.few_shot", "6", "task.train_rows", "9")
-    check_refused(cues.train("no", *options, "24"), "task.few_shot", "24 distinct training texts", "--validation FILE")
-    check_refused(cues.train("no", *options, "-1"), "task.few_shot", "-1", "greater than or equal to 0")
-    check_refused(cues.train("no", *options, "6", "task.swap_pairs=true"), "task.swap_pairs", "two texts", "'message'")
+    check_error(cues.train("no", *options, "6", "task.train_rows=9"), "task.few_shot", "6", "task.train_rows", "9")
+    check_error(cues.train("no", *options, "24"), "task.few_shot", "24 distinct training texts", "--validation FILE")
+    check_error(cues.train("no", *options, "-1"), "task.few_shot", "-1", "greater than or equal to 0")
+    check_error(cues.train("no", *options, "6", "task.swap_pairs=true"), "task.swap_pairs", "two texts", "'message'")
     ended = cues.train("no", *options, "6", "task.validation_rows=4", "task.label_descriptions.biling=About money.")
-    check_refused(ended, "task.label_descriptions", "did you mean 'billing'?")
+    check_error(ended, "task.label_descriptions", "did you mean 'billing'?")
     assert not cues["no"].exists()
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command import check_refused, run
+from command import check_error, run
 
 from softcue.tasks import library_names
 
@@ -42,9 +42,9 @@ def test_show_tells_all_of_one_task(name: str) -> None:
 
 
 def test_show_refuses_unknown_names_and_bad_files(tmp_path: Path) -> None:
-    check_refused(run("tasks", "show", "mrcp"), "task.name", "did you mean 'mrpc'?")
+    check_error(run("tasks", "show", "mrcp"), "task.name", "did you mean 'mrpc'?")
     (tmp_path / "own.yaml").write_text("kind: guess")
-    check_refused(run("tasks", "show", tmp_path / "own.yaml"), "own.yaml, key 'kind'", "'guess'")
+    check_error(run("tasks", "show", tmp_path / "own.yaml"), "own.yaml, key 'kind'", "'guess'")
 
 
 def test_check_passes_on_published_rows(data: Path) -> None:
@@ -88,9 +88,9 @@ def test_check_reads_a_task_of_ones_own(data: Path) -> None:
 
 
 def test_check_refuses_wrong_folders_and_names(tmp_path: Path) -> None:
-    check_refused(run("tasks", "check", "--data", tmp_path / "none"), "data folder")
-    check_refused(run("tasks", "check", "--data", tmp_path), "--data", "a folder with files of the tasks")
-    check_refused(run("tasks", "check", "rtee", "--data", tmp_path), "did you mean 'rte'?")
+    check_error(run("tasks", "check", "--data", tmp_path / "none"), "data folder")
+    check_error(run("tasks", "check", "--data", tmp_path), "--data", "a folder with files of the tasks")
+    check_error(run("tasks", "check", "rtee", "--data", tmp_path), "did you mean 'rte'?")
     assert run("tasks", "check").code == 2
 
 
@@ -104,5 +104,5 @@ def test_docs_page_is_up_to_date(tmp_path: Path) -> None:
     ended = run("tasks", "docs", "--check", page)
     assert (ended.code, ended.out) == (1, "")
     assert "softcue tasks docs > " in ended.err
-    check_refused(run("tasks", "docs", "--check", tmp_path / "none.md"), "--check")
+    check_error(run("tasks", "docs", "--check", tmp_path / "none.md"), "--check")
     assert run("tasks", "docs", "--check", Path(__file__).parents[2] / "docs/tasks.md").code == 0

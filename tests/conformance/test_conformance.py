@@ -83,7 +83,7 @@ def make_batch(
     side: PaddingSide = "right",
     with_targets: bool = False,
 ) -> Batch:
-    rows = model.rows(backbone, examples, with_answer=with_targets)
+    rows = model.rows(backbone, examples, with_target=with_targets)
     batch = collate(rows, backbone.tokenizer.pad_token_id, side)
     if batch.representation is None:
         return batch
@@ -164,7 +164,7 @@ def test_a_method_changes_hidden_states_exactly_if_it_declares_so(family: str, c
     batch = make_batch(model, backbone, split_examples(model))
     plain = backbone.read(batch, None, backbone.embed(batch.ids)).text()
     difference = (read_text_states(model, backbone, batch) - plain)[batch.mask].abs().amax(dim=1)  # per token
-    if model.method.changes_reading:
+    if model.method.changes_hidden_states:
         # a decoder's tokens before the prompt (OPT's first) cannot see it
         assert float((difference > 1e-3).float().mean()) > 0.7
     else:

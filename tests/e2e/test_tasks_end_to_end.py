@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command import check_refused, run
+from command import check_error, run
 from tiny import tiny
 from tolerance import REORDERED_PROBABILITIES
 from toy import make_model
@@ -147,15 +147,15 @@ def test_a_cue_is_scored_on_another_tasks_rows(cues: Path, data: Path, cue: str,
 
 
 def test_incompatible_rows_are_refused(cues: Path, data: Path) -> None:
-    check_refused(
+    check_error(
         run("evaluate", cues / "same0", "--data", data, "--task", "squad"), "--task", "classification, not span"
     )
-    check_refused(run("evaluate", cues / "same0", "--data", data, "--task", "cb"), "--task", "labels that stand for")
+    check_error(run("evaluate", cues / "same0", "--data", data, "--task", "cb"), "--task", "labels that stand for")
     words = ["evaluate", cues / "same0", "--data", data, "--split"]
-    check_refused(run(*words, "test"), "--split", "'test'", "one that is there: train, validation")
-    check_refused(run(*words, "dev"), "--split", "'dev'", "train, validation, test")
+    check_error(run(*words, "test"), "--split", "'test'", "one that is there: train, validation")
+    check_error(run(*words, "dev"), "--split", "'dev'", "train, validation, test")
     file = ["evaluate", cues / "same0", "--data", data / "QQP/dev.tsv"]
-    check_refused(run(*file, "--split", "test"), "--split", "leave it out for a file")
+    check_error(run(*file, "--split", "test"), "--split", "leave it out for a file")
 
 
 def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
@@ -169,13 +169,13 @@ def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
     for label, value in scores.items():
         assert value == REORDERED_PROBABILITIES.approx(sum(item["scores"][label] for item in each) / 2)
     assert json.loads(line.out)["label"] == max(scores, key=scores.__getitem__)
-    check_refused(run("evaluate", *both, "--mean", "--vote", "--data", data), "--vote", "one of the two")
+    check_error(run("evaluate", *both, "--mean", "--vote", "--data", data), "--vote", "one of the two")
     spans = [cues / "span", cues / "span"]
-    check_refused(run("evaluate", *spans, "--mean", "--data", data), "cues", "every cue once")
+    check_error(run("evaluate", *spans, "--mean", "--data", data), "cues", "every cue once")
 
 
 def test_spans_have_no_probabilities_to_average(cues: Path, data: Path) -> None:
-    check_refused(run("evaluate", cues / "span", "--mean", "--data", data), "--mean", "use --vote")
+    check_error(run("evaluate", cues / "span", "--mean", "--data", data), "--mean", "use --vote")
 
 
 def test_several_tasks_share_a_prompt_and_get_a_cue_each(
@@ -201,16 +201,16 @@ def test_several_tasks_share_a_prompt_and_get_a_cue_each(
     together = [tmp_path / "all" / name for name in ("conll2003", "squad")]
     for cue, kind in zip(together, ("span_f1", "exact_match"), strict=True):
         assert kind in json.loads(run("evaluate", cue, "--data", data, "--json").out)["scores"]
-    check_refused(run("train", "--tasks", "qqp,squad", "--task", "qqp", "--output-dir", tmp_path / "x"), "--task")
+    check_error(run("train", "--tasks", "qqp,squad", "--task", "qqp", "--output-dir", tmp_path / "x"), "--task")
 
 
 def test_a_task_without_rows_says_where_they_are_to_be_put(tmp_path: Path) -> None:
-    check_refused(run("train", "--task", "conll2003", "--output-dir", tmp_path / "x"), "--data FOLDER", "eng.train")
-    check_refused(run("train", "--task", "axb", "--output-dir", tmp_path / "x"), "testing only")
+    check_error(run("train", "--task", "conll2003", "--output-dir", tmp_path / "x"), "--data FOLDER", "eng.train")
+    check_error(run("train", "--task", "axb", "--output-dir", tmp_path / "x"), "testing only")
     swapped = ["train", "--task", "squad", "--output-dir", tmp_path / "x", "task.swap_pairs=true"]
-    check_refused(run(*swapped), "task.swap_pairs", "not span")
+    check_error(run(*swapped), "task.swap_pairs", "not span")
     (tmp_path / "odd.yaml").write_text("format: nosuch\ntrain: rows.csv\n")
-    check_refused(run("train", "--task", tmp_path / "odd.yaml", "--output-dir", tmp_path / "x"), "'format'", "nosuch")
+    check_error(run("train", "--task", tmp_path / "odd.yaml", "--output-dir", tmp_path / "x"), "'format'", "nosuch")
 
 
 def test_a_task_of_ones_own_is_a_file(tmp_path: Path, model_folders: dict[str, Path]) -> None:
@@ -265,7 +265,7 @@ def test_bad_rows_are_counted_shown_and_skipped_only_when_asked(tmp_path: Path, 
         *SMALL,
     ]
     bad_rows = run(*words)
-    check_refused(bad_rows, "12 bad rows", "the first 10", "line 21", "--skip-bad-rows")
+    check_error(bad_rows, "12 bad rows", "the first 10", "line 21", "--skip-bad-rows")
     assert "line 32" not in bad_rows.err
     assert not (tmp_path / "cue").exists()
     ended = run(*words, "--skip-bad-rows")

@@ -8,7 +8,7 @@ from tiny import tiny
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 from toy import EXAMPLES, make_model
 
-from softcue.inference import mixed_batches, predict, rows_together
+from softcue.inference import mixed_batches, predict, tokenize_requests
 
 
 def test_rows_of_several_cues_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_rows_of_several_cues_are_those_of_each_alone(monkeypatch: pytest.Monkey
     cases = ["m-idpg-phm", "prompt-tuning", "m-idpg-phm words", "linear-probe", "s-idpg-phm"]
     models = [make_model(backbone, case, seed=seed).eval() for seed, case in enumerate(cases)]
     requests = [(models[number % 5], example) for number, example in enumerate([*EXAMPLES, *EXAMPLES, *EXAMPLES])]
-    for (model, example), row in zip(requests, rows_together(backbone, requests), strict=True):
+    for (model, example), row in zip(requests, tokenize_requests(backbone, requests), strict=True):
         [alone] = model.rows(backbone, [example])
         assert row == alone
         assert (row.representation is None) == (alone.representation is None) == (model.representation is None)

@@ -7,8 +7,8 @@ import torch
 from tiny import DECODERS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
-from softcue.inputs.collate import by_length, collate
-from softcue.inputs.formatter import ANSWER_CUE, InputFormatter, InsertAt, answer_tokens
+from softcue.inputs.collate import batch_by_length, collate
+from softcue.inputs.formatter import ANSWER_PREFIX, InputFormatter, InsertAt, target_tokens
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -78,9 +78,9 @@ def test_truncation_keeps_the_end_token_of_an_encoder_decoder() -> None:
 
 @pytest.mark.parametrize("model_type", ["gpt2", "opt"])
 def test_truncation_keeps_the_answer_prefix_of_a_decoder(model_type: str) -> None:
-    prefix = plain_ids(model_type, ANSWER_CUE)
+    prefix = plain_ids(model_type, ANSWER_PREFIX)
     for text in (LONG, "short"):
-        row = formatter(model_type, 30, writes_answer=True).source(Example((text,)))
+        row = formatter(model_type, 30, use_answer_prefix=True).source(Example((text,)))
         assert list(row.ids[-len(prefix) :]) == prefix
         assert (row.ids[0] == BEGIN) == (model_type == "opt")
 
@@ -198,19 +198,19 @@ def test_leading_token_that_also_means_unknown_counts_as_special() -> None:
 @pytest.mark.parametrize("words", ["billing", "not at all", "é", "3", "UPPER, case!"])
 def test_target_tokens_of_a_decoder_continue_a_real_source(model_type: str, words: str) -> None:
     tokenizer = tiny_tokenizer(model_type)
-    source = InputFormatter(ONE, tokenizer, "decoder", 96, writes_answer=True).source(Example(("Where is it?",)))
-    together = tuple(tokenizer(f"Where is it?{ANSWER_CUE} {words}")["input_ids"])
-    assert source.ids + answer_tokens(tokenizer, "decoder", words) == (*together, tokenizer.eos_token_id)
+    source = InputFormatter(ONE, tokenizer, "decoder", 96, use_answer_prefix=True).source(Example(("Where is it?",)))
+    together = tuple(tokenizer(f"Where is it?{ANSWER_PREFIX} {words}")["input_ids"])
+    assert source.ids + target_tokens(tokenizer, "decoder", words) == (*together, tokenizer.eos_token_id)
 
 
 @pytest.mark.parametrize(("model_type", "begin"), [("t5", ()), ("bart", (BEGIN,))])
 def test_target_of_an_encoder_decoder_has_one_end_token(model_type: str, begin: tuple[int, ...]) -> None:
-    ids = answer_tokens(tiny_tokenizer(model_type), "encoder-decoder", "billing")
+    ids = target_tokens(tiny_tokenizer(model_type), "encoder-decoder", "billing")
     assert ids == (*begin, *plain_ids(model_type, "billing"), END)
 
 
 def test_target_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
-    assert answer_tokens(tiny_tokenizer("gpt2"), "encoder-decoder", "hi") == (*plain_ids("gpt2", "hi"), END)
+    assert target_tokens(tiny_tokenizer("gpt2"), "encoder-decoder", "hi") == (*plain_ids("gpt2", "hi"), END)
 
 
 ROWS = [
@@ -255,7 +255,7 @@ def test_collate_mixes_rows_with_and_without_segments() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
 def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) -> None:
     lengths = torch.randint(1, 40, (50,)).tolist()
-    batches = by_length(lengths, batch_size, max_tokens=0)
+    batches = batch_by_length(lengths, batch_size, max_tokens=0)
     order = [row for batch in batches for row in batch]
     assert sorted(order) == list(range(50))
     assert all(0 < len(batch) <= batch_size for batch in batches)
@@ -263,7 +263,7 @@ def test_batches_by_length_hold_every_row_once_longest_first(batch_size: int) ->
 
 
 def test_no_rows_give_no_batches() -> None:
-    assert by_length([], 4, max_tokens=0) == []
+    assert batch_by_length([], 4, max_tokens=0) == []
 
 
 def _between_ends(ids: tuple[int, ...]) -> list[list[int]]:

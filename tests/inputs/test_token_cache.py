@@ -42,10 +42,10 @@ def test_cached_rows_equal_newly_tokenized_rows(
         pytest.skip("96 tokens hold no room for a list of spans")
     model = make_model(tiny(family), task=task)
     expected = tokenize(model, examples)
-    assert token_cache.token_rows(model.formatter, "digest", examples) == expected
+    assert token_cache.tokenize_rows(model.formatter, "digest", examples) == expected
     assert len(list(folder.iterdir())) == 1
     monkeypatch.setattr(InputFormatter, "source", lambda *_: pytest.fail("tokenized again"))
-    assert token_cache.token_rows(model.formatter, "digest", examples) == expected
+    assert token_cache.tokenize_rows(model.formatter, "digest", examples) == expected
 
 
 def test_every_setting_that_changes_tokens_changes_the_cache_file(folder: Path) -> None:
@@ -61,20 +61,20 @@ def test_every_setting_that_changes_tokens_changes_the_cache_file(folder: Path) 
         replace(formatter, task=swapped),
     ]
     for variant in variants:
-        assert token_cache.token_rows(variant, "a", TWO) == [variant.source(example) for example in TWO]
-    token_cache.token_rows(formatter, "b", TWO)
-    token_cache.token_rows(formatter, "a", TWO[::-1])
+        assert token_cache.tokenize_rows(variant, "a", TWO) == [variant.source(example) for example in TWO]
+    token_cache.tokenize_rows(formatter, "b", TWO)
+    token_cache.tokenize_rows(formatter, "a", TWO[::-1])
     assert len(list(folder.iterdir())) == len(variants) + 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense" * 100, None])
 def test_damaged_cache_file_is_replaced(folder: Path, damage: bytes | None) -> None:
     model = make_model(tiny("bert"))
-    token_cache.token_rows(model.formatter, "a", ONE)
+    token_cache.tokenize_rows(model.formatter, "a", ONE)
     [path] = folder.iterdir()
     path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
-    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
-    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
+    assert token_cache.tokenize_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
+    assert token_cache.tokenize_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
 
 
 def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,43 +82,43 @@ def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: py
     names = []
     for number in range(3):
         before = set(folder.iterdir()) if folder.exists() else set()
-        token_cache.token_rows(formatter, str(number), ONE)
+        token_cache.tokenize_rows(formatter, str(number), ONE)
         [path] = set(folder.iterdir()) - before
         os.utime(path, (1000 + number, 1000 + number))
         names.append(path)
-    token_cache.token_rows(formatter, "0", ONE)  # used again: now the newest
+    token_cache.tokenize_rows(formatter, "0", ONE)  # used again: now the newest
     monkeypatch.setattr(token_cache, "SIZE_LIMIT", 3 * names[0].stat().st_size)
-    token_cache.token_rows(formatter, "3", ONE)
+    token_cache.tokenize_rows(formatter, "3", ONE)
     assert [path.exists() for path in names] == [True, False, True]
 
 
 def test_unwritable_cache_folder_does_not_stop_the_run(folder: Path) -> None:
     folder.write_text("a file in the way")
     model = make_model(tiny("bert"))
-    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
+    assert token_cache.tokenize_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
 
 
 def test_few_rows_are_not_cached(folder: Path) -> None:
     model = make_model(tiny("bert"))
-    token_cache.token_rows(model.formatter, "a", ONE[:9])
+    token_cache.tokenize_rows(model.formatter, "a", ONE[:9])
     assert not folder.exists()
 
 
 def test_environment_variable_turns_the_cache_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
     model = make_model(tiny("bert"))
-    assert token_cache.token_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
+    assert token_cache.tokenize_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
     assert not folder.exists()
 
 
 def test_argument_turns_the_cache_off(folder: Path) -> None:
     model = make_model(tiny("bert"))
-    assert token_cache.token_rows(model.formatter, "a", ONE, use_disk_cache=False) == tokenize(model, ONE)
+    assert token_cache.tokenize_rows(model.formatter, "a", ONE, use_disk_cache=False) == tokenize(model, ONE)
     assert not folder.exists()
-    token_cache.token_rows(model.formatter, "a", ONE)
+    token_cache.tokenize_rows(model.formatter, "a", ONE)
     [path] = folder.iterdir()
     path.write_bytes(b"damaged")
-    token_cache.token_rows(model.formatter, "a", ONE, use_disk_cache=False)
+    token_cache.tokenize_rows(model.formatter, "a", ONE, use_disk_cache=False)
     assert path.read_bytes() == b"damaged"  # neither read nor replaced
 
 
@@ -127,6 +127,8 @@ def test_models_with_the_same_vocabulary_do_not_share_cache_files(folder: Path) 
     assert bert.fingerprint.tokenizer == distilbert.fingerprint.tokenizer
     models = [make_model(backbone, task=PAIRS) for backbone in (distilbert, bert)]
     examples = [Example(("one text", f"another {number}")) for number in range(20)]
-    rows_by_model = [token_cache.token_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models]
+    rows_by_model = [
+        token_cache.tokenize_rows(model.formatter, bert.fingerprint.tokenizer, examples) for model in models
+    ]
     assert [rows[0].segments is None for rows in rows_by_model] == [True, False]
     assert len(list(folder.iterdir())) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import check_refused, run
+from command import check_error, run
 from tiny import tiny
 
 import softcue
@@ -145,7 +145,7 @@ def test_inspect_writes_the_page_and_says_codes_in_json(cue: softcue.Cue, tmp_pa
     assert "Codes per label" in (tmp_path / "page" / "index.html").read_text("utf-8")
     as_json = run(*words, "--data", rows, "--json").json
     assert as_json["codes"]["num_codes"] == 40
-    check_refused(run(*words, "--data", tmp_path / "missing.csv"), "missing.csv")
+    check_error(run(*words, "--data", tmp_path / "missing.csv"), "missing.csv")
 
 
 def test_inspect_without_rows_says_what_is_missing(cue: softcue.Cue, tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_cue_without_prompt_vectors_still_has_a_page(tmp_path: Path) -> None:
         overrides=few,
         progress=False,
     )
-    check_refused(run("inspect", tmp_path / "cue"), "vip-idp")
+    check_error(run("inspect", tmp_path / "cue"), "vip-idp")
     shown = run("inspect", tmp_path / "cue", "--output-dir", tmp_path / "page")
     assert shown.code == 0
     assert "Scores" in (tmp_path / "page" / "index.html").read_text("utf-8")
-    check_refused(run("inspect", tmp_path / "cue", "--output-dir", tmp_path / "page", "--data", "rows.csv"), "rows.csv")
+    check_error(run("inspect", tmp_path / "cue", "--output-dir", tmp_path / "page", "--data", "rows.csv"), "rows.csv")
 
 
 def test_half_a_line_of_a_killed_run_is_passed_over(tmp_path: Path) -> None:

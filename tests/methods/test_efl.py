@@ -16,7 +16,7 @@ from softcue.errors import ConfigurationError
 from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.methods import METHODS
-from softcue.methods.method import Rewriting
+from softcue.methods.method import TaskReformulation
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction
 
@@ -35,7 +35,7 @@ ROWS = [
 ]
 
 
-def reformulation_of(task: Task) -> Rewriting:
+def reformulation_of(task: Task) -> TaskReformulation:
     reformulation = METHODS["efl"].reformulate(task)
     assert reformulation is not None
     return reformulation

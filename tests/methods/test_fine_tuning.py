@@ -94,7 +94,7 @@ def test_every_weight_that_makes_the_answer_is_trained(family: str) -> None:
     """Word for word: what moves the outcome of the plain model is among the trained weights."""
     backbone = Backbone(tiny_model(family), tiny_tokenizer(family), "fresh")
     model = make_model(backbone, "fine-tuning")
-    batch = collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id)
+    batch = collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id)
     loss, _, _ = model(backbone, batch)
     loss.total.backward()
     twin = twin_of(model, backbone)
@@ -190,7 +190,7 @@ def test_a_model_moves_to_another_backbone_of_the_same_kind_and_back() -> None:
 
 def test_dropout_is_on_in_training_only_and_only_if_asked() -> None:
     backbone = tiny("bert")
-    batch = collate(make_model(backbone, "fine-tuning").rows(backbone, EXAMPLES, with_answer=True), 0)
+    batch = collate(make_model(backbone, "fine-tuning").rows(backbone, EXAMPLES, with_target=True), 0)
     for dropout in (False, True):
         model = make_model(backbone, "fine-tuning", readout={"dropout": 0.0}, dropout=dropout)
         with torch.no_grad():

@@ -57,8 +57,8 @@ def test_a_score_head_starts_as_ridge_regression() -> None:
     task = Task(name="scores", kind="regression")
     examples = [Example(example.texts, float(number)) for number, example in enumerate(EXAMPLES)]
     model = make_model(backbone, "no-prompt", task=task)
-    model.readout.see(examples)
-    rows = model.rows(backbone, examples, with_answer=True)
+    model.readout.fit_statistics(examples)
+    rows = model.rows(backbone, examples, with_target=True)
     features = torch.stack([row.representation for row in rows if row.representation is not None])
     model.readout.solve(features, [row.label for row in rows if row.label is not None], strength=1000.0)
     scores = [answer.value for answer in predict(backbone, [(model, example) for example in examples]).predictions]

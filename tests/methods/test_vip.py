@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import check_refused, run
+from command import check_error, run
 from safetensors.torch import load_file
 from tiny import ONE_OF_EACH_KIND, tiny
 from tolerance import REORDERED_PROBABILITIES
@@ -336,10 +336,10 @@ def test_refusals_are_one_line_and_exit_2_on_the_command_line(
     for method, words, setting, value in [*combinations, *fields]:
         given = [f"{key}={json.dumps(value)}" for key, value in SIZES[method].items()]
         given += [f"method.{key}={json.dumps(value)}" for key, value in words.items()]
-        check_refused(run("train", "--method", method, *common, *given), f"method.{setting}: got {value};")
+        check_error(run("train", "--method", method, *common, *given), f"method.{setting}: got {value};")
         assert not (tmp_path / "cue").exists()
         if setting != "codes" or "dedicated" in words:  # words to start from are no part of a count
-            check_refused(run("params", "--method", method, *given), f"method.{setting}: got {value};")
+            check_error(run("params", "--method", method, *given), f"method.{setting}: got {value};")
 
 
 # --- health ----------------------------------------------------------------------------------------------------------

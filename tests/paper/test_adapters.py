@@ -94,7 +94,7 @@ def test_what_adapters_start_with_writes_as_the_bare_backbone_does(family: str) 
     backbone = tiny(family)
     settings: dict[str, object] = {"name": "generation"}
     model = make_model(backbone, "adapter", readout=settings, init_std=0.7, up_std=0.0)
-    rows = model.rows(backbone, EXAMPLES, with_answer=True)
+    rows = model.rows(backbone, EXAMPLES, with_target=True)
     batch = collate(rows, backbone.tokenizer.pad_token_id)
     candidates = model.readout.candidates
     moved = make_model(backbone, "adapter", readout=settings, up_std=0.5)

@@ -83,7 +83,7 @@ def assert_like(actual: Tensor, expected: Tensor) -> None:
 def batch_of(
     model: TaskModel, backbone: Backbone, examples: list[Example], side: PaddingSide = "right", answers: bool = False
 ) -> Batch:
-    return collate(model.rows(backbone, examples, with_answer=answers), backbone.tokenizer.pad_token_id, side)
+    return collate(model.rows(backbone, examples, with_target=answers), backbone.tokenizer.pad_token_id, side)
 
 
 def instance_of(num_rows: int = 3, width: int = D) -> Instance:

@@ -1339,7 +1339,7 @@ def test_a_prompt_is_frozen_words_then_soft_vectors_then_those_that_read(
         for token in range(N):
             wanted.append(values[row, token] + (encoder.prompt[num_soft + token] if skip else 0))
         assert_like(prompt.tokens[row], torch.stack(wanted))
-    assert encoder.embedded() is encoder.prompt
+    assert encoder.static_vectors() is encoder.prompt
 
 
 def test_hard_words_are_frozen_and_not_kept() -> None:

@@ -14,7 +14,7 @@ from softcue.backbones import compare_texts, pool
 from softcue.errors import ConfigurationError
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import collate
-from softcue.inputs.formatter import answer_tokens
+from softcue.inputs.formatter import target_tokens
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import Label, Task
 from softcue.types import Example
@@ -25,7 +25,7 @@ WRITING = Task(name="writing", kind="generation")
 
 def reading_of(model: TaskModel, family: str, examples: list[Example], with_target: bool = False):  # type: ignore[no-untyped-def]
     backbone = tiny(family)
-    batch = collate(model.rows(backbone, examples, with_answer=True), 0)
+    batch = collate(model.rows(backbone, examples, with_target=True), 0)
     return model.read(model.method.view_of(backbone), batch, with_target)[0], batch
 
 
@@ -83,7 +83,7 @@ def test_comparing_needs_an_encoder_and_two_texts() -> None:
 def test_regression_predicts_in_the_units_of_the_training_scores() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, task=SCORES)
-    model.readout.see([Example(("x",), 10.0), Example(("y",), 30.0)])
+    model.readout.fit_statistics([Example(("x",), 10.0), Example(("y",), 30.0)])
     for parameter in model.readout.parameters():
         parameter.data.zero_()
     answers = predict(backbone, [(model, Example(("hello",)))]).predictions
@@ -107,7 +107,7 @@ def test_label_words_are_a_softmax_over_their_words_alone(family: str) -> None:
         ids = [backbone.tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in ("the", "is")]
     else:  # where training on the whole answer would predict its first word
         special = set(backbone.tokenizer.all_special_ids)
-        answers = [answer_tokens(backbone.tokenizer, backbone.kind, word) for word in ("the", "is")]
+        answers = [target_tokens(backbone.tokenizer, backbone.kind, word) for word in ("the", "is")]
         place = next(i for i, token in enumerate(answers[0]) if token not in special)
         ids = [answer[place] for answer in answers]
         rows = [replace(row, target_ids=answers[0]) for row in model.rows(backbone, EXAMPLES)]
@@ -174,7 +174,7 @@ def test_labels_must_differ_in_their_words(words: tuple[str, str]) -> None:
 def test_a_long_answer_is_cut_but_keeps_its_end_and_is_counted() -> None:
     model = make_model(tiny("t5"), task=WRITING, readout={"max_new_tokens": 4})
     example = Example(("hello",), "a very long answer that does not fit")
-    (tokens,) = model.rows(tiny("t5"), [example], with_answer=True)
+    (tokens,) = model.rows(tiny("t5"), [example], with_target=True)
     assert len(tokens.target_ids) == 4
     assert tokens.target_ids[-1] == tiny("t5").tokenizer.eos_token_id
     assert tokens.is_truncated

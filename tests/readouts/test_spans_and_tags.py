@@ -14,7 +14,7 @@ from toy import make_model
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.evaluation import evaluate
 from softcue.inference import TaskModel, predict
-from softcue.inputs.collate import NO_LABEL, NOWHERE, collate
+from softcue.inputs.collate import NO_LABEL, NO_SPAN, collate
 from softcue.readouts.generation import same_referent
 from softcue.readouts.spans_and_tags import CONTINUES, SpanHead, TagHead, parse_spans, spans_as_text
 from softcue.tasks import Label, Task
@@ -39,7 +39,7 @@ def tokens_of(model: TaskModel, family: str, example: Example) -> list[tuple[int
 @pytest.mark.parametrize("family", ENCODERS)
 def test_offsets_of_pieces_cover_the_last_text_and_no_other(family: str) -> None:
     model = make_model(tiny(family), task=QA)
-    places = [place for place in tokens_of(model, family, QUESTION) if place != NOWHERE]
+    places = [place for place in tokens_of(model, family, QUESTION) if place != NO_SPAN]
     covered = {index for start, end in places for index in range(start, end)}
     assert covered == {index for index, letter in enumerate(CONTEXT) if not letter.isspace()}
     assert not any(CONTEXT[start].isspace() for start, _ in places)
@@ -48,7 +48,7 @@ def test_offsets_of_pieces_cover_the_last_text_and_no_other(family: str) -> None
 @pytest.mark.parametrize("family", ENCODERS)
 def test_offsets_of_words_stand_at_each_words_first_piece(family: str) -> None:
     model = make_model(tiny(family), task=NER)
-    places = [place for place in tokens_of(model, family, MARKED) if place != NOWHERE]
+    places = [place for place in tokens_of(model, family, MARKED) if place != NO_SPAN]
     assert [MARKED.texts[0][start:end] for start, end in places] == MARKED.texts[0].split()
 
 
@@ -56,13 +56,13 @@ def test_offsets_of_words_stand_at_each_words_first_piece(family: str) -> None:
 def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_among_the_context(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, task=QA).eval()
-    rows = model.rows(backbone, [QUESTION], with_answer=True)
+    rows = model.rows(backbone, [QUESTION], with_target=True)
     batch = collate(rows, backbone.tokenizer.pad_token_id)
     forward_pass, _ = model.read(backbone, batch)
     assert isinstance(model.readout, SpanHead)
     logits = model.readout.outputs(forward_pass)[0].detach()  # [T 2]
     places = tokens_of(model, family, QUESTION)
-    candidates = [0] + [index for index, place in enumerate(places) if place != NOWHERE]
+    candidates = [0] + [index for index, place in enumerate(places) if place != NO_SPAN]
     inside = [index for index in candidates[1:] if places[index][0] < 20 and places[index][1] > 16]
     losses = [
         math.log(sum(math.exp(float(logits[index, edge])) for index in candidates)) - float(logits[answer, edge])
@@ -75,7 +75,7 @@ def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_among_the_context(
 def test_a_context_without_the_answer_points_at_the_first_token() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, task=QA)
-    [row] = model.rows(backbone, [replace(QUESTION, spans=())], with_answer=True)
+    [row] = model.rows(backbone, [replace(QUESTION, spans=())], with_target=True)
     assert row.token_labels is not None
     assert row.token_labels[0] == 3
     assert set(row.token_labels[1:]) == {0, NO_LABEL}
@@ -89,7 +89,7 @@ def brute_force_span(model: TaskModel, family: str, example: Example) -> tuple[S
         forward_pass, _ = model.read(backbone, batch)
         logits = model.readout.outputs(forward_pass)[0].double()  # type: ignore[operator]
     places = tokens_of(model, family, example)
-    candidates = [index for index, place in enumerate(places) if place != NOWHERE]
+    candidates = [index for index, place in enumerate(places) if place != NO_SPAN]
     sums = [math.log(sum(math.exp(float(logits[index, edge])) for index in [0, *candidates])) for edge in (0, 1)]
     pairs = {
         (first, last): float(logits[first, 0] + logits[last, 1]) - sum(sums)
@@ -164,7 +164,7 @@ def test_the_surest_window_answers_in_places_of_the_whole_text() -> None:
 def test_tag_loss_counts_one_answer_per_word() -> None:
     backbone = tiny("roberta")
     model = make_model(backbone, task=NER)
-    [row] = model.rows(backbone, [MARKED], with_answer=True)
+    [row] = model.rows(backbone, [MARKED], with_target=True)
     assert row.token_labels is not None
     # outside 0; LOC begins 1, inside 2; PER begins 3, inside 4
     assert [mark for mark in row.token_labels if mark != NO_LABEL] == [3, 4, 0, 3, 0, 1, 0]
@@ -186,7 +186,7 @@ def test_runs_of_marks_become_spans_as_in_conlleval(marks: list[int], spans: tup
     model = make_model(tiny("bert"), task=NER)
     assert isinstance(model.readout, TagHead)
     places = [(0, 1), (3, 4), (5, 6)]
-    assert model.readout._spans([7, *marks, 1], [NOWHERE, *places, NOWHERE]) == spans
+    assert model.readout._spans([7, *marks, 1], [NO_SPAN, *places, NO_SPAN]) == spans
 
 
 def test_tags_of_long_texts_are_those_of_all_windows_in_places_of_the_whole_text() -> None:
@@ -207,7 +207,7 @@ def test_a_span_cut_by_a_window_is_taught_in_both_and_joined_again() -> None:
     windows = model.split(Example((text,), spans=(Span(start, end, "PER"),)))
     marks = []
     for window in windows[:2]:
-        [row] = model.rows(backbone, [window], with_answer=True)
+        [row] = model.rows(backbone, [window], with_target=True)
         marks.append([mark for mark in row.token_labels or () if mark != NO_LABEL])
     assert marks[0][-1] == 3  # the beginning of a person
     assert marks[1][0] == 4  # and its inside
@@ -271,7 +271,7 @@ def test_dropout_of_token_heads_does_not_depend_on_padding() -> None:
     longer = replace(MARKED, texts=(MARKED.texts[0] + " and more words than that one has",))
     predictions = []
     for rows in ([MARKED], [MARKED, longer]):
-        batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
+        batch = collate(model.rows(backbone, rows, with_target=True), backbone.tokenizer.pad_token_id)
         torch.manual_seed(0)
         forward_pass, _ = model.read(backbone, batch)
         predictions.append(model.readout.outputs(forward_pass)[0])  # type: ignore[operator]
@@ -335,7 +335,7 @@ def test_a_text_to_text_backbone_learns_spans_marks_and_scores_as_text() -> None
         (scores, scored, "3.2"),
     ):
         model = make_model(backbone, task=task)
-        [row] = model.rows(backbone, [example], with_answer=True)
+        [row] = model.rows(backbone, [example], with_target=True)
         assert backbone.tokenizer.decode(row.target_ids, skip_special_tokens=True) == wanted
     ranked = make_model(backbone, task=scores)
     [answer] = predict(backbone, [(ranked, scored)]).predictions
@@ -367,7 +367,7 @@ def test_text_to_text_backbones_write_the_referent_and_learn_from_true_rows_only
     backbone = tiny("t5")
     model = make_model(backbone, task=REFERENT)
     assert model.training_examples([TRUE, FALSE]) == [TRUE]
-    [row] = model.rows(backbone, [TRUE], with_answer=True)
+    [row] = model.rows(backbone, [TRUE], with_target=True)
     assert backbone.tokenizer.decode(row.target_ids, skip_special_tokens=True) == "Bea"
     assert "Bea" not in backbone.tokenizer.decode(row.ids).replace(TRUE.texts[0], "")
     assert model.merge(FALSE, [Prediction("Bea")]).label == "false"

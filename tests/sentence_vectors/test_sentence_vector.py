@@ -317,7 +317,7 @@ def test_a_head_reads_texts_as_its_run_cuts_them_and_prompts_read_whole_ones() -
 
 
 def batch_of(model: TaskModel, backbone: Backbone, answers: bool = False) -> Batch:
-    return collate(model.rows(backbone, EXAMPLES, with_answer=answers), backbone.tokenizer.pad_token_id)
+    return collate(model.rows(backbone, EXAMPLES, with_target=answers), backbone.tokenizer.pad_token_id)
 
 
 def tokens_of(model: TaskModel, backbone: Backbone, batch: Batch) -> Tensor:

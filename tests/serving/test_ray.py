@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 import pytest
-from command import check_refused, run
+from command import check_error, run
 from prometheus_client.parser import text_string_to_metric_families
 from serving_cues import items
 from tiny import tiny
@@ -46,17 +46,17 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 @pytest.mark.parametrize("option", [("--replicas", 2), ("--ray-address", "auto")])
 def test_options_of_ray_need_its_engine(folder: Path, option: tuple[str, object]) -> None:
-    check_refused(run("serve", "--backbone", "minilm", folder, *option), option[0], "--engine ray")
+    check_error(run("serve", "--backbone", "minilm", folder, *option), option[0], "--engine ray")
 
 
 def test_ray_server_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    check_refused(run("serve", "--engine", "ray", "--backbone", "minilm", folder), "package 'ray'", ".[ray]")
+    check_error(run("serve", "--engine", "ray", "--backbone", "minilm", folder), "package 'ray'", ".[ray]")
 
 
 def test_ray_does_not_open_the_port_to_others_without_a_key(folder: Path) -> None:
     open_to_all = ("--host", "0.0.0.0", "--engine", "ray", "--replicas", 2)
-    check_refused(run("serve", "--backbone", "minilm", folder, *open_to_all), "--host", "--without-key")
+    check_error(run("serve", "--backbone", "minilm", folder, *open_to_all), "--host", "--without-key")
 
 
 def test_port_in_use_is_an_error_before_ray_starts() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from command import check_refused, run
+from command import check_error, run
 from tiny import tiny
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
@@ -281,7 +281,7 @@ def test_tabs_belong_to_the_text_of_cues_that_read_one(start: Start) -> None:
 def test_client_commands(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(api_keys=("key-one",))
     options = ["--url", server.url]
-    check_refused(run("client", "tasks", *options), "401")
+    check_error(run("client", "tasks", *options), "401")
     monkeypatch.setenv("SOFTCUE_API_KEY", "key-one")
     assert {task["name"] for task in run("client", "tasks", *options, "--json").json["tasks"]} >= {"topics", "pairs"}
     assert "prompt-tuning" in run("client", "tasks", *options).out
@@ -292,8 +292,8 @@ def test_client_commands(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("client", "predict", *two_cues, "--ensemble", "mean", *options, "x", "--json").json["results"][0][
         "votes"
     ]
-    check_refused(run("client", "predict", *two_cues, *options, "x"), "--ensemble")
-    check_refused(run("client", "predict", "--task", "no", *options, "x"), "404 unknown_task")
+    check_error(run("client", "predict", *two_cues, *options, "x"), "--ensemble")
+    check_error(run("client", "predict", "--task", "no", *options, "x"), "404 unknown_task")
 
 
 def test_client_prints_text_that_is_written(start: Start, writing_cues: dict[str, dict[str, Cue]]) -> None:
@@ -303,8 +303,8 @@ def test_client_prints_text_that_is_written(start: Start, writing_cues: dict[str
     assert run("client", "generate", "--task", "titles", *options).out == f"{cue.predict('ok')[0].label}\n"
     short = run("client", "generate", "--task", "titles", "--max-new-tokens", 2, *options).out
     assert len(short) < len(run("client", "generate", "--task", "titles", *options).out)
-    check_refused(run("client", "generate", "--task", "topics", *options), "invalid")
-    check_refused(run("client", "generate", "--task", "no", *options), "unknown_task")
+    check_error(run("client", "generate", "--task", "topics", *options), "invalid")
+    check_error(run("client", "generate", "--task", "no", *options), "unknown_task")
 
 
 def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
@@ -317,13 +317,13 @@ def test_help_and_client_need_neither_torch_nor_fastapi() -> None:
 def test_serve_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "softcue.serving.http.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    check_refused(run("serve", "--backbone", "minilm", folder), "package 'uvicorn'", ".[serve]")
+    check_error(run("serve", "--backbone", "minilm", folder), "package 'uvicorn'", ".[serve]")
 
 
 def test_serve_checks_its_options_before_anything_is_loaded(folder: Path, tmp_path: Path) -> None:
-    check_refused(run("serve", "--backbone", "minilm", tmp_path / "none"), "a folder with a folder per cue")
-    check_refused(run("serve", "--backbone", "minilm", folder, "--host", "0.0.0.0"), "--host", "--without-key")
-    check_refused(run("serve", "--backbone", "minilm", folder, "--api-key-file", tmp_path / "none"), "key file")
+    check_error(run("serve", "--backbone", "minilm", tmp_path / "none"), "a folder with a folder per cue")
+    check_error(run("serve", "--backbone", "minilm", folder, "--host", "0.0.0.0"), "--host", "--without-key")
+    check_error(run("serve", "--backbone", "minilm", folder, "--api-key-file", tmp_path / "none"), "key file")
 
 
 # --- a process of its own ---
@@ -392,4 +392,4 @@ def test_server_that_cannot_load_ends_with_one_line(
         outcome = run("serve", "--backbone", tmp_path / "no-model", folder, "--port", 0)
     finally:
         signal.signal(signal.SIGTERM, before)
-    check_refused(outcome, "backbone.name", "no-model")
+    check_error(outcome, "backbone.name", "no-model")

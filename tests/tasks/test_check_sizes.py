@@ -8,7 +8,7 @@ import pytest
 
 from softcue.errors import DataError
 from softcue.tasks import Label, Task
-from softcue.tasks.check_sizes import Checked, check, unclaimed_files
+from softcue.tasks.check_sizes import SplitCheck, check, unclaimed_files
 from softcue.tasks.task import Published
 
 TWO = Published(rows=2, labels={"a": 1, "b": 1})
@@ -34,14 +34,14 @@ def rows(*labels: str) -> str:
     return "text,label\n" + "".join(f"hello {number},{label}\n" for number, label in enumerate(labels))
 
 
-def only(folder: Path, task: Task) -> Checked:
+def only(folder: Path, task: Task) -> SplitCheck:
     (result,) = check(folder, [task])
     return result
 
 
 def test_published_rows_have_status_equal(tmp_path: Path) -> None:
     write(tmp_path, "toy/train.csv", rows("a", "b", "a"))
-    assert only(tmp_path, toy()) == Checked("toy", "equal", "train", ("toy/train.csv",), 3, {"a": 2, "b": 1})
+    assert only(tmp_path, toy()) == SplitCheck("toy", "equal", "train", ("toy/train.csv",), 3, {"a": 2, "b": 1})
 
 
 def test_known_extract_has_status_part(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_damaged_archive_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_tasks_without_files_in_the_folder_are_absent(tmp_path: Path) -> None:
-    assert check(tmp_path, [toy(), Task(name="no files")]) == [Checked("toy", "absent")]
+    assert check(tmp_path, [toy(), Task(name="no files")]) == [SplitCheck("toy", "absent")]
 
 
 def test_task_without_published_sizes_is_read_but_not_compared(tmp_path: Path) -> None:

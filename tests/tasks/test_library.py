@@ -11,7 +11,7 @@ import yaml
 
 from softcue.errors import ConfigurationError, DataError
 from softcue.evaluation import check_metric
-from softcue.evaluation.evaluation_set import transfer_between
+from softcue.evaluation.evaluation_set import match_labels
 from softcue.tasks import examples_from
 from softcue.tasks.catalogue import (
     LIBRARY,
@@ -210,7 +210,7 @@ def test_relations_are_complete() -> None:
     ],
 )
 def test_related_tasks_match(ours: str, theirs: str) -> None:
-    transfer_between(library_task(ours), library_task(theirs))
+    match_labels(library_task(ours), library_task(theirs))
 
 
 def test_meanings_of_related_tasks() -> None:

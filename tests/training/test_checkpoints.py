@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from softcue.errors import RunError
-from softcue.files import folder_is_whole, write_folder_whole
+from softcue.files import is_complete_folder, write_folder_atomically
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 
 
@@ -99,18 +99,18 @@ def _without_progress(folder: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     del state["progress"]
     data = (folder / "state.safetensors").read_bytes()
-    write_folder_whole(folder, {"state.safetensors": data, "state.json": json.dumps(state).encode()})
+    write_folder_atomically(folder, {"state.safetensors": data, "state.json": json.dumps(state).encode()})
 
 
 def _with_an_unknown_field(folder: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     state["progress"]["mood"] = "good"
     data = (folder / "state.safetensors").read_bytes()
-    write_folder_whole(folder, {"state.safetensors": data, "state.json": json.dumps(state).encode()})
+    write_folder_atomically(folder, {"state.safetensors": data, "state.json": json.dumps(state).encode()})
 
 
 def _without_tensors(folder: Path) -> None:
-    write_folder_whole(folder, {"state.json": (folder / "state.json").read_bytes()})
+    write_folder_atomically(folder, {"state.json": (folder / "state.json").read_bytes()})
 
 
 def _as_a_file(folder: Path) -> None:
@@ -170,9 +170,9 @@ def test_new_checkpoint_is_not_dropped_for_damaged_ones_of_later_steps(checkpoin
 
 def test_leftover_of_a_killed_write_is_skipped(checkpoints: Checkpoints, folder: Path) -> None:
     checkpoints.save(checkpoint(1))
-    write_folder_whole(folder / "other", {"state.json": b"{}"})
+    write_folder_atomically(folder / "other", {"state.json": b"{}"})
     (folder / "other").rename(folder / "step-00000002.partial")  # killed just before its rename
-    assert folder_is_whole(folder / "step-00000002.partial")
+    assert is_complete_folder(folder / "step-00000002.partial")
     result, skipped = checkpoints.newest()
     assert result is not None
     assert result.state.step == 1

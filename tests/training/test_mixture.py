@@ -146,7 +146,7 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
     trainer.listener = lambda kind, values: losses.append(values["loss"]) if kind == "step" else None
     means = []
     for model, rows in ((first, EXAMPLES), (second, [marked])):
-        batch = collate(model.rows(backbone, rows, with_answer=True), backbone.tokenizer.pad_token_id)
+        batch = collate(model.rows(backbone, rows, with_target=True), backbone.tokenizer.pad_token_id)
         result = model.train()(backbone, batch).loss
         means.append(float(result.total.detach()) / result.count)
     trainer._step()

@@ -3,7 +3,7 @@
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.loading.load import BackboneConfig, load_backbone
-from softcue.backbones.passes.decoding import Decoding, Listener
+from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.backbones.passes.forward_pass import ForwardPass
 from softcue.backbones.pooling import Pooling, Summary, compare_texts, pool
 
@@ -13,9 +13,9 @@ __all__ = [
     "Decoding",
     "Fingerprint",
     "ForwardPass",
-    "Listener",
     "Pooling",
     "Summary",
+    "TokenListener",
     "compare_texts",
     "load_backbone",
     "pool",

@@ -20,18 +20,18 @@ from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
-from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, shared_parts
-from softcue.backbones.passes.decoding import Decoding, Listener, add_gumbel_noise, make_stopping_criterion
+from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, find_shared_prefixes
+from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbel_noise, make_stopping_criterion
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass
 from softcue.backbones.pooling import Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.errors import BackboneError
-from softcue.files import TEMPORARY_SUFFIX, remove, write_whole
+from softcue.files import TEMPORARY_SUFFIX, remove, write_atomically
 from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
-from softcue.types import BackboneKind, Batch, Prompt, Words
+from softcue.types import BackboneKind, Batch, Prompt, WordVectors
 
 # With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
 CACHED_TOKENS = 1024
@@ -171,12 +171,12 @@ class Backbone:
         return min(int(self.tokenizer.model_max_length), 512)  # relative positions: the length common in training
 
     @property
-    def max_answer_length(self) -> float:
+    def max_target_length(self) -> float:
         """The largest number of tokens an encoder-decoder's decoder takes; infinite with relative positions."""
         return float(getattr(self.model.config, "max_position_embeddings", None) or math.inf)
 
     @cached_property
-    def natural_pooling(self) -> Pooling:
+    def default_pooling(self) -> Pooling:
         """The pooling this backbone was trained with.
 
         It is `last` for decoders and `mean` for encoder-decoders. For encoders it is read from the pooling config of
@@ -205,9 +205,9 @@ class Backbone:
         return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
 
     @property
-    def compares_pairs(self) -> bool:
+    def should_compare_pairs(self) -> bool:
         """Whether features of two texts are their comparison: better on encoders trained with mean pooling."""
-        return self.kind == "encoder" and self.natural_pooling == "mean"
+        return self.kind == "encoder" and self.default_pooling == "mean"
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -227,7 +227,7 @@ class Backbone:
         return self.embed(batch.target_ids)
 
     @property
-    def word_input_states(self) -> Words:
+    def word_input_states(self) -> WordVectors:
         """Vectors of single words at the layer where prompts enter, by token id."""
         return self.word_table.detach()
 
@@ -261,7 +261,7 @@ class Backbone:
         # A layer that runs again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         if isinstance(forward_pass, DecoderPass) and not reruns_layers:
-            shared = shared_parts(batch, prompt, self.layout_side)
+            shared = find_shared_prefixes(batch, prompt, self.layout_side)
             # A sliding window counts columns, also the padding between the shared columns and the others.
             num_columns = layout.mask.shape[1] + max((prefix.length for prefix in shared), default=0)
             forward_pass.shared = [] if self.window is not None and num_columns > self.window else shared
@@ -329,7 +329,7 @@ class Backbone:
         pooling = self.folder / "1_Pooling" / "config.json" if self.folder else None
         if pooling and pooling.is_file():
             (temporary / "1_Pooling").mkdir()
-            write_whole(temporary / "1_Pooling" / "config.json", pooling.read_bytes())
+            write_atomically(temporary / "1_Pooling" / "config.json", pooling.read_bytes())
         os.replace(temporary, folder)
 
     def checkpoint_layers(self) -> None:
@@ -341,7 +341,7 @@ class Backbone:
     def generate(
         self,
         decoding: Decoding,
-        listeners: Sequence[Listener | None] = (),
+        listeners: Sequence[TokenListener | None] = (),
         streams: Sequence[torch.Generator] = (),
         **inputs: Any,
     ) -> Tensor:

@@ -22,7 +22,7 @@ def backbones(
     if context.invoked_subcommand is not None:
         return
     from softcue.backbones.families import FAMILIES
-    from softcue.backbones.loading.sources import ALIASES, found_folder
+    from softcue.backbones.loading.sources import ALIASES, find_alias_folder
     from softcue.cli.output import print_json, print_table
 
     families: dict[str, list[str]] = {}
@@ -36,7 +36,7 @@ def backbones(
                         "name": name,
                         "kind": alias.kind,
                         "description": alias.description,
-                        "installed": found_folder(name) is not None,
+                        "installed": find_alias_folder(name) is not None,
                     }
                     for name, alias in ALIASES.items()
                 ],
@@ -49,7 +49,7 @@ def backbones(
             name,
             alias.kind,
             alias.description,
-            "yes" if found_folder(name) else f"softcue backbones pull {name}",
+            "yes" if find_alias_folder(name) else f"softcue backbones pull {name}",
         ]
         for name, alias in ALIASES.items()
     ]
@@ -76,7 +76,7 @@ def export(
     """Write a fine-tuned cue's weights as a model folder: a backbone for a second stage."""
     from softcue.cue.cue import load
     from softcue.errors import ConfigurationError
-    from softcue.files import writable
+    from softcue.files import convert_write_errors
 
     if folder.exists():
         raise ConfigurationError(
@@ -91,6 +91,6 @@ def export(
             expected="a cue that stores backbone weights (fine-tuning, efl)",
             fix=f"{loaded.cue_file.method['name']} does not change the backbone",
         )
-    with writable("FOLDER", folder):
+    with convert_write_errors("FOLDER", folder):
         tuned.save(folder)
     typer.echo(f"{folder}: {loaded.backbone.name} as {loaded.cue_file.method['name']} on {loaded.task.name} left it")

@@ -16,8 +16,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     import torch
 
     from softcue import __version__
-    from softcue.backbones.loading.autotune import BFLOAT16_GAIN, bfloat16_speed
-    from softcue.backbones.loading.sources import ALIASES, alias_folder, found_folder
+    from softcue.backbones.loading.autotune import BFLOAT16_GAIN, measure_bfloat16_speed
+    from softcue.backbones.loading.sources import ALIASES, find_alias_folder, verify_alias_folder
     from softcue.cli.output import print_json, print_table
     from softcue.errors import BackboneError
     from softcue.files import cache_folder
@@ -29,15 +29,15 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
             return "not installed"
 
     def alias_state(name: str) -> str:
-        if found_folder(name) is None:
+        if find_alias_folder(name) is None:
             return f"not here: softcue backbones pull {name}"
         try:
-            return f"ok, sha256 matches: {alias_folder(name)}"
+            return f"ok, sha256 matches: {verify_alias_folder(name)}"
         except BackboneError as error:
             return str(error)
 
     def bfloat16_state() -> str:
-        speed = bfloat16_speed([(384, 384), (1536, 384), (384, 1536)], device)  # a small model's matrices
+        speed = measure_bfloat16_speed([(384, 384), (1536, 384), (384, 1536)], device)  # a small model's matrices
         comparison = f"multiplies {speed:.2g} times as fast as float32"
         return f"yes: {comparison}" if speed >= BFLOAT16_GAIN else f"no: {comparison}; dtype=auto takes float32"
 

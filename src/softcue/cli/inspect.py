@@ -32,7 +32,7 @@ def inspect(
     loaded = load(cue, backbone)
     # Without word neighbours, a page can still show scores and curves.
     encoder = loaded.model.method.prompt_encoder()
-    words = None if output_dir and encoder and encoder.embedded() is None else nearest_words(loaded, top)
+    words = None if output_dir and encoder and encoder.static_vectors() is None else nearest_words(loaded, top)
     codes = _codes(loaded, cue, data)
     if output_dir is not None:
         _write_page(loaded, words, codes, output_dir, top)
@@ -51,7 +51,7 @@ def inspect(
 
 def _write_page(cue: Cue, words: NearestWords | None, codes: CodesByLabel | None, folder: Path, top: int) -> None:
     """Write index.html and its pictures."""
-    from softcue.files import writable, write_whole
+    from softcue.files import convert_write_errors, write_atomically
     from softcue.inspection import code_map, cue_page, training_curves
 
     assert cue.path is not None
@@ -64,10 +64,10 @@ def _write_page(cue: Cue, words: NearestWords | None, codes: CodesByLabel | None
         files["codes.png"] = code_map(codes, codebook.cpu())
     captions = {"training.png": "Codebook and prompt in training", "codes.png": "Codes by the label they indicate"}
     page = cue_page(cue, words, codes, {captions[name]: image for name, image in files.items()}, top)
-    with writable("output_dir", folder):
+    with convert_write_errors("output_dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in {**files, "index.html": page.encode()}.items():
-            write_whole(folder / name, content)
+            write_atomically(folder / name, content)
 
 
 def _print_words(cue: Path, words: NearestWords, top: int) -> None:

@@ -41,7 +41,7 @@ def predict(
     """Predict rows with one or more cues that share a backbone."""
     from softcue.cli.output import print_json
     from softcue.errors import ConfigurationError
-    from softcue.files import writable, write_whole
+    from softcue.files import convert_write_errors, write_atomically
 
     if output is not None:
         if output.suffix not in (".jsonl", ".csv") or output.is_dir():
@@ -61,8 +61,8 @@ def predict(
         )
     lines = _predict_lines(loaded, _rows(loaded, source, skip_bad_rows), join, batch_size)
     if output is not None:
-        with writable("output", output):
-            write_whole(output, (text.encode() for text in (_csv if output.suffix == ".csv" else _jsonl)(lines)))
+        with convert_write_errors("output", output):
+            write_atomically(output, (text.encode() for text in (_csv if output.suffix == ".csv" else _jsonl)(lines)))
     elif as_json:
         print_json({"rows": [line for chunk in lines for line in chunk]})
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from softcue.tasks.check_sizes import Checked
+    from softcue.tasks.check_sizes import SplitCheck
     from softcue.tasks.task import Task
 
 app = typer.Typer(
@@ -144,7 +144,7 @@ def _labels(task: Task) -> str:
     return ", ".join(task.label_names) if len(task.labels) <= FEW_LABELS else f"{len(task.labels)} labels"
 
 
-def _entry(entry: Checked) -> dict[str, object]:
+def _entry(entry: SplitCheck) -> dict[str, object]:
     if entry.status == "absent":
         return {"task": entry.task, "status": entry.status}
     return {
@@ -158,7 +158,7 @@ def _entry(entry: Checked) -> dict[str, object]:
     }
 
 
-def _print_checked(checked: list[Checked], unread: list[str]) -> None:
+def _print_checked(checked: list[SplitCheck], unread: list[str]) -> None:
     from softcue.cli.output import print_table
 
     present = [entry for entry in checked if entry.status != "absent"]

@@ -25,7 +25,7 @@ from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_f
 from softcue.cue.model_card import model_card
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
 from softcue.evaluation import Evaluation, read_evaluation_set
-from softcue.files import sha256, tensor_bytes, writable, write_json, write_whole
+from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
 from softcue.tasks import Source, Task, examples_from
@@ -147,13 +147,13 @@ class Cue:
             if not bool(torch.isfinite(value).all()):
                 advice = "train with a lower learning rate"
                 raise CueError(setting=f"tensor '{name}'", got="NaN or infinity", expected="finite numbers", fix=advice)
-        with writable("cue folder", target):
+        with convert_write_errors("cue folder", target):
             target.mkdir(parents=True, exist_ok=True)
-            write_whole(target / "cue.safetensors", tensor_bytes(tensors))
+            write_atomically(target / "cue.safetensors", serialize_tensors(tensors))
         cue_file = self.cue_file.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
         cue_file = cue_file.model_copy(update={"record_sha256": cue_file_digest(cue_file.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": cue_file.scores})
-        write_whole(target / "README.md", model_card(cue_file, target.name).encode())
+        write_atomically(target / "README.md", model_card(cue_file, target.name).encode())
         write_json(target / "cue.json", cue_file.model_dump(mode="json"))
         self.cue_file, self.path = cue_file, target
         return target

@@ -36,7 +36,7 @@ def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Ev
         # Nothing in a zero-shot encoder relates two texts to a label: it always predicts the first one.
         return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
     if backbone.kind == "encoder":
-        pooling = SentenceVector("backbone", backbone.natural_pooling)
+        pooling = SentenceVector("backbone", backbone.default_pooling)
         texts = sentence_vectors_of(pooling, backbone, task, examples)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
         labels = sentence_vectors_of(pooling, backbone, task, described)  # [C D]
@@ -59,10 +59,12 @@ def linear_probe(
         linear_probe(backbone, task, splits.train, splits.validation, splits.test).main
     """
     model = _baseline("linear-probe", "classifier", backbone, task)
-    solutions = model.method.solutions(model.readout, model.rows(backbone, train, with_answer=True))
-    assert solutions is not None
+    closed_form_solutions = model.method.closed_form_solutions(
+        model.readout, model.rows(backbone, train, with_target=True)
+    )
+    assert closed_form_solutions is not None
     best, best_score = model.state_dict(), -math.inf
-    for _ in solutions:
+    for _ in closed_form_solutions:
         validation_score = evaluate(backbone, model, validation).main
         if validation_score >= best_score:  # as in training, the later of equal scores wins
             best, best_score = {name: value.clone() for name, value in model.state_dict().items()}, validation_score

@@ -71,7 +71,7 @@ def read_evaluation_set(
     is_folder = isinstance(data, (str, Path)) and Path(data).is_dir()
     has_splits = data is None or is_folder
     row_task = _task_of_rows(cue_task, task, has_splits)
-    labels = transfer_between(cue_task, row_task)
+    labels = match_labels(cue_task, row_task)
     if split and (split not in SPLITS or not has_splits):
         raise ConfigurationError(
             setting="split",
@@ -119,12 +119,12 @@ def _task_of_rows(cue_task: Task, task: str, has_splits: bool) -> Task:
     return row_task
 
 
-def transfer_between(cue_task: Task, row_task: Task) -> LabelMapping:
+def match_labels(cue_task: Task, row_task: Task) -> LabelMapping:
     """Find labels in which a cue for `cue_task` can be scored on rows of `row_task`; an error if there are none.
 
     Example:
         >>> from softcue.tasks import library_task
-        >>> transfer_between(library_task("snli"), library_task("rte")).predicted["neutral"]
+        >>> match_labels(library_task("snli"), library_task("rte")).predicted["neutral"]
         'not_entailment'
     """
     num_texts = len(cue_task.text)

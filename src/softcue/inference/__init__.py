@@ -1,6 +1,6 @@
 """A task on a backbone, rows of several tasks in one pass, and predictions for many rows."""
 
-from softcue.inference.mixed_batches import group_by_model, predict_mixed, rows_together
+from softcue.inference.mixed_batches import group_by_model, predict_mixed, tokenize_requests
 from softcue.inference.predict import Predictions, PreparedRequests, predict
 from softcue.inference.task_model import StepOutput, TaskModel, make_task_model, with_readout
 
@@ -13,6 +13,6 @@ __all__ = [
     "make_task_model",
     "predict",
     "predict_mixed",
-    "rows_together",
+    "tokenize_requests",
     "with_readout",
 ]

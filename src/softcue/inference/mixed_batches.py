@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softcue.backbones import Backbone, Listener, Summary
+from softcue.backbones import Backbone, Summary, TokenListener
 from softcue.inference.task_model import TaskModel
 from softcue.inputs.collate import collate, stack_sentence_vectors
 from softcue.prompts.mixed import join_prompts
@@ -20,7 +20,9 @@ from softcue.types import Batch, Example, Instance, Prediction, Prompt, Tokenize
 
 @torch.no_grad()
 def predict_mixed(
-    backbone: Backbone, rows: Sequence[tuple[TaskModel, TokenizedRow]], listeners: Mapping[int, Listener] | None = None
+    backbone: Backbone,
+    rows: Sequence[tuple[TaskModel, TokenizedRow]],
+    listeners: Mapping[int, TokenListener] | None = None,
 ) -> list[Prediction]:
     """Predict rows of any tasks in as few forward passes as possible, usually one.
 
@@ -43,7 +45,7 @@ def predict_mixed(
     return [prediction for prediction in predictions if prediction is not None]
 
 
-def rows_together(
+def tokenize_requests(
     backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]], use_disk_cache: bool = True
 ) -> list[TokenizedRow]:
     """Tokenize requests that are already split, in order; models that read the same M(x) share its computation."""
@@ -97,7 +99,7 @@ def _predict_pass(
     backbone: Backbone,
     tokenized: Sequence[TokenizedRow],
     members: Sequence[tuple[TaskModel, Sequence[int]]],
-    listeners: Sequence[Listener | None],
+    listeners: Sequence[TokenListener | None],
 ) -> list[Prediction]:
     """Predict rows that are sorted by model."""
     batch = collate(tokenized, backbone.tokenizer.pad_token_id).to(backbone.device)
@@ -141,18 +143,18 @@ def _make_parts(
 
 
 def _predict_parts(
-    backbone: Backbone, batch: Batch, embeds: Tensor, parts: Sequence[_Part], listeners: Sequence[Listener | None]
+    backbone: Backbone, batch: Batch, embeds: Tensor, parts: Sequence[_Part], listeners: Sequence[TokenListener | None]
 ) -> list[Prediction]:
     """Predictions of all models from one pass; the batch holds one part's rows after the other's."""
     part_rows = torch.arange(batch.size, device=batch.ids.device).split([len(part.rows) for part in parts])
     forward_pass = backbone.read(batch, join_prompts([part.prompt for part in parts]), embeds)
     forward_pass = replace(forward_pass, listeners=listeners)
     has_frozen_features = parts[0].model.has_frozen_features
-    shared = set() if has_frozen_features else {part.model.readout.shared_pass for part in parts}
+    shared = set() if has_frozen_features else {part.model.readout.shared_computation for part in parts}
     if "hidden" in shared:
         forward_pass.hidden()
     if "answers" in shared:
-        forward_pass.read_for_answers()
+        forward_pass.run_for_ranking()
     decoding, *other_decodings = {part.model.readout.decoding for part in parts}
     if decoding is not None and not other_decodings:
         forward_pass.generate(decoding)
@@ -165,7 +167,7 @@ def _predict_parts(
                 pooled[summary] = forward_pass.features(summary)
             features = pooled[summary][rows]
         # A readout with a summary reads only the features, so the rest of the pass is not copied.
-        part_pass = forward_pass.rows(rows) if summary is None else replace(forward_pass, known_features=features)
+        part_pass = forward_pass.rows(rows) if summary is None else replace(forward_pass, precomputed_features=features)
         predictions += part.model.readout.predict(part_pass)
     return predictions
 

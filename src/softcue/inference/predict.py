@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softcue.backbones import Backbone
-from softcue.inference.mixed_batches import predict_mixed, rows_together
+from softcue.inference.mixed_batches import predict_mixed, tokenize_requests
 from softcue.inference.task_model import TaskModel
-from softcue.inputs.collate import by_length
+from softcue.inputs.collate import batch_by_length
 from softcue.types import Example, Prediction, TokenizedRow
 
 
@@ -38,7 +38,7 @@ class PreparedRequests:
         split_requests = [
             (model, part) for (model, _), parts in zip(requests, split_examples, strict=True) for part in parts
         ]
-        tokenized = rows_together(backbone, split_requests)
+        tokenized = tokenize_requests(backbone, split_requests)
         rows = [(model, row) for (model, _), row in zip(split_requests, tokenized, strict=True)]
         return cls(requests, list(map(len, split_examples)), rows)
 
@@ -59,7 +59,7 @@ def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_siz
         by_token_limit.setdefault(model.tokens_at_once, []).append(number)
     for max_tokens, members in by_token_limit.items():
         lengths = [model.length(tokenized) for model, tokenized in (rows[number] for number in members)]
-        for positions in by_length(lengths, batch_size, max_tokens):
+        for positions in batch_by_length(lengths, batch_size, max_tokens):
             numbers = [members[position] for position in positions]
             predicted = predict_mixed(backbone, [rows[number] for number in numbers])
             for number, prediction in zip(numbers, predicted, strict=True):

@@ -13,8 +13,8 @@ from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
 from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
-from softcue.inputs.token_cache import token_rows
-from softcue.methods.method import Method, MethodConfig, Rewriting
+from softcue.inputs.token_cache import tokenize_rows
+from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_with_dropout
 from softcue.tasks import Task
@@ -39,13 +39,13 @@ class TaskModel(nn.Module):
         readout: Readout,
         backbone: Backbone,
         max_length: int | None = None,
-        rewriting: Rewriting | None = None,
+        reformulation: TaskReformulation | None = None,
     ) -> None:
         super().__init__()
         self.task = task
         self.method = method
         self.readout = readout
-        self.rewriting = rewriting
+        self.reformulation = reformulation
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
         # Each generated token is a pass over all rows, so larger batches pay off.
         self.tokens_at_once = TOKENS_AT_ONCE if readout.decoding else backbone.tokens_at_once
@@ -60,11 +60,11 @@ class TaskModel(nn.Module):
             max_text_length,
             method.insert_at,
             readout.suffix,
-            readout.writes_answer,
+            readout.use_answer_prefix,
             readout.offset_unit,
         )
         # If no trainable parameter acts before the head, the head's features are computed once, in advance.
-        self.has_frozen_features = readout.summary is not None and not method.changes_reading
+        self.has_frozen_features = readout.summary is not None and not method.changes_hidden_states
         self.representation = method.representation
         if self.has_frozen_features and readout.summary is not None:
             self.representation = SentenceVector("backbone", readout.summary)
@@ -87,11 +87,11 @@ class TaskModel(nn.Module):
                 expected="front or start for a head on a decoder",
                 fix="a prompt behind the text cannot reach the text's states; or use readout.name=generation",
             )
-        if backbone.kind == "encoder-decoder" and readout.max_target_length > backbone.max_answer_length:
+        if backbone.kind == "encoder-decoder" and readout.max_target_length > backbone.max_target_length:
             raise ConfigurationError(
                 setting="readout.max_new_tokens",
                 got=readout.max_target_length,
-                expected=f"at most {backbone.max_answer_length}, the most tokens {backbone.name}'s decoder takes",
+                expected=f"at most {backbone.max_target_length}, the most tokens {backbone.name}'s decoder takes",
                 fix="lower it",
             )
         if method.needs_head and readout.linear is None:
@@ -117,7 +117,7 @@ class TaskModel(nn.Module):
 
     def _rewrite(self, example: Example) -> list[Example]:
         """The example itself, or the examples the method rewrites it as."""
-        return [example] if self.rewriting is None else self.rewriting.split(example)
+        return [example] if self.reformulation is None else self.reformulation.split(example)
 
     def split(self, example: Example) -> list[Example]:
         """Split an example into the examples the backbone reads: rewritten by the method, long ones in windows."""
@@ -134,10 +134,10 @@ class TaskModel(nn.Module):
 
     def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
         """Merge the predictions for the parts of a split example into one."""
-        if self.rewriting is None:
+        if self.reformulation is None:
             return self.readout.merge(example, predictions)
         remaining = iter(predictions)
-        return self.rewriting.merge(
+        return self.reformulation.merge(
             [
                 self.readout.merge(part, [next(remaining) for _ in self.readout.split(part, self.formatter)])
                 for part in self._rewrite(example)
@@ -148,13 +148,13 @@ class TaskModel(nn.Module):
         self,
         backbone: Backbone,
         examples: Sequence[Example],
-        with_answer: bool = False,
+        with_target: bool = False,
         vectors: Tensor | None = None,
         use_disk_cache: bool = True,
     ) -> list[TokenizedRow]:
         """Tokenize split examples. Rows carry M(x) if the method reads it; `vectors` [N R] gives it if known."""
-        rows = token_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
-        if with_answer:
+        rows = tokenize_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
+        if with_target:
             rows = [self.readout.with_target(row, example) for row, example in zip(rows, examples, strict=True)]
         if self.representation is not None and examples:
             if vectors is None:
@@ -181,7 +181,7 @@ class TaskModel(nn.Module):
         """Start from the head that is best without the method, so that the method learns what is left."""
         examples = self.training_examples(examples)
         labels = [self.readout.with_target(self.formatter.source(example), example).label for example in examples]
-        summary = SentenceVector("backbone", self.readout.summary or backbone.natural_pooling)
+        summary = SentenceVector("backbone", self.readout.summary or backbone.default_pooling)
         features = sentence_vectors_of(summary, backbone, self.readout.task, examples, self.max_length)  # [N R]
         self.readout.solve(features, [label for label in labels if label is not None])
 
@@ -215,7 +215,7 @@ class TaskModel(nn.Module):
         prompt = self.prompt(backbone, batch, embeds)
         forward_pass = backbone.read(batch, prompt, embeds, with_target)
         if self.has_frozen_features:
-            forward_pass = replace(forward_pass, known_features=batch.representation)
+            forward_pass = replace(forward_pass, precomputed_features=batch.representation)
         return forward_pass, prompt
 
     def forward(self, backbone: Backbone, batch: Batch) -> StepOutput:
@@ -255,8 +255,8 @@ def with_readout(
     task: Task, method: Method, readout: ReadoutConfig, backbone: Backbone, max_length: int | None = None
 ) -> TaskModel:
     """A task's model on an existing method, which may serve other tasks too."""
-    rewriting = method.reformulate(task)
-    read_task = task if rewriting is None else rewriting.task
+    reformulation = method.reformulate(task)
+    read_task = task if reformulation is None else reformulation.task
     if method.needs_head and readout.name == "auto":
         readout = readout.model_copy(update={"name": "regression" if task.kind == "regression" else "classifier"})
-    return TaskModel(task, method, make_readout(readout, read_task, backbone), backbone, max_length, rewriting)
+    return TaskModel(task, method, make_readout(readout, read_task, backbone), backbone, max_length, reformulation)

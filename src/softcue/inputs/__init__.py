@@ -2,38 +2,38 @@
 
 from softcue.inputs.collate import (
     NO_LABEL,
-    NOWHERE,
+    NO_SPAN,
     PaddingSide,
-    by_length,
+    batch_by_length,
     collate,
+    split_by_budget,
     stack_sentence_vectors,
-    within_budget,
 )
 from softcue.inputs.formatter import (
-    ANSWER_CUE,
-    NUMBERED_PLACES,
+    ANSWER_PREFIX,
+    NUMBERED_POSITIONS,
     TOKENS_AT_ONCE,
     InputFormatter,
     InsertAt,
     OffsetUnit,
-    answer_tokens,
+    target_tokens,
 )
-from softcue.inputs.token_cache import token_rows
+from softcue.inputs.token_cache import tokenize_rows
 
 __all__ = [
-    "ANSWER_CUE",
-    "NOWHERE",
+    "ANSWER_PREFIX",
     "NO_LABEL",
-    "NUMBERED_PLACES",
+    "NO_SPAN",
+    "NUMBERED_POSITIONS",
     "TOKENS_AT_ONCE",
     "InputFormatter",
     "InsertAt",
     "OffsetUnit",
     "PaddingSide",
-    "answer_tokens",
-    "by_length",
+    "batch_by_length",
     "collate",
+    "split_by_budget",
     "stack_sentence_vectors",
-    "token_rows",
-    "within_budget",
+    "target_tokens",
+    "tokenize_rows",
 ]

@@ -12,7 +12,7 @@ from softcue.types import Batch, TokenizedRow
 
 PaddingSide = Literal["left", "right"]
 
-NOWHERE = (-1, -1)  # the offsets of a token that has no characters in the last text
+NO_SPAN = (-1, -1)  # the offsets of a token that has no characters in the last text
 NO_LABEL = -100  # the label of a token that the loss leaves out
 
 
@@ -52,7 +52,7 @@ def _stack_offsets(rows: Sequence[TokenizedRow], side: PaddingSide) -> Tensor | 
     """The character spans of the tokens, if any row has them. [B T 2]"""
     if all(row.offsets is None for row in rows):
         return None
-    spans = [row.offsets or (NOWHERE,) * len(row.ids) for row in rows]
+    spans = [row.offsets or (NO_SPAN,) * len(row.ids) for row in rows]
     edges = [_pad([tuple(span[edge] for span in row) for row in spans], -1, side)[0] for edge in (0, 1)]
     return torch.stack(edges, dim=2)
 
@@ -65,26 +65,26 @@ def stack_sentence_vectors(rows: Sequence[TokenizedRow]) -> Tensor | None:
     return torch.stack(vectors)
 
 
-def by_length(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
+def batch_by_length(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
     """Group row indices into batches of similar length, longest first.
 
     Similar lengths need little padding, and with the longest batch first a lack of memory shows at once.
 
     Example:
-        >>> by_length([3, 9, 4], batch_size=2, max_tokens=100)
+        >>> batch_by_length([3, 9, 4], batch_size=2, max_tokens=100)
         [[1, 2], [0]]
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    return within_budget(order, lengths, batch_size, max_tokens)
+    return split_by_budget(order, lengths, batch_size, max_tokens)
 
 
-def within_budget(order: Sequence[int], lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
+def split_by_budget(order: Sequence[int], lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
     """Split rows, in their order, into batches of at most `max_rows` rows and `max_tokens` tokens with padding.
 
     A limit of 0 is no limit. A single row may exceed `max_tokens`.
 
     Example:
-        >>> within_budget([0, 1, 2], [5, 5, 6], max_rows=0, max_tokens=12)
+        >>> split_by_budget([0, 1, 2], [5, 5, 6], max_rows=0, max_tokens=12)
         [[0, 1], [2]]
     """
     batches: list[list[int]] = []

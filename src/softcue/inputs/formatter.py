@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from softcue.errors import ConfigurationError
-from softcue.inputs.collate import NOWHERE
+from softcue.inputs.collate import NO_SPAN
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -15,10 +15,10 @@ from softcue.types import BackboneKind, Example, TokenizedRow
 OffsetUnit = Literal["token", "word"]
 InsertAt = Literal["front", "start", "first-end", "second-start", "end", "appended"]
 # The positions of IDPG's figure 7, counted from 0 as its authors do.
-NUMBERED_PLACES: tuple[InsertAt, ...] = ("start", "first-end", "second-start", "end", "appended")
+NUMBERED_POSITIONS: tuple[InsertAt, ...] = ("start", "first-end", "second-start", "end", "appended")
 
 # Marks for a decoder where the text ends and the target begins. The other kinds read text and target separately.
-ANSWER_CUE = "\nAnswer:"
+ANSWER_PREFIX = "\nAnswer:"
 TOKENS_AT_ONCE = 16384  # per forward pass without gradients; bounds memory
 
 
@@ -36,7 +36,7 @@ class InputFormatter:
     limit: int
     insert_at: InsertAt = "start"
     suffix: str = ""
-    writes_answer: bool = False
+    use_answer_prefix: bool = False
     offset_unit: OffsetUnit | None = None  # None: rows have no offsets
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class InputFormatter:
             ids = (*ids, self._separator, self._separator)
             segments = segments and (*segments, segments[-1], segments[-1])
             parts = parts and (*parts, -1, -1)
-            offsets = offsets and (*offsets, NOWHERE, NOWHERE)
+            offsets = offsets and (*offsets, NO_SPAN, NO_SPAN)
         insert_at = self._prompt_index(ids, parts)
         return TokenizedRow(ids, segments, insert_at, is_truncated=is_truncated, parts=parts, offsets=offsets)
 
@@ -175,12 +175,12 @@ class InputFormatter:
             while is_last and start < end and text[start].isspace():  # byte-level tokens begin with their space
                 start += 1
             if not is_last or start == end:
-                offsets.append(NOWHERE)
+                offsets.append(NO_SPAN)
                 continue
             if self.offset_unit == "word":
                 word = _word_at(text, start)
                 if word[0] < last_word_end:
-                    offsets.append(NOWHERE)
+                    offsets.append(NO_SPAN)
                     continue
                 start, end = word
                 last_word_end = end
@@ -199,7 +199,7 @@ class InputFormatter:
                 if first:
                     encoded["parts"] = [-1 if part is None else part for part in parts]
             return encoded
-        prefix = ANSWER_CUE if self.kind == "decoder" and self.writes_answer else ""
+        prefix = ANSWER_PREFIX if self.kind == "decoder" and self.use_answer_prefix else ""
         encoded = dict(self.tokenizer(self.task.source(texts) + self.suffix + prefix, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
             encoded = {name: ids[:-1] for name, ids in encoded.items()}
@@ -262,12 +262,12 @@ def _word_at(text: str, index: int) -> tuple[int, int]:
     return start, end
 
 
-def answer_tokens(tokenizer: Any, kind: BackboneKind, words: str) -> tuple[int, ...]:
+def target_tokens(tokenizer: Any, kind: BackboneKind, words: str) -> tuple[int, ...]:
     """Tokenize a target as a backbone of that kind generates it, closed by the end token."""
     if kind == "decoder":
         # Tokenized together with the prefix, so that a leading space is merged as after a real source.
-        prefix_ids = tokenizer(ANSWER_CUE, add_special_tokens=False)["input_ids"]
-        joint_ids = tokenizer(f"{ANSWER_CUE} {words}", add_special_tokens=False)["input_ids"]
+        prefix_ids = tokenizer(ANSWER_PREFIX, add_special_tokens=False)["input_ids"]
+        joint_ids = tokenizer(f"{ANSWER_PREFIX} {words}", add_special_tokens=False)["input_ids"]
         return (*joint_ids[len(prefix_ids) :], tokenizer.eos_token_id)
     ids = tuple(tokenizer(words)["input_ids"])
     return ids if ids and ids[-1] == tokenizer.eos_token_id else (*ids, tokenizer.eos_token_id)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softcue.files import cache_folder, tensor_bytes, write_whole
+from softcue.files import cache_folder, serialize_tensors, write_atomically
 from softcue.inputs.formatter import InputFormatter
 from softcue.types import Example, TokenizedRow
 
@@ -26,7 +26,7 @@ SIZE_LIMIT = 2 << 30  # bytes of all files
 FORMAT = "2"
 
 
-def token_rows(
+def tokenize_rows(
     formatter: InputFormatter, tokenizer: str, examples: Sequence[Example], *, use_disk_cache: bool = True
 ) -> list[TokenizedRow]:
     """Tokenize examples, or read their tokens from disk if the same rows were tokenized before.
@@ -44,7 +44,7 @@ def token_rows(
     rows = [formatter.source(example) for example in examples]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, tensor_bytes(_pack(rows)))
+        write_atomically(path, serialize_tensors(_pack(rows)))
         _trim(path.parent, keep=path)
     except OSError:
         pass  # a full or read-only disk costs time, not the run
@@ -67,7 +67,7 @@ def _digest(formatter: InputFormatter, tokenizer_digest: str, examples: Sequence
         formatter.limit,
         formatter.insert_at,
         formatter.suffix,
-        formatter.writes_answer,
+        formatter.use_answer_prefix,
         formatter.offset_unit,
         task.kind,
         task.text,

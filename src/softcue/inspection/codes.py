@@ -10,7 +10,7 @@ from torch import Tensor
 
 from softcue.cue.cue import Cue
 from softcue.errors import CueError, DataError
-from softcue.inputs.collate import by_length, collate
+from softcue.inputs.collate import batch_by_length, collate
 from softcue.prompts.quantizer import perplexity
 from softcue.types import Example, Instance
 
@@ -69,7 +69,7 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
     view = model.method.view_of(backbone)
     rows = model.rows(backbone, examples)
     counts = torch.zeros(len(labels))
-    for numbers in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
+    for numbers in batch_by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         shares = encoder.assignment(Instance(view.input_states(batch), batch.mask, batch.representation)).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums
@@ -85,8 +85,8 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
             fix="pass other rows: odds compare labels",
         )
     means = sums / counts.view(-1, 1, 1)  # [C n K] labels weigh the same
-    embedded = encoder.embedded()
-    first = 0 if embedded is None else len(embedded) - means.shape[1]  # plain vectors come first
+    static_vectors = encoder.static_vectors()
+    first = 0 if static_vectors is None else len(static_vectors) - means.shape[1]  # plain vectors come first
     return _describe_codes(means, labels, counts, float(perplexity(sums.sum((0, 1)))), first)
 
 

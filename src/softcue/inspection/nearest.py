@@ -76,7 +76,7 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     """
     view = cue.model.method.view_of(cue.backbone)
     encoder = cue.model.method.prompt_encoder()
-    prompts = None if encoder is None else encoder.embedded()  # [P D]
+    prompts = None if encoder is None else encoder.static_vectors()  # [P D]
     if prompts is None:
         raise CueError(
             setting="cue",

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from softcue.errors import ConfigurationError
 from softcue.methods.fine_tuning import FineTuning, FineTuningConfig
-from softcue.methods.method import MethodConfig, Rewriting
+from softcue.methods.method import MethodConfig, TaskReformulation
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction
 
@@ -85,7 +85,7 @@ class EFL(FineTuning):
     paper = "Wang et al. 2021"
 
     @classmethod
-    def reformulate(cls, task: Task) -> Rewriting | None:
+    def reformulate(cls, task: Task) -> TaskReformulation | None:
         """Ask a task with one text as entailment. A task with two texts stays as it is."""
         if task.kind != "classification":
             raise ConfigurationError(

@@ -99,7 +99,7 @@ class IDPGMethod(Prompted):
             config = config.model_copy(update={"glove": glove, "glove_digest": load_glove(glove).digest})
         if config.pooling == "auto":
             # The embedding of one word, such as [CLS] or the last, does not describe the text.
-            pooling = "mean" if config.representation == "words" else backbone.natural_pooling
+            pooling = "mean" if config.representation == "words" else backbone.default_pooling
             config = config.model_copy(update={"pooling": pooling})
         assert config.pooling != "auto" and config.representation != "auto"
         prompted_layers = select_layers(config, backbone, num_layers=1 if config.depth == "single" else None)

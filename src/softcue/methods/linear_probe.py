@@ -29,7 +29,7 @@ class NoPrompt(Method):
     Config: ClassVar[type[MethodConfig]] = NoPromptConfig
     summary = "no prompt at all: only the readout's head is trained (a baseline)"
     paper = "-"
-    changes_reading = False
+    changes_hidden_states = False
 
     def __init__(self, config: MethodConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class LinearProbe(NoPrompt):
     paper = "-"
     needs_head = True
 
-    def solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None]:
+    def closed_form_solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None]:
         """Solve for the head with each strength."""
         assert isinstance(self.config, LinearProbeConfig)
         features = torch.stack([row.representation for row in rows if row.representation is not None])  # [N R]

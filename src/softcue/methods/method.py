@@ -16,7 +16,7 @@ from torch import nn
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
-from softcue.inputs.formatter import NUMBERED_PLACES, InsertAt
+from softcue.inputs.formatter import NUMBERED_POSITIONS, InsertAt
 from softcue.prompts import PromptedLayers, PromptEncoder, Rule
 from softcue.readouts import Readout
 from softcue.sentence_vectors import SentenceVector
@@ -48,7 +48,7 @@ class MethodConfig(BaseModel):
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in left_out}
 
 
-class Rewriting(Protocol):
+class TaskReformulation(Protocol):
     """A task asked as another task: how its examples become examples of that task, and predictions come back."""
 
     task: Task
@@ -74,7 +74,7 @@ class Method(nn.Module, ABC):
     insert_at: InsertAt = "start"
     representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
     num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
-    changes_reading: bool = True  # False: the backbone computes the same states as without the method
+    changes_hidden_states: bool = True  # False: the backbone computes the same states as without the method
 
     @property
     def reads_input(self) -> bool:
@@ -91,7 +91,7 @@ class Method(nn.Module, ABC):
         """
 
     @classmethod
-    def reformulate(cls, task: Task) -> Rewriting | None:
+    def reformulate(cls, task: Task) -> TaskReformulation | None:
         """Return how the task is asked as another task, or None if it is asked as it is."""
         return None
 
@@ -114,7 +114,7 @@ class Method(nn.Module, ABC):
         """Return the prompt encoder, if there is one: for its codebook, and to inspect its vectors."""
         return None
 
-    def solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None] | None:
+    def closed_form_solutions(self, readout: Readout, rows: Sequence[TokenizedRow]) -> Iterator[None] | None:
         """Set one closed-form solution after the other, for methods that have them.
 
         The trainer keeps the best on the validation rows. None means that the method is trained by steps.
@@ -149,8 +149,8 @@ class PromptedConfig(MethodConfig):
     @classmethod
     def _name_position(cls, position: object) -> object:
         """Turn IDPG's number of a position into its name."""
-        if str(position).isdigit() and not isinstance(position, bool) and int(str(position)) < len(NUMBERED_PLACES):
-            return NUMBERED_PLACES[int(str(position))]
+        if str(position).isdigit() and not isinstance(position, bool) and int(str(position)) < len(NUMBERED_POSITIONS):
+            return NUMBERED_POSITIONS[int(str(position))]
         return position
 
 

@@ -15,7 +15,7 @@ from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
 from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
-from softcue.types import Words
+from softcue.types import WordVectors
 
 CODES_PER_TOKEN = 10
 
@@ -213,7 +213,7 @@ def _make_quantizer(config: VIPConfig, backbone: Backbone, is_new: bool) -> Quan
     return Quantizer(shape, codebook)
 
 
-def _word_codes(table: Words, first: int, num_codes: int, norm: float) -> Tensor:
+def _word_codes(table: WordVectors, first: int, num_codes: int, norm: float) -> Tensor:
     """Return the authors' initial codes: rows n to n+K-1 of the word embeddings, scaled to one norm. [K D]"""
     if first + num_codes > len(table):
         raise ConfigurationError(

@@ -104,7 +104,7 @@ class DeepPrompt(PromptEncoder):
         """Return the vectors of all layers."""
         return list(self.prompts)
 
-    def embedded(self) -> Tensor | None:
+    def static_vectors(self) -> Tensor | None:
         """Return the vectors among the embeddings."""
         return self.vectors()[0] if self.prompted_layers.has_embedding_prompt else None
 

@@ -45,7 +45,7 @@ class PromptEncoder(nn.Module, ABC):
         """Return problems visible in the last values of `update_state`, each with a remedy to try."""
         return []
 
-    def embedded(self) -> Tensor | None:
+    def static_vectors(self) -> Tensor | None:
         """Return the prompt vectors among the word embeddings that are the same for every input. [P D]"""
         return None
 

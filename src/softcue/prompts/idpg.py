@@ -123,7 +123,7 @@ class IDPG(PromptEncoder):
         """Return b2, which is a plain soft prompt."""
         return list(self.biases)
 
-    def embedded(self) -> Tensor | None:
+    def static_vectors(self) -> Tensor | None:
         """Return b2 among the embeddings: it is the same for every input."""
         has_prompt = self.prompted_layers.has_embedding_prompt
         return self.biases[0].view(self.prompt_length, -1) if has_prompt else None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from softcue.errors import ConfigurationError
 from softcue.prompts.encoder import PromptEncoder, make_prompt
-from softcue.types import Instance, Prompt, Words
+from softcue.types import Instance, Prompt, WordVectors
 
 COMMON_VOCABULARY = 5000  # SentencePiece orders tokens by frequency; the paper samples among the most common ones
 
@@ -44,7 +44,7 @@ class StaticPrompt(PromptEncoder):
         """Return P."""
         return [self.prompt]
 
-    def embedded(self) -> Tensor:
+    def static_vectors(self) -> Tensor:
         """Return P."""
         return self.prompt
 
@@ -59,7 +59,9 @@ def uniform_vectors(length: int, width: int, generator: torch.Generator) -> Tens
     return torch.rand(length, width, generator=generator) - 0.5  # [P D]
 
 
-def vocabulary_vectors(words: Words, length: int, generator: torch.Generator, skip: Collection[int] = ()) -> Tensor:
+def vocabulary_vectors(
+    words: WordVectors, length: int, generator: torch.Generator, skip: Collection[int] = ()
+) -> Tensor:
     """Draw vectors of common words, without replacement unless the prompt is longer than the vocabulary.
 
     `skip` are ids of special tokens (padding, mask, ...), which are no words.
@@ -73,7 +75,7 @@ def vocabulary_vectors(words: Words, length: int, generator: torch.Generator, sk
     return words[population[chosen]].float()  # [P D]
 
 
-def label_vectors(words: Words, label_ids: Sequence[Sequence[int]], fallback: Tensor) -> Tensor:
+def label_vectors(words: WordVectors, label_ids: Sequence[Sequence[int]], fallback: Tensor) -> Tensor:
     """Return one vector per label, the mean over the label's tokens. The fallback fills the rest. [P D]"""
     vectors = fallback.clone()  # [P D]
     if len(label_ids) > len(vectors):
@@ -87,7 +89,7 @@ def label_vectors(words: Words, label_ids: Sequence[Sequence[int]], fallback: Te
     return vectors
 
 
-def text_vectors(words: Words, ids: Sequence[int], fallback: Tensor) -> Tensor:
+def text_vectors(words: WordVectors, ids: Sequence[int], fallback: Tensor) -> Tensor:
     """Return the vector of the text's token i as vector i. The fallback fills the rest. [P D]"""
     return label_vectors(words, [[token_id] for token_id in ids[: len(fallback)]], fallback)
 

@@ -64,7 +64,7 @@ class VIP(PromptEncoder):
         """Return P."""
         return [self.prompt]
 
-    def embedded(self) -> Tensor:
+    def static_vectors(self) -> Tensor:
         """Return P, which is the same for every input."""
         return self.prompt
 

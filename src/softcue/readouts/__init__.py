@@ -69,8 +69,8 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
     writes_text = backbone.kind != "encoder" and not (task.kind == "regression" and task.scale is None)
     automatic = {
         "name": "generation" if writes_text else _DEFAULT_HEADS.get(task.kind, task.kind),
-        "pooling": backbone.natural_pooling,
-        "pairs": "compare" if can_compare and backbone.compares_pairs else "joint",
+        "pooling": backbone.default_pooling,
+        "pairs": "compare" if can_compare and backbone.should_compare_pairs else "joint",
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
     resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}

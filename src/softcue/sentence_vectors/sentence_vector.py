@@ -15,7 +15,7 @@ from torch import Tensor
 
 from softcue.backbones import Backbone, Summary, pool
 from softcue.errors import ConfigurationError
-from softcue.inputs.collate import by_length, collate
+from softcue.inputs.collate import batch_by_length, collate
 from softcue.inputs.formatter import InputFormatter
 from softcue.sentence_vectors.glove import load_glove
 from softcue.sentence_vectors.store import key_of, open_store
@@ -115,7 +115,7 @@ def _compute(
 ) -> Tensor:
     rows = plain_rows(backbone, task, examples, limit)
     vectors = torch.zeros(len(rows), representation.width(backbone))
-    for indices in by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
+    for indices in batch_by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id).to(backbone.device)
         embeds = backbone.embed(batch.ids)
         if representation.source == "words":

@@ -19,7 +19,7 @@ SEMEVAL_SUFFIX = ".TXT"  # the files of SemEval; other texts end in .txt
 
 
 @dataclass(frozen=True)
-class Checked:
+class SplitCheck:
     """The result of checking one split of a task, or the absence of all files of a task.
 
     `status` is one of: equal (to the published sizes) · part of N (an extract with exactly its known sizes) ·
@@ -39,13 +39,13 @@ class Checked:
         """Whether the files are not the published ones.
 
         Example:
-            >>> Checked("rte", "differs").is_wrong, Checked("rte", "absent").is_wrong
+            >>> SplitCheck("rte", "differs").is_wrong, SplitCheck("rte", "absent").is_wrong
             (True, False)
         """
         return self.status in ("differs", "unreadable")
 
 
-def check(folder: str | Path, tasks: Iterable[Task]) -> list[Checked]:
+def check(folder: str | Path, tasks: Iterable[Task]) -> list[SplitCheck]:
     """Check every split of the tasks with files below the folder. Tasks that name no files are left out.
 
     Example:
@@ -57,22 +57,22 @@ def check(folder: str | Path, tasks: Iterable[Task]) -> list[Checked]:
         '1 rows instead of 2'
     """
     root = check_folder(folder)
-    checks: list[Checked] = []
+    checks: list[SplitCheck] = []
     for task in tasks:
         if not task.files:
             continue
         matches = match_files(task, root)
         if not matches:
-            checks.append(Checked(task.name, "absent"))
+            checks.append(SplitCheck(task.name, "absent"))
         checks += [_check_split(root, task, split, pattern, files) for split, (pattern, files) in matches.items()]
     return checks
 
 
-def unclaimed_files(folder: str | Path, checked: Iterable[Checked]) -> list[str]:
+def unclaimed_files(folder: str | Path, checked: Iterable[SplitCheck]) -> list[str]:
     """The data files below the folder that belong to none of the checked splits.
 
     Example:
-        >>> checked = Checked("tickets", "equal", files=("tickets/test.csv",))
+        >>> checked = SplitCheck("tickets", "equal", files=("tickets/test.csv",))
         >>> unclaimed_files(Path(__file__).parent / "samples", [checked])[:2]
         ['same-request/test.csv', 'same-request/train.csv']
     """
@@ -89,15 +89,15 @@ def _is_data(path: Path) -> bool:
     ) and path.stem != "README"
 
 
-def _check_split(root: Path, task: Task, split: str, pattern: str, files: Sequence[Path]) -> Checked:
+def _check_split(root: Path, task: Task, split: str, pattern: str, files: Sequence[Path]) -> SplitCheck:
     names = tuple(path.relative_to(root).as_posix() for path in files)
     try:
         size, warning = _count(task, files)
     except SoftcueError as error:
-        return Checked(task.name, "unreadable", split, names, note=_shorten_paths(root, str(error)))
+        return SplitCheck(task.name, "unreadable", split, names, note=_shorten_paths(root, str(error)))
     status, differences = _compare(size, task.published.get(split), task.parts.get(pattern))
     note = "; ".join(part for part in (differences, _shorten_paths(root, warning)) if part)
-    return Checked(task.name, status, split, names, size.rows, size.labels, note)
+    return SplitCheck(task.name, status, split, names, size.rows, size.labels, note)
 
 
 def _count(task: Task, files: Sequence[Path]) -> tuple[Published, str]:

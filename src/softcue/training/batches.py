@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from softcue.inputs.collate import within_budget
+from softcue.inputs.collate import split_by_budget
 
 BUCKET = 50  # batches that are sorted by length together: little padding, and the order stays random
 
@@ -49,4 +49,4 @@ def micro_batches(
         >>> micro_batches([9, 9, 9, 9, 9], rank=0, world_size=2, max_rows=2)
         [[0, 2], [4]]
     """
-    return within_budget(range(rank, len(lengths), world_size), lengths, max_rows, max_tokens)
+    return split_by_budget(range(rank, len(lengths), world_size), lengths, max_rows, max_tokens)

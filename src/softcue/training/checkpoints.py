@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from softcue.errors import RunError
-from softcue.files import TEMPORARY_SUFFIX, folder_is_whole, remove, tensor_bytes, write_folder_whole
+from softcue.files import TEMPORARY_SUFFIX, is_complete_folder, remove, serialize_tensors, write_folder_atomically
 
 NUM_KEPT = 2  # the newest, and one to fall back to
 _NAME = re.compile(r"step-(\d{8})")
@@ -61,8 +61,8 @@ class Checkpoints:
         facts = {"run": self.run, "progress": asdict(checkpoint.state)}
         self.folder.mkdir(parents=True, exist_ok=True)
         current = self.folder / f"step-{checkpoint.state.step:08d}"
-        write_folder_whole(
-            current, {"state.safetensors": tensor_bytes(tensors), "state.json": json.dumps(facts).encode()}
+        write_folder_atomically(
+            current, {"state.safetensors": serialize_tensors(tensors), "state.json": json.dumps(facts).encode()}
         )
         folders = self._folders()
         position = folders.index(current)
@@ -73,7 +73,7 @@ class Checkpoints:
         """The newest whole checkpoint, and the paths of damaged ones that were skipped."""
         damaged = sorted(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
         for folder in self._folders():
-            if checkpoint := self._load(folder) if folder_is_whole(folder) else None:
+            if checkpoint := self._load(folder) if is_complete_folder(folder) else None:
                 return checkpoint, damaged
             damaged.append(folder)
         return None, damaged

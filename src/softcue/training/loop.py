@@ -80,7 +80,7 @@ class Trainer:
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
         rows_by_task = [
-            task.model.rows(backbone, task.model.training_examples(task.train), with_answer=True) for task in tasks
+            task.model.rows(backbone, task.model.training_examples(task.train), with_target=True) for task in tasks
         ]
         self.rows: list[TokenizedRow] = [row for task_rows in rows_by_task for row in task_rows]
         self.task_numbers = [number for number, task_rows in enumerate(rows_by_task) for _ in task_rows]  # of each row
@@ -128,19 +128,19 @@ class Trainer:
     def run(self) -> TrainingResult:
         """Train to the end. Afterwards the model holds the parameters of its best evaluation."""
         self.processes.share_first(list(self._tensors().values()))
-        solutions = self.model.method.solutions(self.models[0].readout, self.rows)
-        if solutions is not None and len(self.models) > 1:
+        closed_form_solutions = self.model.method.closed_form_solutions(self.models[0].readout, self.rows)
+        if closed_form_solutions is not None and len(self.models) > 1:
             raise ConfigurationError(
                 setting="method.name",
                 got=self.model.method.config.name,
                 expected="a method that tasks can share",
                 fix="train a cue per task: it has a closed form for each",
             )
-        for _ in solutions or ():
+        for _ in closed_form_solutions or ():
             self.state.step += 1
             self._evaluate()
         with torch.random.fork_rng(devices=[]):
-            while solutions is None and self.state.step < self.num_steps and not self.state.is_over:
+            while closed_form_solutions is None and self.state.step < self.num_steps and not self.state.is_over:
                 self._step()
                 self._after_step()
         self.model.load_state_dict(self.best)

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from softcue.errors import MissingExtraError
-from softcue.files import write_whole
+from softcue.files import write_atomically
 
 
 class ProgressRecorder:
@@ -52,7 +52,7 @@ class ProgressRecorder:
         kept: list[str] = []
         if step and path.is_file():
             kept = [line for line in path.read_text("utf-8").splitlines() if _step_of(line) <= step]
-        write_whole(path, "".join(line + "\n" for line in kept).encode())
+        write_atomically(path, "".join(line + "\n" for line in kept).encode())
         self._started = time.monotonic()
         self._bar_task = self.bar.add_task(
             self.title, total=self.num_steps, completed=step, loss="-", score="-", speed="-"

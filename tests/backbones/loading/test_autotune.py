@@ -16,11 +16,11 @@ from softcue.backbones import BackboneConfig, load_backbone
 from softcue.backbones.loading import autotune
 from softcue.backbones.loading.autotune import (
     agree,
-    bfloat16_speed,
     choose_attention,
     choose_dtype,
     keep_first_layers,
     make_trial_pass,
+    measure_bfloat16_speed,
     relative_speed,
     time_in_turns,
 )
@@ -342,7 +342,7 @@ def test_padding_does_not_count_in_a_trial_pass(family: str) -> None:
 
 
 def test_the_speed_of_bfloat16_is_measured_and_finite() -> None:
-    assert 0 < bfloat16_speed([(64, 64), (64, 128)], CPU) < math.inf
+    assert 0 < measure_bfloat16_speed([(64, 64), (64, 128)], CPU) < math.inf
 
 
 def test_timing_in_turns_leaves_out_the_first_run_of_each() -> None:

@@ -433,4 +433,4 @@ def test_natural_pooling_follows_the_pooling_config(
     if config is not None:
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    assert load(folder).natural_pooling == pooling
+    assert load(folder).default_pooling == pooling

@@ -98,7 +98,7 @@ def test_a_shape_takes_no_memory_and_has_the_attributes_methods_use(name: str) -
     assert backbone.num_layers >= 6
     assert backbone.word_table.shape == (backbone.model.config.vocab_size, backbone.width)
     assert backbone.max_length >= 512
-    assert backbone.max_answer_length >= 512
+    assert backbone.max_target_length >= 512
     assert isinstance(backbone.tokenizer.pad_token_id, int)
     if backbone.kind == "encoder-decoder":
         assert backbone.start_id in (0, 2)
@@ -123,7 +123,7 @@ def test_sizes(name: str, kind: str, width: int, hidden: int, layers: int, longe
 
 
 def test_a_shape_pools_as_its_model_does() -> None:
-    assert {name: backbone_like(name).natural_pooling for name in ("minilm", "modernbert-base", "roberta-base")} == {
+    assert {name: backbone_like(name).default_pooling for name in ("minilm", "modernbert-base", "roberta-base")} == {
         "minilm": "mean",
         "modernbert-base": "mean",
         "roberta-base": "cls",
@@ -184,7 +184,7 @@ def test_a_folder_gives_the_shape_of_the_model_in_it(model_type: str, model_fold
     like, loaded = backbone_like(str(folder)), load_backbone(str(folder))
     assert type(like.model) is type(loaded.model)
     assert shapes_of(like.model) == shapes_of(loaded.model)
-    for name in ("kind", "width", "hidden_width", "num_layers", "max_answer_length", "natural_pooling", "folder"):
+    for name in ("kind", "width", "hidden_width", "num_layers", "max_target_length", "default_pooling", "folder"):
         assert getattr(like, name) == getattr(loaded, name), name
 
 

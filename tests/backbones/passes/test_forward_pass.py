@@ -50,7 +50,7 @@ def test_unprompted_states_are_the_models_own(family: str) -> None:
 def test_target_logits_are_those_of_the_model_with_labels(family: str) -> None:
     backbone = tiny(family)
     model = make_model(backbone, "no-prompt")
-    batch = collate(model.rows(backbone, EXAMPLES[:1], with_answer=True), 0)
+    batch = collate(model.rows(backbone, EXAMPLES[:1], with_target=True), 0)
     logits = backbone.read(batch, None, backbone.embed(batch.ids)).target_logits(batch.target_ids)
     expected = backbone.model(input_ids=batch.ids, labels=batch.target_ids).logits
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -76,7 +76,7 @@ def test_on_a_bfloat16_backbone_trainable_parameters_and_outputs_stay_in_float32
     losses = []
     for each_backbone in (plain, backbone):
         model = make_model(each_backbone, case)
-        batch = collate(model.rows(each_backbone, [Example(("My invoice",), "a")], with_answer=True), 0)
+        batch = collate(model.rows(each_backbone, [Example(("My invoice",), "a")], with_target=True), 0)
         loss, _, _ = model(each_backbone, batch)
         loss.total.backward()
         assert loss.total.dtype == torch.float32

@@ -44,7 +44,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def lay_out_in_every_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(backbone_module, "shared_parts", lambda batch, prompt, side: [])
+    patch.setattr(backbone_module, "find_shared_prefixes", lambda batch, prompt, side: [])
 
 
 def training_step(
@@ -52,7 +52,7 @@ def training_step(
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of one batch."""
     model.train().zero_grad()
-    batch = collate(model.rows(backbone, EXAMPLES, with_answer=True), backbone.tokenizer.pad_token_id, side)
+    batch = collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id, side)
     torch.manual_seed(0)
     outcome = model(backbone, batch)
     outcome.loss.total.backward()
@@ -273,7 +273,7 @@ def test_a_prompt_is_run_once_per_step_whatever_the_number_of_rows(plain: pytest
         training_step(model, backbone)
     finally:
         handle.remove()
-    longest = max(len(row.ids) + len(row.target_ids) for row in model.rows(backbone, EXAMPLES, with_answer=True))
+    longest = max(len(row.ids) + len(row.target_ids) for row in model.rows(backbone, EXAMPLES, with_target=True))
     assert shapes == [(1, 4), (len(EXAMPLES), longest)]
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from softcue.backbones.families import family_of, source_layers
 from softcue.errors import BackboneError
-from softcue.files import cache_folder, write_whole
+from softcue.files import cache_folder, write_atomically
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 MEASURED_WEIGHTS = 5_000_000  # models with fewer weights are fast anyway
@@ -55,18 +55,18 @@ def choose_dtype(model: Any, device: torch.device) -> torch.dtype:
         return torch.float32
 
     def measure() -> Choice:
-        gain = bfloat16_speed(_matrix_shapes(model), device)
+        gain = measure_bfloat16_speed(_matrix_shapes(model), device)
         return "bfloat16" if gain >= BFLOAT16_GAIN else "float32", {"bfloat16": gain}
 
     chosen = _recall_or_measure(_make_key("dtype", model, device, ""), ("float32", "bfloat16"), measure)
     return torch.bfloat16 if chosen == "bfloat16" else torch.float32
 
 
-def bfloat16_speed(shapes: MatrixShapes, device: torch.device) -> float:
+def measure_bfloat16_speed(shapes: MatrixShapes, device: torch.device) -> float:
     """Measure the speed of multiplying in bfloat16 relative to float32, forward and backward, in about a second.
 
     Example:
-        >>> bfloat16_speed([(16, 16)], torch.device("cpu")) > 0
+        >>> measure_bfloat16_speed([(16, 16)], torch.device("cpu")) > 0
         True
     """
     gain = 0.0
@@ -332,7 +332,7 @@ def _recall_or_measure(key: str, names: Collection[str], measure: Callable[[], C
         name, speeds = measure()
         choices[key] = {"choice": name, "speeds": {candidate: round(speed, 3) for candidate, speed in speeds.items()}}
         with suppress(OSError):
-            write_whole(path, (json.dumps(choices, indent=1) + "\n").encode())
+            write_atomically(path, (json.dumps(choices, indent=1) + "\n").encode())
     return name
 
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from softcue.errors import BackboneError, MissingExtraError, near_matches
-from softcue.files import cache_folder, remove, sha256, write_whole
+from softcue.files import cache_folder, remove, sha256, write_atomically
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ ALIASES = {
 }
 
 
-def found_folder(name: str) -> Path | None:
+def find_alias_folder(name: str) -> Path | None:
     """Find the model folder of an alias: pulled before, or in an installed package; None if there is neither.
 
     Example:
-        >>> found_folder("no-such-alias") is None
+        >>> find_alias_folder("no-such-alias") is None
         True
     """
     alias = ALIASES.get(name)
@@ -77,9 +77,9 @@ def found_folder(name: str) -> Path | None:
     return folder if (folder / alias.weights).is_file() else None
 
 
-def alias_folder(name: str) -> Path:
+def verify_alias_folder(name: str) -> Path:
     """Find the model folder of an alias and check its weights against the pinned digest."""
-    folder = found_folder(name)
+    folder = find_alias_folder(name)
     if folder is None:
         raise BackboneError(
             setting="backbone.name",
@@ -99,7 +99,7 @@ def find_model_folder(name: str) -> Path | None:
         True
     """
     if name in ALIASES:
-        return alias_folder(name)
+        return verify_alias_folder(name)
     path = os.path.expanduser(name)  # os.path, because pathlib raises for names no file can have
     if path and os.path.isdir(path):
         folder = Path(path)
@@ -210,7 +210,7 @@ def _unpack(wheel: Path, name: str, target: Path) -> None:
                 if not entry.startswith(prefix) or entry.endswith(("/", ".py")) or is_outside:
                     continue
                 (partial / inner).parent.mkdir(parents=True, exist_ok=True)
-                write_whole(partial / inner, archive.read(entry))
+                write_atomically(partial / inner, archive.read(entry))
         _check_digest(name, partial / alias.weights, f"nothing was kept; {alias.requirement} is not what it was")
         remove(target)
         os.replace(partial, target)

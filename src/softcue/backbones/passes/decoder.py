@@ -44,7 +44,7 @@ class PrefixStates(NamedTuple):
     cache: KeyValueCache
 
 
-def shared_parts(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list[SharedPrefix]:
+def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list[SharedPrefix]:
     """Find the rows of each prompt that begin alike; none if a prompt depends on the text or is not in front of it.
 
     Example:
@@ -54,7 +54,7 @@ def shared_parts(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list
         >>> batch = collate(rows, pad_id=0)
         >>> mask = torch.ones(2, 5, dtype=torch.bool)
         >>> prompt = Prompt(torch.zeros(2, 5, 4), mask, torch.zeros(()), shared_by=nn.Identity())
-        >>> shared_parts(batch, prompt, "left")[0].length
+        >>> find_shared_prefixes(batch, prompt, "left")[0].length
         6
     """
     if prompt is None:
@@ -305,7 +305,7 @@ class DecoderPass(ForwardPass):
         if self._leaves_window(ids.shape[1]):
             return self._without_sharing().rank(candidates)
         num_rows, num_candidates = len(self.ids), len(ids)
-        self.read_for_answers()
+        self.run_for_ranking()
         assert self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None
         logits = self._last_logits.repeat_interleave(num_candidates, dim=0).unsqueeze(1)  # [B*C 1 V]
         repeated_ids, repeated_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
@@ -404,7 +404,7 @@ class DecoderPass(ForwardPass):
             narrowed._last_logits = self._last_logits[index]
         return narrowed
 
-    def read_for_answers(self) -> None:
+    def run_for_ranking(self) -> None:
         """Run once over prompt and text and keep keys and values. The text must end in the last column."""
         if self._source_cache is not None:
             return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Called after each token with all tokens generated for its row so far; returns whether the row is finished.
-Listener = Callable[[Sequence[int]], bool]
+TokenListener = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def add_gumbel_noise(decoding: Decoding, streams: Sequence[torch.Generator], _: 
     return scaled - torch.log(-torch.log(uniform.clamp(min=1e-20)))  # -log(-log U) is Gumbel noise
 
 
-def make_stopping_criterion(listeners: Sequence[Listener | None]) -> Callable[..., Tensor]:
+def make_stopping_criterion(listeners: Sequence[TokenListener | None]) -> Callable[..., Tensor]:
     """Make a stopping criterion of transformers that asks each row's listener. [B U] -> [B]"""
 
     def is_finished(generated: Tensor, scores: Tensor, **_: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.layout import Layout
-from softcue.backbones.passes.decoding import Decoding, Listener
+from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.backbones.pooling import Summary, compare_texts, pool
 from softcue.errors import BackboneError
 from softcue.randomness import text_generator
@@ -39,9 +39,9 @@ class ForwardPass(ABC):
     prompt: Prompt | None
     parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither
     offsets: Tensor | None = None  # [B T 2] characters of the last text, -1 if none
-    known_features: Tensor | None = None  # [B R] computed before, if nothing trainable is between text and head
+    precomputed_features: Tensor | None = None  # [B R] computed before, if nothing trainable is between text and head
     stops_at: int | None = None  # the pass ends with the input of this layer
-    listeners: Sequence[Listener | None] = ()  # one per row, called while it generates without beams
+    listeners: Sequence[TokenListener | None] = ()  # one per row, called while it generates without beams
     _hidden: Tensor | None = None  # [B S D]
     _generated: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
@@ -64,8 +64,8 @@ class ForwardPass(ABC):
 
     def features(self, summary: Summary) -> Tensor:
         """One vector per row from the text's positions, in float32; pooling copies no hidden states. [B R]"""
-        if self.known_features is not None:
-            return self.known_features
+        if self.precomputed_features is not None:
+            return self.precomputed_features
         if summary == "compared":
             assert self.parts is not None
             return compare_texts(self.text(), self.parts)
@@ -90,7 +90,7 @@ class ForwardPass(ABC):
             return torch.cat(states, dim=1), torch.cat(mask, dim=1)
         raise AssertionError(f"{self.backbone.name} never ran layer {layer}")
 
-    def read_for_answers(self) -> None:
+    def run_for_ranking(self) -> None:
         """Run, for all rows at once, the pass that `rank` needs."""
         self.hidden()
 
@@ -106,7 +106,7 @@ class ForwardPass(ABC):
             ids=self.ids[index],
             parts=None if self.parts is None else self.parts[index],
             offsets=None if self.offsets is None else self.offsets[index],
-            known_features=None if self.known_features is None else self.known_features[index],
+            precomputed_features=None if self.precomputed_features is None else self.precomputed_features[index],
             prompt=self._prompt_of_rows(index),
             listeners=[self.listeners[row] for row in index.tolist()] if self.listeners else (),
             _hidden=None if self._hidden is None else self._hidden[index],

@@ -22,7 +22,7 @@ from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.cue.cue import Cue
 from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
-from softcue.inference import predict_mixed, rows_together
+from softcue.inference import predict_mixed, tokenize_requests
 from softcue.serving.engine.batcher import Batcher, Limits
 from softcue.serving.engine.registry import LoadedCue, Registry, recorded_dtype
 from softcue.serving.engine.requests import (
@@ -290,7 +290,7 @@ class Engine:
     def _tokenize(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         splits = [row.model.split(row.example) for row in rows]
         examples = [(row.model, example) for row, split in zip(rows, splits, strict=True) for example in split]
-        tokenized_rows = iter(rows_together(self.backbone, examples, self._use_disk_cache))
+        tokenized_rows = iter(tokenize_requests(self.backbone, examples, self._use_disk_cache))
         tokenized: list[BatchRow] = []
         for row, split in zip(rows, splits, strict=True):
             batch_rows = [BatchRow.of(row, number, next(tokenized_rows)) for number in range(len(split))]
