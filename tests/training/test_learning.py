@@ -287,8 +287,8 @@ def test_training_is_the_same_however_often_it_is_evaluated(rule: str) -> None:
 
     often, seldom = ended(1), ended(4)
     assert len(often) == len(seldom) == 4
-    for item, two in zip(often, seldom, strict=True):
-        check_equal(item, two)
+    for often_step, seldom_step in zip(often, seldom, strict=True):
+        check_equal(often_step, seldom_step)
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------
@@ -312,8 +312,8 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
     training: Settings = {"steps": 6, "checkpoint_every": 3, "evaluate_every": 6}
     whole = trained(training, RESUMED[kind])
 
-    def dying(events: str, values: dict[str, Any]) -> None:
-        if events == "step" and values["step"] == 5:  # two steps behind its checkpoint
+    def dying(kind: str, values: dict[str, Any]) -> None:
+        if kind == "step" and values["step"] == 5:  # two steps behind its checkpoint
             raise Crash
 
     checkpoints = Checkpoints(tmp_path, "digest")
@@ -325,7 +325,7 @@ def test_a_resumed_run_ends_with_the_very_same_numbers(kind: str, tmp_path: Path
 
     resumed = new_trainer(training, RESUMED[kind], seed=7, checkpoints=checkpoints)  # all its numbers are replaced
     again = Run(resumed.model)
-    resumed.listener = lambda events, values: again.steps.append(values) if events == "step" else None
+    resumed.listener = lambda kind, values: again.steps.append(values) if kind == "step" else None
     resumed.resume(checkpoint)
     again.result = resumed.run()
     check_equal(everything(again.model), everything(whole.model))
