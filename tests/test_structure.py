@@ -78,3 +78,14 @@ def test_no_two_classes_of_the_package_have_the_same_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_variable_has_a_name_that_says_nothing() -> None:
+    vague = {"found", "own", "one", "known", "heard", "asked", "told"}
+    wrong = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            is_assigned = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in vague
+            if is_assigned or (isinstance(node, ast.arg) and node.arg in vague):
+                wrong.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert not wrong
