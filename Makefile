@@ -51,7 +51,7 @@ bench: $(VENV)/.bench $(VENV)/.serve
 		$(if $(wildcard $(DATA)),--data $(DATA))
 
 # make results DATA=folder-with-subj T5=folder-of-a-t5
-DATA ?= ../shared/data
+DATA ?= data
 few-shot: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.tables.few_shot_scores --data $(DATA)
 

@@ -1,6 +1,6 @@
 """Compare settings that keep VIP's codebook from collapsing: one run per setting on Subj, and a plot.
 
-    python -m benchmarks.tables.codebooks --data ../shared/data --t5 FOLDER [--picture docs/codebook-use.png]
+    python -m benchmarks.tables.codebooks --data data --t5 FOLDER [--picture docs/codebook-use.png]
 
 Only validation rows are used. A finished run is not repeated. Prints Markdown: perplexity of the codes drawn in the
 last steps, |P^q|/|P|, the variation of prompts over inputs, and the validation score.

@@ -1,6 +1,6 @@
 """The few-shot table of docs/results.md (IDPG's protocol, Wu et al. 2022): methods x tasks x seeds on MiniLM.
 
-    python -m benchmarks.tables.few_shot_scores --data ../shared/data
+    python -m benchmarks.tables.few_shot_scores --data data
                                                 run the missing runs, then print the table
     python -m benchmarks.tables.few_shot_scores --data ... --search m-idpg-phm method.rule=kv
                                                 one setting, scored on validation rows only

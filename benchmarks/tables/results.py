@@ -1,6 +1,6 @@
 """The Subj table of docs/results.md: prompt tuning on real data, on each backbone, with simple baselines.
 
-    python -m benchmarks.tables.results --data ../shared/data --t5 FOLDER [--only minilm] [--output runs/results]
+    python -m benchmarks.tables.results --data data --t5 FOLDER [--only minilm] [--output runs/results]
 
 Each run is an ordinary `softcue train`. A finished run is not repeated, an interrupted run is resumed.
 Prints Markdown, and the command of each backbone.

@@ -1,6 +1,6 @@
 """The SuperGLUE table of docs/results.md (a small version of table 1 of Bhardwaj et al. 2022): VIP's variants on a T5.
 
-    python -m benchmarks.tables.superglue --data ../shared/data --t5 FOLDER
+    python -m benchmarks.tables.superglue --data data --t5 FOLDER
                                           run the missing runs, then print the table
     python -m benchmarks.tables.superglue --data ... --t5 ... --search vip method.scale=0
                                           one setting, scored on validation rows only

@@ -1,6 +1,6 @@
 """Tables of docs/results.md: out of domain, many labels, several tasks with one prompt, ensembles of cues.
 
-    python -m benchmarks.tables.transfer --data ../shared/data --t5 FOLDER
+    python -m benchmarks.tables.transfer --data data --t5 FOLDER
                                          run the missing runs, then print the tables
 
 Two processes (each with OMP_NUM_THREADS=1, say) can share the work. Every method takes the same steps over the same
