@@ -256,3 +256,11 @@ def test_missing_file_is_refused(tmp_path: Path, name: str) -> None:
 def test_true_is_not_taken_for_one() -> None:
     with pytest.raises(ConfigurationError, match=r"training\.epochs"):
         resolve({"training": {"epochs": True}})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("prompt_rate", "training.learning_rate"), ("network_rate", "training.network_learning_rate")]
+)
+def test_a_renamed_key_is_reported_with_its_name_today(old: str, new: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"it is called {new} now"):
+        resolve({"training": {old: 0.1}})

@@ -33,6 +33,13 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
+# Keys of version 0.1 -> their names today.
+RENAMED_KEYS = {
+    "training.prompt_rate": "training.learning_rate",
+    "training.network_rate": "training.network_learning_rate",
+}
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run: everything it depends on besides the rows."""
@@ -187,6 +194,12 @@ def method_config(values: Mapping[str, Any]) -> MethodConfig:
     return resolve({"method": dict(values)}).method
 
 
+def _advice(section: str, key: str, model: type[BaseModel]) -> str:
+    """What to write instead of an unknown key: its name today, or a similar key."""
+    new_key = RENAMED_KEYS.get(f"{section}.{key}")
+    return f"it is called {new_key} now" if new_key else near_matches(key, model.model_fields)
+
+
 def _checked(section: str, model: type[Part], whole: Settings) -> Part:
     values = whole.get(section, {})
     unknown = [key for key in values if key not in model.model_fields]
@@ -195,7 +208,7 @@ def _checked(section: str, model: type[Part], whole: Settings) -> Part:
             setting=f"{section}.{unknown[0]}",
             got=values[unknown[0]],
             expected="a known key",
-            fix=near_matches(str(unknown[0]), model.model_fields),
+            fix=_advice(section, str(unknown[0]), model),
         )
     for key, value in values.items():  # pydantic would read true as 1
         if isinstance(value, bool) and model.model_fields[key].annotation in (int, float, int | None):

@@ -253,7 +253,8 @@ def splits_of_run(folder: str | Path) -> Splits:
     Example:
         splits_of_run("cues/tickets").test[0].texts
     """
-    return read_splits(resolve(read_settings(Path(folder) / "config.yaml")).task, {})
+    settings = read_settings(Path(folder) / "config.yaml")
+    return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
 
 
 def _absolute_name(backbone: Backbone) -> str:
