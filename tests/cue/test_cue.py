@@ -250,6 +250,16 @@ def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
     assert "## Scores" not in card
 
 
+def test_the_card_of_a_fine_tuned_cue_says_that_it_holds_the_weights(trained: Cue) -> None:
+    for method, sentence in {
+        "prompt-tuning": "The backbone's weights are not in this folder",
+        "fine-tuning": "This folder holds a trained copy of the backbone's weights",
+        "efl": "This folder holds a trained copy of the backbone's weights",
+    }.items():
+        cue_file = trained.cue_file.model_copy(update={"method": {**trained.cue_file.method, "name": method}})
+        assert sentence in model_card(cue_file, "x")
+
+
 # Another backbone
 
 

@@ -27,13 +27,13 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score a cue, or an ensemble of several, on rows with known targets."""
-    from softcue.cli.predict import choose_ensemble, load_together
+    from softcue.cli.predict import choose_join, load_together
     from softcue.cue.cue_file import read_cue_file
     from softcue.errors import ConfigurationError
     from softcue.evaluation import read_evaluation_set
     from softcue.inference import predict
 
-    join = choose_ensemble(by_vote, by_mean)
+    join = choose_join(by_vote, by_mean)
     if len(cues) > 1 and join is None:
         raise ConfigurationError(
             setting="cues",

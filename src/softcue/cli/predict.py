@@ -52,7 +52,7 @@ def predict(
             raise ConfigurationError(
                 setting="output", got=output, expected="a file in an existing folder", fix=f"make {output.parent}"
             )
-    join = choose_ensemble(by_vote, by_mean)
+    join = choose_join(by_vote, by_mean)
     loaded = load_together(cues, backbone, is_ensemble=join is not None)
     names = [cue.name for cue in loaded]
     if len(set(names)) < len(names) and join is None:
@@ -137,7 +137,7 @@ def _line(
     return line | {"cues": by_cue}
 
 
-def choose_ensemble(by_vote: bool, by_mean: bool) -> Join | None:
+def choose_join(by_vote: bool, by_mean: bool) -> Join | None:
     """The function that joins several cues' predictions, or None."""
     from softcue.errors import ConfigurationError
     from softcue.evaluation import mean, vote

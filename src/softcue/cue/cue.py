@@ -197,7 +197,7 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     """
     cue = load(origin, backbone)
     cue_tensors, tensors = cue.model.method.state_dict(), model.method.state_dict()
-    cue_meaning, meaning = cue.model.method.config.inference_settings(), model.method.config.inference_settings()
+    cue_meaning, meaning = cue.model.method.config.settings_to_match(), model.method.config.settings_to_match()
     if not tensors or _shapes(cue_tensors) != _shapes(tensors) or cue_meaning != meaning:
         raise ConfigurationError(
             setting="training.init_from",

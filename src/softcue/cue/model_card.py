@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from softcue.cue.cue_file import CueFile
+from softcue.methods import METHODS
 
 
 def model_card(cue_file: CueFile, name: str) -> str:
@@ -21,14 +22,16 @@ def model_card(cue_file: CueFile, name: str) -> str:
         "referent": f"whether `{task.text[-1]}` is what the marked pronoun stands for",
     }[task.kind]
     reads = " and ".join(f"`{column}`" for column in task.text)
+    weights = "The backbone's weights are not in this folder and were not changed."
+    if METHODS.find(str(method["name"])).stores_backbone:
+        weights = "This folder holds a trained copy of the backbone's weights; the backbone itself was not changed."
     lines = [
         f"# {name}",
         "",
         task.description or f"Reads {reads}, answers with {prediction}.",
         "",
         f"A softcue cue for the task `{task.name}`: `{method['name']}` on the frozen backbone "
-        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). The backbone's weights are not in this folder "
-        "and were not changed.",
+        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). {weights}",
         "",
         "## Use it",
         "```python",

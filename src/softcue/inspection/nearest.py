@@ -25,7 +25,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Vector:
+class VectorNeighbours:
     """One prompt vector."""
 
     position: int
@@ -38,7 +38,7 @@ class NearestWords:
     """The nearest words of all prompt vectors of a cue."""
 
     num_vectors: int
-    vectors: list[Vector]
+    vectors: list[VectorNeighbours]
     labels_kept: list[str]  # labels whose words are among the neighbours of a vector
     repeated: list[str]  # words nearest to more than one vector
 
@@ -86,7 +86,7 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
         )
     nearest = neighbours(view, prompts, top)
     vectors = [
-        Vector(position, float(prompt.norm()), words)
+        VectorNeighbours(position, float(prompt.norm()), words)
         for position, (prompt, words) in enumerate(zip(prompts, nearest, strict=True))
     ]
     near_words = {neighbour.word for vector in vectors for neighbour in vector.neighbours}

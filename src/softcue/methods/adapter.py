@@ -23,7 +23,7 @@ from softcue.tasks import Task
 class BottleneckConfig(MethodConfig):
     """Width and dropout of the modules on sub-layers."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = ("init_std", "up_std")
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("init_std", "up_std")
 
     bottleneck: int = Field(16, ge=1, description="m, the adapter's inner width")
     dropout: float = Field(

@@ -29,6 +29,7 @@ class FineTuning(Method):
     Config: ClassVar[type[MethodConfig]] = FineTuningConfig
     summary = "all weights of the backbone are trained: a copy per task (a baseline)"
     paper = "-"
+    stores_backbone = True
 
     def __init__(self, weights: dict[str, nn.Parameter], config: FineTuningConfig) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 
 from softcue.backbones import Backbone, pool
 from softcue.errors import ConfigurationError
-from softcue.methods.method import DeepConfig, MethodConfig, Prompted, select_layers
+from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers
 from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import IDPG, GeneratorShape, PromptedLayers
 from softcue.sentence_vectors import SentenceVector
@@ -25,7 +25,7 @@ from softcue.types import Instance, Prompt
 class IDPGConfig(DeepConfig, InitConfig):
     """IDPG: the generator, its input, and where its prompts go."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = (
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = (
         "init_std",
         "factor_std",
         "representation_dropout",
@@ -102,7 +102,7 @@ class IDPGMethod(Prompted):
             pooling = "mean" if config.representation == "words" else backbone.default_pooling
             config = config.model_copy(update={"pooling": pooling})
         assert config.pooling != "auto" and config.representation != "auto"
-        prompted_layers = select_layers(config, backbone, num_layers=1 if config.depth == "single" else None)
+        prompted_layers = make_prompted_layers(config, backbone, num_layers=1 if config.depth == "single" else None)
         representation = None
         if config.representation != "entering":
             representation = SentenceVector(

@@ -44,7 +44,7 @@ class NoPrompt(Method):
 class LinearProbeConfig(MethodConfig):
     """Linear probe: its regularisation."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = ("strengths",)
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("strengths",)
 
     strengths: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         STRENGTHS, min_length=1, description="inverse regularisation; validation rows choose one"

@@ -32,7 +32,7 @@ class MethodConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Fields that only say how parameters start or how they are trained. A subclass names its own fields.
-    training_only_fields: ClassVar[tuple[str, ...]] = ("dropout",)
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("dropout",)
 
     name: str = Field(description="what the user types")
 
@@ -40,10 +40,10 @@ class MethodConfig(BaseModel):
         """Return the backbone that a method with these settings is built for."""
         return backbone
 
-    def inference_settings(self) -> dict[str, Any]:
-        """Return the settings that decide what trained parameters compute: all but `training_only_fields`."""
+    def settings_to_match(self) -> dict[str, Any]:
+        """Return the settings that decide what trained parameters compute: all but `fields_free_to_differ`."""
         left_out = {
-            name for config_class in type(self).__mro__ for name in vars(config_class).get("training_only_fields", ())
+            name for config_class in type(self).__mro__ for name in vars(config_class).get("fields_free_to_differ", ())
         }
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in left_out}
 
@@ -67,6 +67,7 @@ class Method(nn.Module, ABC):
     summary: ClassVar[str]  # one line for `softcue methods`
     paper: ClassVar[str]  # authors and year, or "-"
     presets: ClassVar[Presets] = {}  # of a method outside softcue; softcue's own are in presets.yaml
+    stores_backbone: ClassVar[bool] = False  # its cues hold a changed copy of the backbone's weights
     needs_head: ClassVar[bool] = False  # it trains a head only, so it needs one also on backbones that write text
 
     config: MethodConfig  # without any `auto` left, as the cue records it
@@ -107,7 +108,10 @@ class Method(nn.Module, ABC):
         return self.config.view_of(backbone)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
-        """Return the prompt vectors: `training.learning_rate`. The others use `training.network_learning_rate`."""
+        """Return the parameters that use `training.learning_rate`, mostly prompt vectors.
+
+        All others use `training.network_learning_rate`.
+        """
         return []
 
     def prompt_encoder(self) -> PromptEncoder | None:
@@ -125,7 +129,7 @@ class Method(nn.Module, ABC):
 class PromptedConfig(MethodConfig):
     """Settings of every method that puts prompt vectors beside the text."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = ("insert_at",)
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("insert_at",)
 
     prompt_length: int = Field(20, ge=1, le=1000, description="number of prompt vectors, P")
     insert_at: InsertAt = Field(
@@ -155,7 +159,7 @@ class PromptedConfig(MethodConfig):
 
 
 class DeepConfig(PromptedConfig):
-    """Settings of methods that put prompts into every layer."""
+    """Settings of methods that put prompts into every layer, or into the layers named."""
 
     rule: Rule = Field(
         "add", description="how a layer takes its prompt: add to hidden states, replace them, or kv (keys and values)"
@@ -171,7 +175,7 @@ class DeepConfig(PromptedConfig):
         return tuple(part.strip() for part in layers.split(",")) if isinstance(layers, str) and layers else layers
 
 
-def select_layers(config: DeepConfig, backbone: Backbone, num_layers: int | None = None) -> PromptedLayers:
+def make_prompted_layers(config: DeepConfig, backbone: Backbone, num_layers: int | None = None) -> PromptedLayers:
     """Return the layers that a configuration names, among the first `num_layers` of the backbone (unset: all)."""
     available = range(backbone.num_layers if num_layers is None else num_layers)
     layers = tuple(sorted(set(config.layers))) or tuple(available)

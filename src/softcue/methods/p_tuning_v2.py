@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.inputs.formatter import InsertAt
-from softcue.methods.method import DeepConfig, MethodConfig, Prompted, select_layers
+from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers
 from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
 from softcue.prompts.prompt_tuning import uniform_vectors
 from softcue.tasks import Task
@@ -23,7 +23,7 @@ from softcue.tasks import Task
 class PTuningV2Config(DeepConfig):
     """P-tuning v2: how layers take their prompts, and the initial values."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = ("init", "init_std")
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("init", "init_std")
 
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
     dropout: float = Field(
@@ -34,7 +34,10 @@ class PTuningV2Config(DeepConfig):
 
 
 class PTuningV2(Prompted):
-    """Trained vectors for every layer, the same for every input."""
+    """Trained vectors for every layer, the same for every input.
+
+    The paper sets keys and values (`rule=kv`). The default, `rule=add`, is the form IDPG compares with.
+    """
 
     Config = PTuningV2Config
     summary = "trained prompt vectors in every layer, the same for every input"
@@ -44,7 +47,7 @@ class PTuningV2(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Make a prompt for every layer."""
         assert isinstance(config, PTuningV2Config)
-        return cls(cls._make_encoder(config, select_layers(config, backbone), backbone, generator), config)
+        return cls(cls._make_encoder(config, make_prompted_layers(config, backbone), backbone, generator), config)
 
     @classmethod
     def _make_encoder(
@@ -80,7 +83,10 @@ class PrefixTuningConfig(PTuningV2Config):
 
 
 class PrefixTuning(PTuningV2):
-    """Trained keys and values in front of every layer's attention."""
+    """Trained keys and values in front of every layer's attention.
+
+    The paper's network over the prefix is off unless `reparameterise` gives its width; the cue then stores it.
+    """
 
     Config = PrefixTuningConfig
     summary = "trained keys and values in front of every layer's attention"

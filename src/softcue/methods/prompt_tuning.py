@@ -26,7 +26,7 @@ from softcue.tasks import Task
 class InitConfig(PromptedConfig):
     """How prompt vectors are initialised."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = (
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = (
         "init",
         "init_fallback",
         "init_text",

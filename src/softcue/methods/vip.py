@@ -23,7 +23,7 @@ CODES_PER_TOKEN = 10
 class ContextConfig(InitConfig):
     """Settings that VIP and VIP-C share: soft and contextualised prompt vectors, and the contextualiser."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = ("noise_resilience", "noise_self")
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("noise_resilience", "noise_self")
 
     prompt_length: int = Field(100, ge=1, le=1000, description="number of prompt vectors, with the soft ones")
     soft_tokens: int = Field(
@@ -46,7 +46,7 @@ class ContextConfig(InitConfig):
 class VIPConfig(ContextConfig):
     """VIP: contextualiser and quantiser."""
 
-    training_only_fields: ClassVar[tuple[str, ...]] = (
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = (
         "commitment",
         "commitment_reduction",
         "ema_rule",

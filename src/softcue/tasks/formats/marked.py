@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from softcue.errors import DataError
-from softcue.tasks.formats.records import Lines, Record, Row, attempt, normalize_label, required, text_list
+from softcue.tasks.formats.records import Lines, Record, Row, normalize_label, required, row_or_error, text_list
 
 MAX_DISTANCE = 3  # words between the index that a WSC row gives and its pronoun; in SuperGLUE one row is off by one
 ENTITIES = ("<e1>", "</e1>", "<e2>", "</e2>")
@@ -21,7 +21,7 @@ def wsc(location: str, record: Record) -> Iterator[Row]:
         >>> list(wsc("row 1", row))
         [('row 1', {'text': 'Bo hit Cy. *He* ran.', 'candidate': 'Bo', 'label': 'true'})]
     """
-    yield attempt(location, _referent, record)
+    yield row_or_error(location, _referent, record)
 
 
 def _referent(location: str, record: Record) -> Record:
@@ -66,12 +66,12 @@ def semeval_lines(lines: Lines, name: str) -> Iterator[Row]:
     for number, line in lines:
         text = line.strip()
         if block and (not text or re.match(r"\d+\t", text)):
-            yield attempt(f"{name}, line {block[0][0]}", _relation, block)
+            yield row_or_error(f"{name}, line {block[0][0]}", _relation, block)
             block = []
         if text:
             block.append((number, text))
     if block:
-        yield attempt(f"{name}, line {block[0][0]}", _relation, block)
+        yield row_or_error(f"{name}, line {block[0][0]}", _relation, block)
 
 
 def _relation(location: str, block: Block) -> Record:
@@ -119,7 +119,7 @@ def semeval(location: str, record: Record) -> Iterator[Row]:
         >>> list(semeval("row 1", row))
         [('row 1', {'text': 'An <e1>arm</e1> of a <e2>chair</e2>.', 'label': 'Component-Whole(e1,e2)'})]
     """
-    yield attempt(location, _flat_relation, record)
+    yield row_or_error(location, _flat_relation, record)
 
 
 def _flat_relation(location: str, record: Record) -> Record:
@@ -138,7 +138,11 @@ def tacred(location: str, record: Record) -> Iterator[Row]:
         >>> next(tacred("row 1", row))[1]["text"]
         '<e1>Ann</e1> <e2>won</e2>'
     """
-    yield (location, record) if "token" not in record and "text" in record else attempt(location, _two_entities, record)
+    yield (
+        (location, record)
+        if "token" not in record and "text" in record
+        else row_or_error(location, _two_entities, record)
+    )
 
 
 def _two_entities(location: str, record: Record) -> Record:

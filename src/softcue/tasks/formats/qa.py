@@ -9,13 +9,13 @@ from softcue.errors import DataError
 from softcue.tasks.formats.records import (
     Record,
     Row,
-    attempt,
     check_object,
     check_type,
+    innermost_records,
     normalize_label,
     required,
+    row_or_error,
     text_list,
-    walk,
 )
 
 SQUAD_STEPS = (("data", "article"), ("paragraphs", "paragraph"), ("qas", "question"))
@@ -33,13 +33,15 @@ def squad(location: str, record: Record) -> Iterator[Row]:
     if "header" in record and "context" not in record:
         return  # the first line of an MRQA file
     if "data" not in record and "qas" not in record:
-        yield attempt(location, _question, record, record)
+        yield row_or_error(location, _question, record, record)
         return
-    for item_location, records in walk(location, record, SQUAD_STEPS if "data" in record else SQUAD_STEPS[-1:]):
+    for item_location, records in innermost_records(
+        location, record, SQUAD_STEPS if "data" in record else SQUAD_STEPS[-1:]
+    ):
         if isinstance(records, DataError):
             yield item_location, records
         else:
-            yield attempt(item_location, _question, *records[-2:])
+            yield row_or_error(item_location, _question, *records[-2:])
 
 
 def _question(location: str, paragraph: Record, item: Record) -> Record:
@@ -145,13 +147,15 @@ def multirc(location: str, record: Record) -> Iterator[Row]:
     """
     passage = record.get("passage")
     if not isinstance(passage, Mapping):
-        yield attempt(location, _flat_answer, record)
+        yield row_or_error(location, _flat_answer, record)
         return
-    for item_location, records in walk(location, passage, (("questions", "question"), ("answers", "answer"))):
+    for item_location, records in innermost_records(
+        location, passage, (("questions", "question"), ("answers", "answer"))
+    ):
         if isinstance(records, DataError):
             yield item_location, records
         else:
-            yield attempt(item_location, _answer, record, *records)
+            yield row_or_error(item_location, _answer, record, *records)
 
 
 def _answer(location: str, record: Record, passage: Record, question: Record, answer: Record) -> Record:
@@ -190,13 +194,13 @@ def record(location: str, item: Record) -> Iterator[Row]:
     """
     passage = item.get("passage")
     if not isinstance(passage, Mapping):
-        yield attempt(location, _flat_query, item)
+        yield row_or_error(location, _flat_query, item)
         return
-    for item_location, records in walk(location, item, (("qas", "query"),)):
+    for item_location, records in innermost_records(location, item, (("qas", "query"),)):
         if isinstance(records, DataError):
             yield item_location, records
         else:
-            yield attempt(item_location, _query, passage, records[-1])
+            yield row_or_error(item_location, _query, passage, records[-1])
 
 
 def _query(location: str, passage: Record, item: Record) -> Record:
@@ -249,7 +253,7 @@ def race(location: str, record: Record) -> Iterator[Row]:
         [('Di', 'A')]
     """
     if "questions" not in record:
-        yield attempt(location, _flat_choice, record)
+        yield row_or_error(location, _flat_choice, record)
         return
     try:
         questions, options = (required(location, record, key, list) for key in ("questions", "options"))
@@ -261,7 +265,7 @@ def race(location: str, record: Record) -> Iterator[Row]:
         item = {"article": record.get("article"), "question": question}
         item |= {"options": options[index]} if index < len(options) else {}
         item |= {"answer": answers[index]} if index < len(answers) else {}
-        yield attempt(f"{location}, question {index + 1}", _flat_choice, item)
+        yield row_or_error(f"{location}, question {index + 1}", _flat_choice, item)
 
 
 def _flat_choice(location: str, record: Record) -> Record:

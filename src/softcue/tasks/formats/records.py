@@ -95,11 +95,11 @@ def text_list(location: str, record: Record, key: str) -> list[str]:
     return [check_type(f"{location}, key '{key}'", value, str) for value in required(location, record, key, list)]
 
 
-def attempt(location: str, make: Callable[..., Record], *arguments: object) -> Row:
+def row_or_error(location: str, make: Callable[..., Record], *arguments: object) -> Row:
     """Make a row, or return its error, so that the next row is still read.
 
     Example:
-        >>> attempt("row 1", lambda location, text: {"text": text}, "hello")
+        >>> row_or_error("row 1", lambda location, text: {"text": text}, "hello")
         ('row 1', {'text': 'hello'})
     """
     try:
@@ -108,13 +108,13 @@ def attempt(location: str, make: Callable[..., Record], *arguments: object) -> R
         return location, error
 
 
-def walk(
+def innermost_records(
     location: str, record: object, steps: Sequence[tuple[str, str]], parents: tuple[Record, ...] = ()
 ) -> Iterator[tuple[str, tuple[Record, ...] | DataError]]:
     """Yield every innermost record with its parents; a step is a key that holds a list, and the name of its items.
 
     Example:
-        >>> list(walk("file", {"qas": [{"id": 1}]}, [("qas", "question")]))
+        >>> list(innermost_records("file", {"qas": [{"id": 1}]}, [("qas", "question")]))
         [('file, question 1', ({'qas': [{'id': 1}]}, {'id': 1}))]
     """
     try:
@@ -126,7 +126,7 @@ def walk(
     if not steps:
         yield location, (*parents, current)
     for number, item in enumerate(items, start=1):
-        yield from walk(f"{location}, {steps[0][1]} {number}", item, steps[1:], (*parents, current))
+        yield from innermost_records(f"{location}, {steps[0][1]} {number}", item, steps[1:], (*parents, current))
 
 
 def normalize_label(value: object, names: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from softcue.errors import DataError
-from softcue.tasks.formats.records import Lines, Record, Row, attempt, text_list
+from softcue.tasks.formats.records import Lines, Record, Row, row_or_error, text_list
 
 DOCUMENT_START = "-DOCSTART-"
 Cells = tuple[int, list[str]]  # the line's number and its columns
@@ -39,7 +39,7 @@ def conll_lines(lines: Lines, name: str) -> Iterator[Row]:
             yield location, {"text": " ".join(cells[0] for _, cells in sentence)}
         else:
             words, tags = ([cells[column] for _, cells in sentence] for column in (0, -1))
-            yield attempt(location, join_tagged, words, tags)
+            yield row_or_error(location, join_tagged, words, tags)
 
 
 def _sentences(lines: Lines) -> Iterator[list[Cells]]:
@@ -63,7 +63,11 @@ def conll(location: str, record: Record) -> Iterator[Row]:
         >>> list(conll("row 1", {"tokens": ["Ann", "won"], "ner_tags": ["B-PER", "O"]}))
         [('row 1', {'text': 'Ann won', 'spans': [(0, 3, 'PER')]})]
     """
-    yield (location, record) if "tokens" not in record and "text" in record else attempt(location, _from_tokens, record)
+    yield (
+        (location, record)
+        if "tokens" not in record and "text" in record
+        else row_or_error(location, _from_tokens, record)
+    )
 
 
 def _from_tokens(location: str, record: Record) -> Record:
