@@ -27,7 +27,9 @@ class Tolerance:
         torch.testing.assert_close(actual, expected, rtol=self.relative, atol=self.absolute, msg=message)
 
     def approx(self, expected: Any) -> Any:
-        """Compare a number, a list or a dictionary of numbers: `actual == tolerance.approx(expected)`."""
+        """Compare a number, a list or a dictionary of numbers: `actual == tolerance.approx(expected)`. None is None."""
+        if expected is None:
+            return None
         return pytest.approx(expected, rel=self.relative, abs=self.absolute)
 
 
