@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from softcue.tasks.config import TaskConfig
-from softcue.tasks.splits import Splits, read_splits
+from softcue.tasks.splits import Splits, TaskConfig, read_splits
 
 PUBLISHED_TASKS, SAMPLE_TASKS = ("subj", "mr", "sst2"), ("tickets", "urgency")
 

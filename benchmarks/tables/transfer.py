@@ -23,9 +23,9 @@ from softcue.backbones import Backbone, load_backbone
 from softcue.errors import RunError
 from softcue.evaluation import evaluate, mean, vote
 from softcue.evaluation.evaluation_set import read_evaluation_set
+from softcue.files import lock_folder
 from softcue.inference import predict
 from softcue.tasks import find_task, sources
-from softcue.training.run_lock import lock_folder
 
 Scores = dict[str, float]
 METHODS = ("prompt-tuning", "vip", "fine-tuning")

@@ -16,7 +16,7 @@ from softcue.backbones import BackboneConfig
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
-from softcue.tasks.config import TaskConfig
+from softcue.tasks.splits import TaskConfig
 from softcue.training import MixtureConfig, TrainingConfig
 
 Settings = dict[str, Any]

@@ -19,7 +19,7 @@ from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, package_versions
 from softcue.errors import ConfigurationError, RunError
 from softcue.evaluation import Evaluation, check_metric, evaluate
-from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, remove, write_atomically
+from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
 from softcue.tasks import joint_task, portable
@@ -27,7 +27,6 @@ from softcue.tasks.splits import Splits, read_splits, read_splits_of_each, resol
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
 from softcue.training.progress import ProgressRecorder
-from softcue.training.run_lock import lock_folder
 
 
 class Run:

@@ -16,8 +16,7 @@ from softcue.configuration import parse_overrides, resolve
 from softcue.errors import ConfigurationError, DataError
 from softcue.run import splits_of_run
 from softcue.tasks import Label, Task, few_shot, library_task, sample, shares, split_off, with_labels, with_swapped
-from softcue.tasks.config import TaskConfig
-from softcue.tasks.splits import Splits, read_splits
+from softcue.tasks.splits import Splits, TaskConfig, read_splits
 from softcue.types import Example
 
 POOL = [Example((f"text {number}",), "ab"[number % 2]) for number in range(20)]

@@ -12,8 +12,15 @@ import pytest
 
 from softcue.errors import ConfigurationError, DataError
 from softcue.tasks import Task, library_task, sample, splits
-from softcue.tasks.config import TaskConfig
-from softcue.tasks.splits import Splits, is_task_name, limit_rows, read_splits, read_splits_of_each, resolve_task
+from softcue.tasks.splits import (
+    Splits,
+    TaskConfig,
+    is_task_name,
+    limit_rows,
+    read_splits,
+    read_splits_of_each,
+    resolve_task,
+)
 from softcue.types import Example
 
 ROWS = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]

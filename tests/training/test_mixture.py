@@ -18,8 +18,7 @@ from softcue.inference import with_readout
 from softcue.inputs.collate import collate
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task, joint_task, library_names, library_task
-from softcue.tasks.config import TaskConfig
-from softcue.tasks.splits import read_splits_of_each
+from softcue.tasks.splits import TaskConfig, read_splits_of_each
 from softcue.training import Checkpoints, MixtureConfig, TaskData, Trainer, TrainingConfig
 from softcue.training.joint_model import JointModel
 from softcue.training.mixture import epoch_rows, rows_per_task

@@ -24,8 +24,7 @@ from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, find_shar
 from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbel_noise, make_stopping_criterion
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
-from softcue.backbones.passes.forward_pass import ForwardPass
-from softcue.backbones.pooling import Pooling
+from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.errors import BackboneError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_atomically
@@ -69,7 +68,6 @@ class Backbone:
             for path in stack.sublayers
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
-        self.prefixes = PrefixCache()
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -284,13 +282,18 @@ class Backbone:
             unused = {id(value) for value in self.model.parameters()} - used
         return {name: value for name, value in self.model.named_parameters() if id(value) not in unused}
 
+    @cached_property
+    def prefixes(self) -> PrefixCache:
+        """Keys and values of prompts that all rows share, kept between batches; decoders only."""
+        return PrefixCache()
+
     def with_sublayers(self, modules: Sequence[nn.Module]) -> Backbone:
         """Return a view of this backbone whose passes apply one module to the output of each of `sublayers`."""
         assert len(modules) == len(self.sublayers)
         view = copy.copy(self)
         view.injected_sublayers = modules
         view._views_from_layers = {}
-        view.prefixes = PrefixCache()
+        vars(view).pop("prefixes", None)  # made again: the sub-layers change what a prompt's keys and values are
         return view
 
     def with_weights(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:

@@ -2,9 +2,8 @@
 
 from softcue.evaluation.baselines import linear_probe, zero_shot
 from softcue.evaluation.ensemble import check_one_task, mean, vote, votes
-from softcue.evaluation.evaluate import Evaluation, evaluate, score
 from softcue.evaluation.evaluation_set import EvaluationSet, LabelMapping, match_labels, read_evaluation_set
-from softcue.evaluation.scoring import check_metric
+from softcue.evaluation.scoring import Evaluation, check_metric, evaluate, score
 
 __all__ = [
     "Evaluation",

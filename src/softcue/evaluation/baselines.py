@@ -10,7 +10,7 @@ import torch
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
-from softcue.evaluation.evaluate import Evaluation, evaluate, score
+from softcue.evaluation.scoring import Evaluation, evaluate, score
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation.evaluate import Evaluation, score
+from softcue.evaluation.scoring import Evaluation, score
 from softcue.tasks import SPLITS, Label, Source, Task, examples_from, find_task, sources
 from softcue.tasks.readers import name_of
 from softcue.tasks.splits import is_task_name, limit_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from softcue.errors import RunError
-from softcue.training.run_lock import lock_folder
+from softcue.files import lock_folder
 
 
 def test_a_second_run_is_kept_out_until_the_first_ends(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_the_lock_ends_with_an_error_inside(tmp_path: Path) -> None:
 
 def test_the_lock_ends_with_a_killed_process(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from softcue.training.run_lock import lock_folder\n"
+        "import os, sys; from pathlib import Path; from softcue.files import lock_folder\n"
         "with lock_folder(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "cue")], check=False)
