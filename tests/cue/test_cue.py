@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
@@ -634,26 +633,3 @@ def test_no_file_of_a_cue_is_a_pickle(trained: Cue) -> None:
         assert not data.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"))
         if file.suffix != ".safetensors":
             data.decode("utf-8")
-
-
-def test_no_source_file_pickles() -> None:
-    picklers = {"pickle", "dill", "shelve", "joblib", "cloudpickle", "marshal"}
-    result = []
-    for file in Path(softcue.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            match node:
-                case ast.Import(names=names):
-                    wrong = any(name.name.split(".")[0] in picklers for name in names)
-                case ast.ImportFrom(module=module, names=names):
-                    wrong = (module or "").split(".")[0] in picklers or (
-                        module == "torch" and any(name.name in ("load", "save") for name in names)
-                    )
-                case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save"):
-                    wrong = True
-                case ast.keyword(arg="allow_pickle", value=value):
-                    wrong = ast.unparse(value) != "False"
-                case _:
-                    wrong = False
-            if wrong:
-                result.append(f"{file}: {ast.unparse(node)}")
-    assert result == []
