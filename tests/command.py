@@ -28,6 +28,11 @@ EVALUATED = {
 }
 
 
+# Starts a script or `-m module` in two processes on a free port.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+
+
 @dataclass(frozen=True)
 class Ended:
     code: int

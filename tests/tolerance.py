@@ -33,8 +33,6 @@ class Tolerance:
         return pytest.approx(expected, rel=self.relative, abs=self.absolute)
 
 
-# Copied, saved or computed twice in the same shapes: not a bit differs.
-SAME_SHAPES = Tolerance(relative=0.0, absolute=0.0)
 # Sums in another order, through the layers of a tiny float64 model: 1e-13 occurs, real differences are above 1e-6.
 REORDERED_FLOAT64 = Tolerance(relative=1e-12, absolute=1e-12)
 # The same in float32 (machine epsilon 1.2e-7): states, logits, losses, generated prompts. 7e-5 occurs at size 100.

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command import TORCHRUN
 from tiny import tiny
 
 import softcue
@@ -199,20 +200,7 @@ def test_two_processes_give_the_loss_curve_of_one(
     tmp_path: Path, data: Path, model_folders: dict[str, Path], model: str
 ) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "0",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-    ]
-    for name, launcher in (("one", [sys.executable]), ("two", torchrun)):
+    for name, launcher in (("one", [sys.executable]), ("two", TORCHRUN)):
         words = [*launcher, *command(tmp_path / name, model_folders[model], data)]
         result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
         assert result.returncode == 0, result.stderr

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import TORCHRUN
 from safetensors.torch import load_file, save_file
 from tiny import ONE_OF_EACH_KIND, tiny, tiny_model, tiny_tokenizer
 from tolerance import REORDERED_FLOAT32
@@ -224,21 +225,7 @@ def write_shared_runs(folder: Path) -> None:
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "0",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        __file__,
-        str(folder),
-    ]
+    words = [*TORCHRUN, __file__, str(folder)]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     return folder

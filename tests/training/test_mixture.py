@@ -170,6 +170,16 @@ def test_a_shared_prompt_starts_from_the_words_of_all_tasks() -> None:
     assert joint_task([TASK]) is TASK
 
 
+SHORT_RUN = [
+    "training.steps=4",
+    "method.prompt_length=9",
+    "task.train_rows=20",
+    "task.validation_rows=10",
+    "task.test_rows=10",
+    "mixture.sampling=equal",
+]
+
+
 @pytest.fixture
 def trained(tmp_path: Path, model_folders: dict[str, Path]) -> dict[str, softcue.Cue]:
     return softcue.train(
@@ -177,14 +187,7 @@ def trained(tmp_path: Path, model_folders: dict[str, Path]) -> dict[str, softcue
         tasks=["tickets", "urgency"],
         backbone=str(model_folders["bert"]),
         progress=False,
-        overrides=[
-            "training.steps=4",
-            "method.prompt_length=9",
-            "task.train_rows=20",
-            "task.validation_rows=10",
-            "task.test_rows=10",
-            "mixture.sampling=equal",
-        ],
+        overrides=SHORT_RUN,
     )
 
 
@@ -206,15 +209,7 @@ def test_every_task_gets_a_cue_of_its_own_with_the_same_prompt(trained: dict[str
 def test_a_finished_mixture_is_not_overwritten_and_resumes_as_itself(
     trained: dict[str, softcue.Cue], tmp_path: Path, model_folders: dict[str, Path]
 ) -> None:
-    settings = [
-        "training.steps=4",
-        "method.prompt_length=9",
-        "task.train_rows=20",
-        "task.validation_rows=10",
-        "task.test_rows=10",
-        "mixture.sampling=equal",
-    ]
-    arguments = {"backbone": str(model_folders["bert"]), "progress": False, "overrides": settings}
+    arguments = {"backbone": str(model_folders["bert"]), "progress": False, "overrides": SHORT_RUN}
     with pytest.raises(RunError, match="a folder without a finished cue"):
         softcue.train(tmp_path / "desk", tasks=["tickets", "urgency"], **arguments)  # type: ignore[arg-type]
     again = softcue.train(tmp_path / "desk", tasks=["tickets", "urgency"], resume=True, **arguments)  # type: ignore[arg-type]
