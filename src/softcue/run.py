@@ -23,7 +23,7 @@ from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, r
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
 from softcue.tasks import joint_task, portable
-from softcue.tasks.splits import Splits, read_splits, read_splits_of_each, resolve_task
+from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
 from softcue.training.progress import ProgressRecorder
@@ -92,12 +92,9 @@ class Run:
         return cues
 
     def _read_rows(self, config: RunConfig, tables: Mapping[str, Any]) -> list[Splits]:
-        """The rows of each task. Metrics are checked as early as the task is known."""
+        """The rows of each task. The metric of a task is checked before its rows are read."""
         if self.is_joint:
-            all_splits = read_splits_of_each(config.task, config.mixture.tasks, config.mixture.cap)
-            for splits in all_splits:
-                check_metric(splits.task)
-            return all_splits
+            return read_splits_of_each(config.task, config.mixture.tasks, config.mixture.cap, check_metric)
         if config.mixture.tasks:
             raise ConfigurationError(
                 setting="mixture.tasks",
@@ -105,8 +102,7 @@ class Run:
                 expected="one task",
                 fix="name several with `tasks=A,B`",
             )
-        check_metric(resolve_task(config.task))
-        return [read_splits(config.task, tables)]
+        return [read_splits(config.task, tables, check_metric)]
 
     def _build_models(self) -> list[TaskModel]:
         """A model for each task, all on one method."""

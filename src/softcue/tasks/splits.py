@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ class Splits:
     test: list[Example]
 
 
-def read_splits_of_each(config: TaskConfig, tasks: Sequence[str], cap: int) -> list[Splits]:
+def read_splits_of_each(
+    config: TaskConfig, tasks: Sequence[str], cap: int, check_task: Callable[[Task], None] | None = None
+) -> list[Splits]:
     """Read the rows of every task of a mixture, with at most `cap` training and validation rows each.
 
     The sampling settings of `config` apply to each task.
@@ -125,7 +127,7 @@ def read_splits_of_each(config: TaskConfig, tasks: Sequence[str], cap: int) -> l
         if not config.few_shot:  # few_shot has its own sizes
             for key in ("train_rows", "validation_rows"):
                 changes[key] = min(getattr(config, key) or cap, cap)
-        splits_of_each.append(read_splits(config.model_copy(update=changes), {}))
+        splits_of_each.append(read_splits(config.model_copy(update=changes), {}, check_task))
     if len({splits.task.name for splits in splits_of_each}) < len(splits_of_each):
         raise ConfigurationError(
             setting="mixture.tasks",
@@ -136,8 +138,12 @@ def read_splits_of_each(config: TaskConfig, tasks: Sequence[str], cap: int) -> l
     return splits_of_each
 
 
-def read_splits(config: TaskConfig, objects: Mapping[str, Any]) -> Splits:
+def read_splits(
+    config: TaskConfig, objects: Mapping[str, Any], check_task: Callable[[Task], None] | None = None
+) -> Splits:
     """Read and check every row of a run. `objects` holds rows in memory by split, which replace files.
+
+    `check_task` may reject the task before any row is read.
 
     Example:
         >>> rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]
@@ -146,6 +152,8 @@ def read_splits(config: TaskConfig, objects: Mapping[str, Any]) -> Splits:
         (16, 4, ('a', 'b'))
     """
     task = resolve_task(config)
+    if check_task is not None:
+        check_task(task)
     _check_sampling(config, task)
     origins = _split_sources(config, task, objects)
     if not _is_given(origins["train"]):
