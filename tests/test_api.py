@@ -185,3 +185,34 @@ def test_only_options_of_the_command_are_written_as_options() -> None:
     message = "rows: got 0; expected `data`; see `positive` or pass `data=FILE`"
     assert with_options(message, ["data"]) == "rows: got 0; expected --data; see `positive` or pass --data FILE"
     assert with_options(message, ["rows"]) == "--rows: got 0; expected `data`; see `positive` or pass --data FILE"
+
+
+# --- what a run says about itself ---
+
+
+def test_config_yaml_holds_what_auto_became(tmp_path: Path) -> None:
+    cue = quick(tmp_path / "cue", train=ROWS, method="m-idpg-phm", overrides={**QUICK, "method.phm_n": 2})
+    settings = yaml.safe_load((tmp_path / "cue/config.yaml").read_text())
+    backbone = cue.backbone
+    assert settings["backbone"]["dtype"] == "float32"
+    assert settings["backbone"]["attention"] == backbone.attention != "auto"
+    assert settings["backbone"]["device"] == "auto"  # the next machine may have another one
+    assert settings["readout"]["name"] == "classifier"
+    assert settings["readout"]["pooling"] == backbone.default_pooling
+    assert settings["method"]["pooling"] == backbone.default_pooling
+    assert settings["method"]["representation"] == "backbone"
+
+
+def test_a_run_can_be_resumed_from_its_config_yaml(tmp_path: Path) -> None:
+    first = quick(tmp_path / "cue", train=ROWS)
+    again = quick(tmp_path / "cue", train=ROWS, config=tmp_path / "cue/config.yaml", overrides={}, resume=True)
+    assert again.cue_file == first.cue_file
+
+
+def test_a_run_says_what_it_trains_on_how_many_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick(tmp_path / "cue", train=ROWS, validation=ROWS[:4], test=ROWS[:6], text="message", label="team", progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    attention = tiny("bert").attention
+    assert lines[0] == f"prompt-tuning on {tiny('bert').name}: encoder, cpu, float32, {attention} attention"
+    assert lines[1] == "readout classifier with cls pooling; 64 trainable parameters and a head of 66"
+    assert lines[2] == "task task: 16 training, 4 validation, 6 test rows"

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
+from pydantic import BaseModel
 
 from softcue.backbones import Backbone, load_backbone
 from softcue.configuration import RunConfig, Settings, read_settings, resolve
@@ -27,6 +28,8 @@ from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
 from softcue.training.progress import ProgressRecorder
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class Run:
@@ -56,6 +59,7 @@ class Run:
             self.backbone.checkpoint_layers()
         self.config: RunConfig = resolve(settings, self.backbone.kind)  # with the preset for this kind of backbone
         self.models = self._build_models()
+        self.config = self._replace_auto(self.config)
         first_cues = self._initialise_models()
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
@@ -115,6 +119,41 @@ class Run:
             method = method_class.build(config.method, config.method.view_of(backbone), joint_task(tasks), generator)
             return [with_readout(task, method, config.readout, backbone, config.backbone.max_length) for task in tasks]
 
+    def _replace_auto(self, config: RunConfig) -> RunConfig:
+        """The configuration with what each `auto` became, for config.yaml. The device may be another one next time.
+
+        Tasks of a joint run may have different readouts: then `auto` stays.
+        """
+        readouts = [model.readout.config for model in self.models]
+        is_same_readout = all(readout == readouts[0] for readout in readouts)
+        loaded = {"dtype": _dtype_name(self.backbone), "attention": self.backbone.attention}
+        return replace(
+            config,
+            backbone=_with_values_for_auto(config.backbone, loaded),
+            method=_with_values_for_auto(config.method, dict(self.models[0].method.config)),
+            readout=_with_values_for_auto(config.readout, dict(readouts[0])) if is_same_readout else config.readout,
+        )
+
+    def _describe(self) -> list[str]:
+        """Lines for the user: what is trained on what, with what each `auto` became."""
+        backbone, model, config = self.backbone, self.models[0], self.config
+        counts = model.counts()
+        parameters = f"{counts.gradient:,} trainable parameters"
+        if counts.head:
+            parameters += f" and a head of {counts.head:,}"
+        pooling = model.readout.config.pooling
+        readout = model.readout.config.name + (f" with {pooling} pooling" if model.readout.summary == pooling else "")
+        lines = [
+            f"{config.method.name} on {backbone.name}: {backbone.kind}, {backbone.device.type}, "
+            f"{_dtype_name(backbone)}, {backbone.attention} attention",
+            f"readout {readout}; {parameters}",
+        ]
+        for splits in self.splits:
+            sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
+            rows = ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
+            lines.append(f"task {splits.task.name}: {rows} rows")
+        return lines
+
     def _initialise_models(self) -> str:
         """Set initial values that depend on rows or on another cue; returns the digests of those cues."""
         for model, splits in zip(self.models, self.splits, strict=True):
@@ -134,7 +173,17 @@ class Run:
         if not self.processes.is_main:
             return None
         self._begin_folder(trainer.state.step)
-        recorder = ProgressRecorder(self.folder, trainer.num_steps, progress, self.config.training.tensorboard)
+        tasks = [splits.task for splits in self.splits]
+        recorder = ProgressRecorder(
+            self.folder,
+            trainer.num_steps,
+            progress,
+            self.config.training.tensorboard,
+            score_name="mean score" if self.is_joint else tasks[0].main_metric,
+            num_validation_rows=sum(len(splits.validation) for splits in self.splits),
+        )
+        for line in self._describe():
+            recorder.note(line)
         stack.enter_context(recorder)
         recorder.start(trainer.state.step)
         recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
@@ -229,7 +278,7 @@ class Run:
             backbone=CueBackbone(
                 name=_absolute_name(backbone),
                 kind=backbone.kind,
-                dtype=str(backbone.dtype).removeprefix("torch."),
+                dtype=_dtype_name(backbone),
                 max_length=model.max_length,
                 fingerprint=asdict(backbone.fingerprint),
             ),
@@ -250,6 +299,16 @@ def splits_of_run(folder: str | Path) -> Splits:
     """
     settings = read_settings(Path(folder) / "config.yaml")
     return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
+
+
+def _dtype_name(backbone: Backbone) -> str:
+    return str(backbone.dtype).removeprefix("torch.")
+
+
+def _with_values_for_auto(config: Config, chosen: Mapping[str, Any]) -> Config:
+    """Replace each value `auto` by the value that was chosen for it, if there is one."""
+    is_auto = [name for name, value in config if value == "auto"]
+    return config.model_copy(update={name: chosen[name] for name in is_auto if name in chosen})
 
 
 def _absolute_name(backbone: Backbone) -> str:

@@ -6,12 +6,15 @@ import pytest
 import torch
 from tiny import ONE_OF_EACH_KIND, tiny
 from tolerance import REORDERED_FLOAT32, REORDERED_STEPS
-from toy import EXAMPLES, make_model
+from toy import EXAMPLES, TASK, make_model
 
+from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError, TrainingError
+from softcue.evaluation import score
+from softcue.inference import TaskModel
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.training.loop import TrainingResult
-from softcue.types import Example
+from softcue.types import Example, Prediction
 
 SETTINGS = {"steps": 6, "batch_size": 4, "learning_rate": 0.1, "network_learning_rate": 0.05, "evaluate_every": 2}
 
@@ -113,9 +116,42 @@ def test_a_collapsed_run_says_so_and_what_to_try() -> None:
         parameter.data.zero_()
     config = TrainingConfig(steps=1, learning_rate=0.0, network_learning_rate=0.0)
     result = Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], config).run()
-    assert len(result.warnings) == 1
-    assert "every validation row is predicted as" in result.warnings[0]
-    assert "training.learning_rate" in result.warnings[0]
+    [warning] = result.warnings
+    assert "each of the 5 validation rows is predicted as" in warning
+    assert "training.learning_rate above 0, more training.steps (now 1)" in warning
+
+
+def collapse_warning(model: TaskModel, backbone: Backbone, config: TrainingConfig) -> str:
+    """The warning of a run whose head and learning rates keep every prediction the same."""
+    trainer = Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], config)
+    [warning] = trainer._task_warnings(model, trainer.rows, score(TASK, [Prediction("a")] * len(EXAMPLES), EXAMPLES))
+    return warning
+
+
+def test_a_collapsed_run_is_not_advised_what_is_set_already() -> None:
+    backbone = tiny("bert")
+    config = TrainingConfig(epochs=3, learning_rate=0.3)
+    model = make_model(backbone, init="vocabulary", readout={"pooling": "cls"})
+    warning = collapse_warning(model, backbone, config)
+    assert warning.endswith(
+        "Try one of: training.learning_rate=0.1 or 0.9, more training.epochs (now 3), method.init=labels, "
+        "readout.pooling=mean"
+    )
+    model = make_model(backbone, init="labels", readout={"pooling": "mean"})
+    warning = collapse_warning(model, backbone, config)
+    assert warning.endswith("Try one of: training.learning_rate=0.1 or 0.9, more training.epochs (now 3)")
+
+
+def test_the_advice_after_a_collapse_fits_method_and_readout() -> None:
+    config = TrainingConfig(epochs=3, network_learning_rate=0.3)
+    bert, gpt2 = tiny("bert"), tiny("gpt2")
+    adapter = collapse_warning(make_model(bert, "adapter"), bert, config)
+    assert "training.network_learning_rate=0.1 or 0.9" in adapter
+    assert "method.init" not in adapter
+    writer = collapse_warning(make_model(gpt2, "prompt-tuning"), gpt2, config)
+    assert "pooling" not in writer
+    probe = collapse_warning(make_model(bert, "linear-probe"), bert, config)
+    assert "Try" not in probe
 
 
 def test_a_loss_that_is_no_number_stops_the_run() -> None:
@@ -150,11 +186,6 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
 
 
 def test_one_true_class_answered_rightly_is_no_collapse() -> None:
-    from toy import TASK
-
-    from softcue.evaluation import score
-    from softcue.types import Prediction
-
     rows = [Example(("x",), "a")] * 3
     assert not score(TASK, [Prediction("a")] * 3, rows).has_collapsed
     assert score(TASK, [Prediction("a")] * 3, [*rows[:2], Example(("y",), "b")]).has_collapsed

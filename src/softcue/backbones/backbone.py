@@ -121,6 +121,11 @@ class Backbone:
         return len(self.layers)
 
     @property
+    def attention(self) -> str:
+        """How attention is computed: eager, sdpa or flash_attention_2."""
+        return str(self.model.config._attn_implementation)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The number format of the frozen weights."""
         return self.word_table.dtype

@@ -73,6 +73,10 @@ class IDPGConfig(DeepConfig, InitConfig):
         0.05, ge=0, description="standard deviation of the initial PHM factors (plain matrices: 0.02)"
     )
 
+    def settings_to_try(self, task: Task) -> list[str]:
+        """Return the initialiser with the words of the labels, if the prompts are among the word embeddings."""
+        return super().settings_to_try(task) if self.depth == "single" else []
+
     @property
     def shares_a(self) -> bool:
         """Whether W1 and W2 have the same A."""

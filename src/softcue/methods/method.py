@@ -40,6 +40,10 @@ class MethodConfig(BaseModel):
         """Return the backbone that a method with these settings is built for."""
         return backbone
 
+    def settings_to_try(self, task: Task) -> list[str]:
+        """Return settings of the method that may help when nothing was learned and that are not set already."""
+        return []
+
     def settings_to_match(self) -> dict[str, Any]:
         """Return the settings that decide what trained parameters compute: all but `fields_free_to_differ`."""
         left_out = {

@@ -44,6 +44,10 @@ class InitConfig(PromptedConfig):
     init_from: str = Field("", description="init=file: a cue folder, a .safetensors or a .npy file")
     init_scale: float = Field(1.0, gt=0, description="multiplies the initial vectors")
 
+    def settings_to_try(self, task: Task) -> list[str]:
+        """Return the initialiser with the words of the labels, unless it is set."""
+        return ["method.init=labels"] if task.labels and self.init != "labels" else []
+
 
 class PromptTuningConfig(InitConfig):
     """Prompt tuning: length and initialiser."""

@@ -51,6 +51,10 @@ class PooledHead(Readout):
         """Return the head's outputs. [B C]"""
         return self.head(forward_pass.features(self.summary))  # type: ignore[no-any-return]
 
+    def settings_to_try(self) -> list[str]:
+        """Return the mean over all tokens instead of the vector of a single one."""
+        return ["readout.pooling=mean"] if self.summary in ("cls", "last") else []
+
     @property
     def linear(self) -> nn.Linear | None:
         """The head's linear layer, if the head is only that."""

@@ -115,6 +115,10 @@ class Readout(nn.Module, ABC):
             fix="only a single linear layer can be solved for",
         )
 
+    def settings_to_try(self) -> list[str]:
+        """Return settings of the readout that may help when nothing was learned and that are not set already."""
+        return []
+
     @property
     def max_target_length(self) -> int:
         """The number of target tokens that must fit after the text, on decoders."""

@@ -339,10 +339,10 @@ class Trainer:
         warnings = []
         if evaluation.has_collapsed:
             label = next(iter(evaluation.predicted_labels))
+            settings = ", ".join(self._settings_to_try(model))
             warnings.append(
-                f"every validation row is predicted as '{label}': nothing was learned. Try "
-                f"training.learning_rate={self.config.learning_rate / 3:.2g} or {self.config.learning_rate * 3:.2g}, "
-                f"more training.epochs (now {self.config.epochs}), method.init=labels, or readout.pooling=mean"
+                f"each of the {evaluation.num_rows} validation rows is predicted as '{label}': nothing was learned"
+                + (f". Try one of: {settings}" if settings else "")
             )
         if num_truncated := sum(row.is_truncated for row in rows):
             warnings.append(
@@ -352,6 +352,30 @@ class Trainer:
         if evaluation.num_truncated:
             warnings.append(f"{evaluation.num_truncated} of {evaluation.num_rows} validation texts were cut likewise")
         return warnings
+
+    def _settings_to_try(self, model: TaskModel) -> list[str]:
+        """Settings that may help when nothing was learned. Only those that have an effect on this model."""
+        if model.method.closed_form_solutions(model.readout, self.rows) is not None:
+            return []  # there are no steps to change
+        config = self.config
+        num_steps = f"more training.steps (now {config.steps})"
+        num_epochs = f"more training.epochs (now {config.epochs})"
+        longer = num_steps if config.steps else num_epochs
+        if self.state.is_over:
+            longer = f"a higher training.patience (now {config.patience}, it stopped at step {self.state.step})"
+        return [
+            *_rates_to_try(model, config),
+            longer,
+            *model.method.config.settings_to_try(model.task),
+            *model.readout.settings_to_try(),
+        ]
+
+
+def _rates_to_try(model: TaskModel, config: TrainingConfig) -> list[str]:
+    """A third and three times the learning rate, of prompt vectors if there are any, else of networks."""
+    name = "learning_rate" if model.method.prompt_parameters() else "network_learning_rate"
+    rate: float = getattr(config, name)
+    return [f"training.{name}={rate / 3:.2g} or {rate * 3:.2g}"] if rate else [f"training.{name} above 0"]
 
 
 def peak_megabytes(device: torch.device) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -23,37 +25,49 @@ from rich.progress import (
 from softcue.errors import MissingExtraError
 from softcue.files import write_atomically
 
+WIDE_TERMINAL = 80  # columns from which the bar has room for its title, itself and the speed
+SECONDS_BETWEEN_LINES = 30.0  # in a file: a line of progress at least this often
+
 
 class ProgressRecorder:
-    """Records the steps and evaluations of a trainer. Text goes to standard error; standard output is for results."""
+    """Records the steps and evaluations of a trainer. Text goes to standard error; standard output is for results.
 
-    def __init__(self, folder: Path, num_steps: int, show_bar: bool, use_tensorboard: bool) -> None:
+    A terminal gets a progress bar. A file, a pipe or a log gets a line per evaluation, and one every 30 seconds
+    between them. `score_name` and `num_validation_rows` say what the scores of evaluations are.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_steps: int,
+        show_progress: bool,
+        use_tensorboard: bool,
+        score_name: str = "score",
+        num_validation_rows: int = 0,
+    ) -> None:
         self.folder, self.num_steps = folder, num_steps
+        self.score_name, self.num_validation_rows = score_name, num_validation_rows
+        self.show_progress = show_progress
         self.console = Console(stderr=True)
-        # narrow enough for 80 columns
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=8),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]} score {task.fields[score]} {task.fields[speed]} rows/s"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not show_bar,
-        )
+        self.has_bar = show_progress and (self.console.is_terminal or self.console.is_jupyter)
+        self.bar = Progress(*_bar_columns(self.console.width), console=self.console, disable=not self.has_bar)
         self.title = escape(folder.name)
         self.board = _tensorboard(folder) if use_tensorboard else None
         self._bar_task: TaskID | None = None
-        self._started = time.monotonic()
+        self._first_step = 0
+        self._started = self._last_line = time.monotonic()
         self._num_rows = 0
+        self._loss = math.nan
 
     def start(self, step: int) -> None:
-        """Show the bar from a step on. Lines in metrics.jsonl of later steps are removed: those steps run again."""
+        """Show progress from a step on. Lines in metrics.jsonl of later steps are removed: those steps run again."""
         path = self.folder / "metrics.jsonl"
         kept: list[str] = []
         if step and path.is_file():
             kept = [line for line in path.read_text("utf-8").splitlines() if _step_of(line) <= step]
         write_atomically(path, "".join(line + "\n" for line in kept).encode())
-        self._started = time.monotonic()
+        self._first_step = step
+        self._started = self._last_line = time.monotonic()
         self._bar_task = self.bar.add_task(
             self.title, total=self.num_steps, completed=step, loss="-", score="-", speed="-"
         )
@@ -70,17 +84,50 @@ class ProgressRecorder:
             return
         if kind == "step":
             self._num_rows += values["rows"]
-            speed = self._num_rows / max(1e-9, time.monotonic() - self._started)
+            self._loss = values["loss"]
             self.bar.update(
-                self._bar_task, completed=values["step"], loss=f"{values['loss']:.3f}", speed=f"{speed:.0f}"
+                self._bar_task,
+                completed=values["step"],
+                loss=f"{self._loss:.3f}",
+                speed=f"{self._rows_per_second():.0f}",
             )
+            is_line_due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         else:
-            self.bar.update(self._bar_task, score=f"{values['score']:.1f} best {values['best_score']:.1f}")
+            self.bar.update(self._bar_task, score=self._score_text(values, "rows"))
+            is_line_due = True
+        if is_line_due and self.show_progress and not self.has_bar:
+            self._print_line(values)
+
+    def note(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self.show_progress:
+            self.console.print(escape(line), highlight=False, soft_wrap=True)
 
     def warn(self, messages: Sequence[str]) -> None:
         """Print warnings above the bar."""
         for message in messages:
             self.console.print(f"[yellow]warning:[/] {escape(message)}", highlight=False, soft_wrap=True)
+
+    def _print_line(self, values: dict[str, Any]) -> None:
+        """Print the progress as one line of plain text."""
+        self._last_line = time.monotonic()
+        step = values["step"]
+        parts = [f"{self.title}: step {step}/{self.num_steps}"]
+        if not math.isnan(self._loss):
+            parts.append(f"loss {self._loss:.3f}")
+        if "score" in values:
+            parts.append(f"{self.score_name} {self._score_text(values, 'validation rows')}")
+        if step > self._first_step and self._num_rows:
+            seconds = (self._last_line - self._started) / (step - self._first_step) * (self.num_steps - step)
+            parts += [f"{self._rows_per_second():.0f} rows/s", f"{timedelta(seconds=round(seconds))} left"]
+        self.console.print(", ".join(parts), highlight=False, soft_wrap=True)
+
+    def _score_text(self, values: dict[str, Any], rows: str) -> str:
+        count = f" on {self.num_validation_rows} {rows}" if self.num_validation_rows else ""
+        return f"{values['score']:.1f}{count} (best {values['best_score']:.1f})"
+
+    def _rows_per_second(self) -> float:
+        return self._num_rows / max(1e-9, time.monotonic() - self._started)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -92,6 +139,15 @@ class ProgressRecorder:
         self.bar.stop()
         if self.board is not None:
             self.board.close()
+
+
+def _bar_columns(width: int) -> list[ProgressColumn]:
+    """The columns of the progress bar that fit into a terminal of this width."""
+    numbers = TextColumn("{task.completed}/{task.total} loss {task.fields[loss]} score {task.fields[score]}")
+    if width < WIDE_TERMINAL:
+        return [numbers]
+    speed = [TextColumn("{task.fields[speed]} rows/s")] if width >= WIDE_TERMINAL + 30 else []
+    return [TextColumn("{task.description}"), BarColumn(bar_width=8), numbers, *speed, TimeRemainingColumn()]
 
 
 def _tensorboard(folder: Path) -> Any:
