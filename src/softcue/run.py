@@ -151,7 +151,7 @@ class Run:
         for splits in self.splits:
             sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
             rows = ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
-            lines.append(f"task {splits.task.name}: {rows} rows")
+            lines.append(f"{splits.task.name}: {rows} rows" if self.is_joint else f"rows: {rows}")
         return lines
 
     def _initialise_models(self) -> str:
