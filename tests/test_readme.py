@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
 from pathlib import Path
 
 import pytest
+from command import run
 from typer.main import get_command
 
 from softcue.cli.app import app
@@ -24,24 +33,102 @@ def commands_of(page: str) -> list[tuple[str, str]]:
 COMMANDS = list(dict.fromkeys(commands_of(README) + commands_of(GUIDE)))
 
 
+def block(heading: str, language: str = "") -> str:
+    """The first code block below a heading of the README."""
+    section = README.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    match = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert match is not None, heading
+    return match[1]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_install_line_names_the_constraints_and_extras_that_exist() -> None:
+    words = shlex.split(block("Install"))
+    assert words[:4] == ["pip", "install", "-c", "constraints.txt"]
+    assert (ROOT / "constraints.txt").is_file()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    [requirement] = re.findall(r"^\.\[(.*)\]$", words[-1])
+    assert set(requirement.split(",")) <= set(extras)
+
+
+@pytest.mark.parametrize("line", block("Two commands").splitlines())
+def test_the_two_commands_are_targets_that_install_what_they_need(line: str) -> None:
+    make, target = line.partition("#")[0].split()
+    assert make == "make"
+    steps = subprocess.run(
+        ["make", "--dry-run", target, "VENV=no-such-venv"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert steps.index("-m venv no-such-venv") < steps.index("-c constraints.txt") < steps.index("no-such-venv/bin/")
+
+
 def test_the_ten_lines_run_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    block = re.search(r"## Ten lines\n```python\n(.*?)```", README, re.DOTALL)
-    assert block is not None
-    lines = [line for line in block[1].splitlines() if line.strip()]
-    assert len(lines) <= 10
+    code = block("Ten lines", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         names: dict[str, object] = {}
-        exec(compile(block[1], "README.md", "exec"), names)
+        exec(compile(code, "README.md", "exec"), names)
         printed = capsys.readouterr().out.splitlines()
-        assert printed[0] in ("billing", "shipping")
-        assert "validation" in printed[1]
+        assert re.fullmatch(r"\[Prediction\('(billing|shipping)', [01]\.\d+\)\]", printed[0])
+        assert "2 validation rows" in "\n".join(printed[1:])
         assert (tmp_path / "cues/mine/cue.json").is_file()
         train, validation = names["train"], names["validation"]
         assert isinstance(train, list) and isinstance(validation, list)
         assert not any(row in train for row in validation)
+
+
+def test_the_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    server: subprocess.Popen[bytes] | None = None
+    address = f"127.0.0.1:{free_port()}"
+    lines = block("Command line").splitlines()
+    assert len(lines) >= 8
+    try:
+        for line in lines:
+            words = shlex.split(line)[1:]
+            if words[0] == "serve":
+                server = serve(*words, "--port", address.partition(":")[2])
+                wait_for(f"http://{address}/readyz", server)
+                continue
+            if words[0] == "client":
+                words += ["--url", f"http://{address}"]
+            result = run(*words)
+            assert result.code == 0, f"{line}\n{result.err}"
+            assert result.out.strip() or "--output" in line, line
+    finally:
+        if server is not None:
+            server.terminate()
+            server.wait(timeout=60)
+    assert (tmp_path / "predictions.csv").read_text("utf-8").count("\n") == 10
+    assert "<svg" in (tmp_path / "requests.html").read_text("utf-8")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def serve(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "softcue", *words], stdout=subprocess.DEVNULL)
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers."""
+    for _ in range(600):
+        assert server.poll() is None, "the server has ended"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"{url} does not answer")
 
 
 @pytest.mark.parametrize(("verb", "words"), COMMANDS, ids=lambda value: value.strip()[:30])
