@@ -117,7 +117,7 @@ def legal_text(task: Task, prediction: Prediction, example: Example) -> str | No
         >>> legal_text(task, Prediction("the Babbage!"), row), legal_text(task, Prediction("Ada"), row)
         ('the Babbage!', None)
     """
-    text = prediction.label
+    text = prediction.label_text
     if text is None or prediction.is_illegal:
         return None
     if task.has_classes:
@@ -296,7 +296,7 @@ def score(
     rows = ScoredRows.of(task, predictions, examples)
     scores = scores_of(rows)
     has_labels = bool(task.has_classes and task.labels)
-    counts = Counter(str(prediction.label) for prediction in predictions) if has_labels else {}
+    counts = Counter(str(prediction.label_text) for prediction in predictions) if has_labels else {}
     return Evaluation(
         scores,
         main=fmean(scores[name] for name in task.main_metrics),
