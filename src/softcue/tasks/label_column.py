@@ -6,6 +6,7 @@ Inside softcue a label is text. What the text no longer shows is recorded here w
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from numbers import Integral, Number, Real
 
 from softcue.errors import DataError
@@ -39,6 +40,8 @@ def cell_text(value: object) -> str:
     """
     if label_type_of(value) == "boolean":
         return str(value).lower()
+    if isinstance(value, Decimal):  # of a parquet file
+        value = float(value)
     if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
         value = int(float(value))  # a DataFrame column with gaps turns class numbers into floats
     is_scalar = isinstance(value, str) or (isinstance(value, Number) and value == value)

@@ -120,12 +120,14 @@ def with_labels(
     if task.label_type in ("integer", "float"):
         names.sort(key=float)
     labels = dict(task.labels) or {name: _new_label(name, names, class_names or {}) for name in names}
+    labelled = task.model_copy(update={"labels": dict(labels)})
     for key, values in {"words": words, "description": descriptions or {}}.items():
         setting = {"words": "task.label_words", "description": "task.label_descriptions"}[key]
-        for name, value in values.items():
-            if name not in labels:
+        for given, value in values.items():
+            name = labelled.label_of(given)
+            if name is None:
                 raise DataError(
-                    setting=setting, got=name, expected="a label of the training rows", fix=near_matches(name, labels)
+                    setting=setting, got=given, expected="a label of the training rows", fix=near_matches(given, labels)
                 )
             labels[name] = labels[name].model_copy(update={key: value})
     if is_tagging and not names:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
-from softcue.tasks.label_column import LabelColumn
+from softcue.tasks.label_column import LabelColumn, cell_text
 from softcue.tasks.readers import Source, has_targets, size_of, splits_of
 from softcue.tasks.rows import examples_from, stream_examples, with_labels
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
@@ -37,7 +37,11 @@ class TaskConfig(BaseModel):
     format: str = Field(
         "", description="the format of the files: squad, conll, semeval, ...; empty: one example per row"
     )
-    kind: TaskKind | None = Field(None, description="classification, regression, generation, span, tags or referent")
+    kind: TaskKind | None = Field(
+        None,
+        description="classification, regression, generation, span, tags or referent; without it, the rows decide "
+        "between the first two",
+    )
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
     label_descriptions: dict[str, str] = Field(
         default_factory=dict, description="label -> what it means, in a sentence"
@@ -68,6 +72,12 @@ class TaskConfig(BaseModel):
     @classmethod
     def _check_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         return text_columns(columns) if columns else ()
+
+    @field_validator("label_words", "label_descriptions", mode="before")
+    @classmethod
+    def _name_labels(cls, values: object) -> object:
+        """Labels by their text, also where they are numbers or booleans: {True: "yes"}."""
+        return {cell_text(label): value for label, value in values.items()} if isinstance(values, Mapping) else values
 
 
 MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
