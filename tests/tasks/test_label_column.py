@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from softcue.errors import DataError
-from softcue.tasks import Label, Task, splits
+from softcue.tasks import Label, Task, examples_from, splits
 from softcue.tasks.label_column import LabelColumn
 from softcue.tasks.splits import Splits, TaskConfig, read_splits
 
@@ -140,6 +140,15 @@ def test_values_of_other_files_find_their_label(
 ) -> None:
     labels = {name: Label(words=name) for name in names}
     assert Task(name="t", labels=labels, label_type=label_type).label_of(value) == label
+
+
+def test_a_frame_read_from_the_csv_file_of_training_has_its_labels(tmp_path: Path) -> None:
+    for number, labels in enumerate([("True", "False"), ("0.0", "1.0"), ("0", "1")]):
+        path = tmp_path / f"{number}.csv"
+        path.write_text("text,label\n" + "".join(f"text {n},{labels[n % 2]}\n" for n in range(20)))
+        task = read_splits(TaskConfig(train=str(path)), {}).task  # pandas gives other types to the same cells
+        examples = examples_from(pandas.read_csv(path), task)
+        assert [example.target for example in examples] == [*labels] * 10
 
 
 @pytest.mark.parametrize("words", [{0: "bad", 1: "good"}, {"0": "bad", "1": "good"}, {0.0: "bad", 1.0: "good"}])

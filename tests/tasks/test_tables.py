@@ -95,6 +95,16 @@ def test_test_rows_without_targets_are_left_out() -> None:
     assert read_splits(TaskConfig(), {"train": unlabelled}).test == []
 
 
+def test_splits_of_tasks_without_a_label_column_are_read() -> None:
+    def answered(start: int) -> Any:
+        texts = [f"text {number}" for number in range(start, start + 5)]
+        return datasets.Dataset.from_dict({"text": texts, "answers": [["a", "b"]] * 5})
+
+    source = datasets.DatasetDict(train=answered(0), validation=answered(10), test=answered(20))
+    splits = read_splits(TaskConfig(kind="generation"), {"train": source})
+    assert [len(rows) for rows in (splits.train, splits.validation, splits.test)] == [5, 5, 5]
+
+
 def test_a_dataset_dict_without_the_split_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match=r"train: got 'a DatasetDict with test'.*data\['test'\]"):
         read_splits(TaskConfig(), {"train": datasets.DatasetDict(test=dataset())})

@@ -14,7 +14,8 @@ from pathlib import Path
 from softcue.errors import ConfigurationError
 from softcue.evaluation.scoring import Evaluation, score
 from softcue.tasks import SPLITS, Label, Source, Task, examples_from, find_task, sources
-from softcue.tasks.readers import Dataset, has_targets, name_of, splits_of
+from softcue.tasks.readers import Dataset, name_of, splits_of
+from softcue.tasks.rows import has_targets
 from softcue.tasks.splits import is_task_name, limit_rows
 from softcue.types import Example, Prediction, label_text
 
@@ -69,7 +70,7 @@ def read_evaluation_set(
         read_evaluation_set(cue.task, "../data", task="mrpc")    # another task's, from its published files
     """
     if (dataset_splits := splits_of(data)) is not None:
-        data, split = _choose_dataset(dataset_splits, split, cue_task.label), ""
+        data, split = _choose_dataset(dataset_splits, split, cue_task), ""
     is_folder = isinstance(data, (str, Path)) and Path(data).is_dir()
     has_splits = data is None or is_folder
     row_task = _task_of_rows(cue_task, task, has_splits)
@@ -109,9 +110,9 @@ def read_evaluation_set(
     return EvaluationSet(name, limit_rows(examples, num_rows, seed=0), labels)
 
 
-def _choose_dataset(splits: Mapping[str, Dataset], split: str, label: str) -> Dataset:
+def _choose_dataset(splits: Mapping[str, Dataset], split: str, task: Task) -> Dataset:
     """The named split of a `DatasetDict`, else its test or validation rows, if they have targets."""
-    with_targets = [name for name in ("test", "validation") if name in splits and has_targets(splits[name], label)]
+    with_targets = [name for name in ("test", "validation") if name in splits and has_targets(splits[name], task)]
     name = split or next(iter(with_targets), "")
     if name not in splits:
         raise ConfigurationError(

@@ -234,9 +234,10 @@ def check_metric(task: Task) -> None:
     metrics = metrics_of(task.kind)
     for part in task.main_metrics:
         if part not in metrics:
-            raise ConfigurationError(
-                setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=near_matches(part, metrics)
-            )
+            fix = near_matches(part, metrics)
+            if part in METRICS:
+                fix += f"; or set task.kind={METRICS[part].kinds[0]}"
+            raise ConfigurationError(setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=fix)
         if missing := METRICS[part].missing(task):
             raise ConfigurationError(
                 setting="task.metric", got=part, expected=f"{missing} for it", fix="name another metric"

@@ -129,15 +129,6 @@ def splits_of(source: object) -> Mapping[str, Dataset] | None:
     return splits if alias is None or "validation" in splits else splits | {"validation": splits[alias]}
 
 
-def has_targets(dataset: Dataset, column: str) -> bool:
-    """Whether the rows of a data set have targets: published test rows often have class -1, or no column for it."""
-    names = list(dataset.features or ())
-    if names and column not in names:
-        return False
-    first: Mapping[str, object] = next(iter(dataset.with_format(None)), {})
-    return first.get(column) != -1 or not hasattr((dataset.features or {}).get(column), "int2str")
-
-
 def _is_a(value: object, package: str, *names: str) -> bool:
     """Whether a value is of one of these classes of a package, which need not be installed."""
     classes = type(value).__mro__

@@ -11,7 +11,7 @@ from typing import TypeVar
 from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats.records import missing_key_error
 from softcue.tasks.label_column import LabelColumn, cell_text
-from softcue.tasks.readers import ClassId, Source, name_of, read_rows
+from softcue.tasks.readers import ClassId, Dataset, Source, name_of, read_rows
 from softcue.tasks.task import Label, Task, check_unicode
 from softcue.types import Example, Span
 
@@ -91,6 +91,18 @@ def stream_together(
     bad_rows = _BadRows(source)
     yield from bad_rows.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False)
     bad_rows.warn()
+
+
+def has_targets(dataset: Dataset, task: Task) -> bool:
+    """Whether the rows of a published split have targets: hidden ones are class -1, or there is no column for them."""
+    if task.format or task.kind not in ("classification", "regression"):
+        return True
+    first: Values = next(iter(dataset.with_format(None)), {})
+    column = _find_column(first, task.label, task)
+    if column is None:
+        return False
+    is_class = hasattr((dataset.features or {}).get(column), "int2str")
+    return not (is_class and first[column] == -1)
 
 
 def with_labels(
@@ -333,9 +345,10 @@ def _target(location: str, row: Values, task: Task) -> str | float:
         raise DataError(setting=setting, got=value, expected="a label", fix="fill it in or remove the row")
     if not task.has_classes:
         return text
-    # The name of a class says more than its number, unless the numbers are the labels.
-    if isinstance(value, ClassId) and task.label_type == "text" and task.label_of(value.name) is not None:
-        text = value.name
+    if task.label_type == "text" and not isinstance(value, str):
+        # The name of a class says more than its number. A csv cell "True" or "1.0" is True or 1.0 in a DataFrame.
+        names = (value.name, text) if isinstance(value, ClassId) else (text, str(value))
+        text = next((name for name in names if task.label_of(name) is not None), text)
     return _check_label(setting, text, task)
 
 

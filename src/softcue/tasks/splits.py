@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
 from softcue.tasks.label_column import LabelColumn, cell_text
-from softcue.tasks.readers import Source, has_targets, size_of, splits_of
-from softcue.tasks.rows import examples_from, stream_examples, with_labels
+from softcue.tasks.readers import Source, size_of, splits_of
+from softcue.tasks.rows import examples_from, has_targets, stream_examples, with_labels
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
 from softcue.types import Example
 
@@ -235,7 +235,7 @@ def _split_sources(config: TaskConfig, task: Task, objects: Mapping[str, Any]) -
         origins |= {"validation": config.validation, "test": config.test}
         dataset_splits = splits_of(objects["train"]) or {}
         for split in ("validation", "test"):
-            if not origins[split] and split in dataset_splits and has_targets(dataset_splits[split], task.label):
+            if not origins[split] and split in dataset_splits and has_targets(dataset_splits[split], task):
                 origins[split] = dataset_splits[split]
     return origins | {split: _choose_split(source, split) for split, source in objects.items()}
 
