@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from softcue.errors import DataError
+from softcue.errors import ConfigurationError, DataError
 from softcue.tasks import Label, Task, examples_from, splits
 from softcue.tasks.label_column import LabelColumn
 from softcue.tasks.splits import Splits, TaskConfig, read_splits
@@ -253,3 +253,10 @@ def test_a_task_file_may_leave_its_kind_to_the_rows_or_declare_it(tmp_path: Path
     assert read_splits(TaskConfig(name=str(tmp_path / "closed.yaml")), rows).task.kind == "classification"
     with pytest.warns(UserWarning, match="regression"):
         assert read_splits(TaskConfig(name=str(tmp_path / "open.yaml")), rows).task.kind == "regression"
+
+
+@pytest.mark.parametrize("labels", [[f"label {number}" for number in range(30)], list(range(30))], ids=["text", "ids"])
+def test_labels_that_are_all_different_are_an_error(labels: list[object]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        split(labels)
+    assert "check the column 'label': each of its 30 labels is on one row only" in str(caught.value)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
-from softcue.tasks.label_column import LabelColumn, cell_text
+from softcue.tasks.label_column import MAX_CLASSES, LabelColumn, cell_text
 from softcue.tasks.readers import Source, size_of, splits_of
 from softcue.tasks.rows import examples_from, has_targets, stream_examples, with_labels
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
@@ -291,12 +291,13 @@ def _choose_rows(
     if not validation:
         train, validation = split_off(train, config.validation_share, config.sample_seed, by_class=task.has_classes)
         if not validation:
-            raise ConfigurationError(
-                setting="task.validation",
-                got="",
-                expected="validation rows",
-                fix="pass `validation=FILE`: too few training rows to hold any out",
-            )
+            fix = "pass `validation=FILE`: too few training rows to hold any out"
+            if task.has_classes and MAX_CLASSES < len(train) == len({example.target for example in train}):
+                fix = (
+                    f"check the column '{task.label}': each of its {len(train)} labels is on one row only; or set "
+                    "task.kind=regression or generation"
+                )
+            raise ConfigurationError(setting="task.validation", got="", expected="validation rows", fix=fix)
     train = limit_rows(train, config.train_rows, config.sample_seed, config.stratified)
     return train, limit_rows(validation, config.validation_rows, config.sample_seed)
 
