@@ -46,11 +46,11 @@ def train(  # type: ignore[misc]  # the overloads give the two result types; the
     """Train a task on a frozen backbone and write its cue folder; with `tasks`, one prompt for several tasks.
 
     Rows come from a known task (`task="tickets"`, or `task="rte"` with the folder of its published files as `data`) or
-    from your own files, DataFrames or lists of dictionaries with the columns `text` and `label`. Settings that are not
-    given come from the method's preset for this kind of backbone; `overrides` sets any of them:
-    `{"training.epochs": 3}`. With `few_shot`, only that many training rows are used. `init_from` starts from a
-    finished cue of the same method and backbone. `skip_bad_rows` leaves out rows that cannot be used; without it they
-    are an error.
+    from your own files, DataFrames, Datasets or lists of dictionaries with the columns `text` and `label`. A
+    `datasets.DatasetDict` as `train` also gives its validation and test rows. Settings that are not given come from the
+    method's preset for this kind of backbone; `overrides` sets any of them: `{"training.epochs": 3}`. With `few_shot`,
+    only that many training rows are used. `init_from` starts from a finished cue of the same method and backbone.
+    `skip_bad_rows` leaves out rows that cannot be used; without it they are an error.
 
     `tasks` names several tasks (or task files) that share one prompt. The run then writes a cue folder for each below
     `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed. The run

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 BackboneKind = Literal["encoder", "encoder-decoder", "decoder"]
+LabelValue = str | bool | int | float  # a label as the user's table holds it; inside softcue it is text
 
 
 @dataclass(frozen=True, order=True)
@@ -143,23 +144,78 @@ class Prompt:
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # in a batch of several cues: rows [b] and prompt of each cue
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one row. `label` is a class name or generated text; `value` is set for regression."""
+def label_text(label: LabelValue) -> str:
+    """A label as text: its name inside softcue, in csv cells and in the keys of JSON objects.
 
-    label: str | None
+    Example:
+        >>> [label_text(label) for label in ("billing", 3, True, 1.0, 0.5)]
+        ['billing', '3', 'true', '1', '0.5']
+    """
+    if isinstance(label, bool):
+        return str(label).lower()
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """The prediction for one row. Fields that do not fit the kind of task are None.
+
+    `label` is the class, in the type of the training labels, or the generated text. `scores` has a probability per
+    label. `value` is the number of a regression. `spans` are places in the text. It prints only what it has.
+
+    Example:
+        >>> prediction = Prediction("billing", scores={"billing": 0.93, "hardware": 0.07})
+        >>> prediction
+        Prediction('billing', 0.93)
+        >>> prediction.label, prediction.scores["hardware"]
+        ('billing', 0.07)
+        >>> Prediction(None, value=3.2)
+        Prediction(value=3.2)
+        >>> Prediction("Ada Lovelace", spans=(Span(4, 16),))
+        Prediction('Ada Lovelace', spans=[(4, 16)])
+    """
+
+    label: LabelValue | None
     value: float | None = None
-    scores: Mapping[str, float] | None = None  # a probability per label, if the readout has them
+    scores: Mapping[Any, float] | None = None  # label -> probability, if the readout has them
     spans: tuple[Span, ...] | None = None  # in the full last text, for extractive tasks
     strength: float = 0.0  # log-likelihood of a span, to compare the windows of one text
     is_illegal: bool = False  # generated text that is no label, no number or no span of the text
 
+    def __repr__(self) -> str:
+        """The fields that are set: label and its score, value, spans, and whether it is illegal."""
+        parts = [] if self.label is None else [repr(self.label)]
+        if self.scores is not None and self.label in self.scores:
+            parts.append(f"{self.scores[self.label]:.2f}")
+        if self.value is not None:
+            parts.append(f"value={self.value:.4g}")
+        if self.spans is not None:
+            places = [
+                (span.start, span.end, span.label) if span.label else (span.start, span.end) for span in self.spans
+            ]
+            parts.append(f"spans={places}")
+        if self.is_illegal:
+            parts.append("is_illegal=True")
+        return f"Prediction({', '.join(parts)})"
+
+    @property
+    def label_text(self) -> str | None:
+        """The label as text, whatever its type; None if there is none.
+
+        Example:
+            >>> Prediction(True).label_text
+            'true'
+        """
+        return None if self.label is None else label_text(self.label)
+
     def as_dict(self) -> dict[str, object]:
-        """The fields that are set, for JSON.
+        """The fields that are set, for JSON: the label has its type, the keys of `scores` are text.
 
         Example:
             >>> Prediction("billing", scores={"billing": 1.0}).as_dict()
             {'label': 'billing', 'scores': {'billing': 1.0}}
+            >>> Prediction(1, scores={0: 0.25, 1: 0.75}).as_dict()
+            {'label': 1, 'scores': {'0': 0.25, '1': 0.75}}
         """
         fields: dict[str, object] = {}
         if self.label is not None:
@@ -167,7 +223,7 @@ class Prediction:
         if self.value is not None:
             fields["value"] = self.value
         if self.scores is not None:
-            fields["scores"] = dict(self.scores)
+            fields["scores"] = {label_text(label): score for label, score in self.scores.items()}
         if self.is_illegal:
             fields["illegal"] = True
         if self.spans is not None:

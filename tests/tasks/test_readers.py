@@ -387,7 +387,7 @@ def test_error_of_a_row_that_is_no_dictionary_names_the_row(source: Any) -> None
 def test_source_of_another_kind_is_a_clear_error(source: Any) -> None:
     message = message_of(source)
     assert message.startswith("data: got ")
-    assert "expected a file, a DataFrame or a list of dictionaries; pass rows" in message
+    assert "expected a file, a DataFrame, a Dataset or a list of dictionaries; pass rows" in message
 
 
 class FakeTable(list[dict[str, object]]):

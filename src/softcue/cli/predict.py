@@ -123,13 +123,14 @@ def _line(
 ) -> dict[str, Any]:
     """A row's texts by column name, and its predictions. All cues read columns of the same row."""
     from softcue.evaluation import votes
+    from softcue.types import label_text
 
     line: dict[str, Any] = {}
     for cue, example in zip(cues, row, strict=True):
         columns = (f"input.{name}" if name in PREDICTION_KEYS else name for name in cue.task.text)
         line |= dict(zip(columns, example.texts, strict=True))
     if join is not None:
-        counts = votes(predictions)
+        counts = {label_text(label): count for label, count in votes(predictions).items()}
         return line | join(predictions).as_dict() | ({"votes": counts} if counts else {})
     if len(cues) == 1:
         return line | predictions[0].as_dict()
@@ -220,20 +221,23 @@ def _csv(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
 
 
 def _flatten(line: dict[str, Any]) -> dict[str, Any]:
+    from softcue.types import label_text
+
     by_cue = line.pop("cues", None)
     row = {key: value for key, value in line.items() if key not in PREDICTION_KEYS}
     for cue_name, prediction in (by_cue or {"": line}).items():
         prefix = f"{cue_name}." if cue_name else ""
+        label = label_text(prediction["label"]) if "label" in prediction else ""
         for key in ("label", "value", "illegal"):
             if key in prediction:
-                row[f"{prefix}{key}"] = prediction[key]
+                row[f"{prefix}{key}"] = label if key == "label" else prediction[key]
         if "scores" in prediction:
-            row[f"{prefix}score"] = round(prediction["scores"][prediction["label"]], 6)
+            row[f"{prefix}score"] = round(prediction["scores"][label], 6)
         if "spans" in prediction:  # 0-7:PER 12-15:PER
             row[f"{prefix}spans"] = " ".join(
                 f"{span['start']}-{span['end']}" + (f":{span['label']}" if "label" in span else "")
                 for span in prediction["spans"]
             )
         if "votes" in prediction:
-            row[f"{prefix}votes"] = prediction["votes"].get(prediction["label"], 0)
+            row[f"{prefix}votes"] = prediction["votes"].get(label, 0)
     return row

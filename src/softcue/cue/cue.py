@@ -29,6 +29,7 @@ from softcue.files import convert_write_errors, serialize_tensors, sha256, write
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
 from softcue.tasks import Source, Task, examples_from
+from softcue.tasks.readers import is_table
 from softcue.types import Counts, Example, Prediction
 
 Text = str | Sequence[str]
@@ -69,9 +70,10 @@ class Cue:
     def predict(
         self, texts: Text | Sequence[Text] | Source, batch_size: int = 64, *, skip_bad_rows: bool = False
     ) -> list[Prediction]:
-        """Predict one text, a list of texts (or pairs), a DataFrame, rows or a file; predictions are in order.
+        """Predict one text, a list of texts (or pairs), a DataFrame, a Dataset, rows or a file, in order.
 
-        `skip_bad_rows` leaves out rows that cannot be read; without it they are an error.
+        Labels have the type of the training labels. `skip_bad_rows` leaves out rows that cannot be read; without it
+        they are an error.
 
         Example:
             cue.predict("Where is my parcel?")[0].label
@@ -82,7 +84,7 @@ class Cue:
         if num_truncated := predicted.num_truncated:
             limit = self.model.formatter.limit
             warnings.warn(f"{num_truncated} of {len(requests)} texts were cut to {limit} tokens", stacklevel=2)
-        return predicted.predictions
+        return [self.task.with_label_values(prediction) for prediction in predicted.predictions]
 
     def evaluate(
         self,
@@ -115,7 +117,7 @@ class Cue:
         """
         columns = self.task.text
         is_file = isinstance(texts, Path) or (isinstance(texts, str) and _names_a_file(texts))
-        if is_file or (hasattr(texts, "columns") and hasattr(texts, "to_dict")):  # a file or a DataFrame
+        if is_file or is_table(texts):
             return examples_from(texts, self.task, needs_target=False, skip_bad_rows=skip_bad_rows)
         is_pair = isinstance(texts, tuple) and len(texts) == len(columns) == 2
         if isinstance(texts, (str, Mapping)) or (is_pair and all(isinstance(text, str) for text in texts)):

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from softcue.errors import ConfigurationError
 from softcue.tasks import Task
-from softcue.types import Prediction
+from softcue.types import LabelValue, Prediction, label_text
 
 TINY = sys.float_info.min  # stands for a probability that is zero or unknown
 
@@ -30,22 +30,26 @@ def vote(predictions: Sequence[Prediction]) -> Prediction:
         {'label': 'a', 'scores': {'a': 0.65, 'b': 0.35}}
         >>> vote([Prediction(None, value=1.0), Prediction(None, value=2.0)]).value
         1.5
+        >>> vote([Prediction(1), Prediction(0), Prediction(1)])
+        Prediction(1)
     """
     if not predictions:
         raise ValueError("a vote needs at least one prediction")
     values = [prediction.value for prediction in predictions if prediction.value is not None]
     if values:
         return Prediction(None, value=fmean(values))
-    counts = votes(predictions)
-    scores = [prediction.scores or {} for prediction in predictions]
+    values_by_text = _values_by_text(predictions)
+    counts = _count_votes(predictions)
+    scores = _scores_by_text(predictions)
     labels = list(dict.fromkeys([*(label for cue_scores in scores for label in cue_scores), *counts]))
     tied = [label for label in labels if counts.get(label) == max(counts.values())]
     # Spans have a likelihood (`strength`) instead of scores. `max` takes the first of equals.
-    by_label = {label: [prediction for prediction in predictions if prediction.label == label] for label in tied}
+    by_label = {label: [prediction for prediction in predictions if prediction.label_text == label] for label in tied}
     strengths = {label: math.fsum(prediction.strength for prediction in members) for label, members in by_label.items()}
     winner = max(tied, key=lambda label: (_log_likelihood(label, scores), strengths[label]))
     best = max(by_label[winner], key=lambda prediction: prediction.strength)
-    return Prediction(winner, scores=_means(labels, scores) or None, spans=best.spans, is_illegal=best.is_illegal)
+    means = {values_by_text[label]: score for label, score in _means(labels, scores).items()}
+    return Prediction(values_by_text[winner], scores=means or None, spans=best.spans, is_illegal=best.is_illegal)
 
 
 def mean(predictions: Sequence[Prediction]) -> Prediction:
@@ -58,7 +62,7 @@ def mean(predictions: Sequence[Prediction]) -> Prediction:
     """
     if any(prediction.value is not None for prediction in predictions):
         return vote(predictions)
-    scores = [prediction.scores or {} for prediction in predictions]
+    scores = _scores_by_text(predictions)
     means = _means(list(scores[0]), scores) if scores else {}
     if not means:
         raise ConfigurationError(
@@ -67,7 +71,47 @@ def mean(predictions: Sequence[Prediction]) -> Prediction:
             expected="cues that rank labels or have a head",
             fix="use `vote`",
         )
-    return Prediction(max(means, key=means.__getitem__), scores=means)
+    values_by_text = _values_by_text(predictions)
+    return Prediction(
+        values_by_text[max(means, key=means.__getitem__)],
+        scores={values_by_text[label]: score for label, score in means.items()},
+    )
+
+
+def votes(predictions: Sequence[Prediction]) -> dict[LabelValue, int]:
+    """Count the predictions of each label, most frequent first; empty for regression.
+
+    Example:
+        >>> votes([Prediction("a"), Prediction("b"), Prediction("b")])
+        {'b': 2, 'a': 1}
+    """
+    values_by_text = _values_by_text(predictions)
+    return {values_by_text[label]: count for label, count in _count_votes(predictions).items()}
+
+
+def _count_votes(predictions: Sequence[Prediction]) -> dict[str, int]:
+    labels = (prediction.label_text for prediction in predictions)
+    return dict(Counter(label for label in labels if label is not None).most_common())
+
+
+def _scores_by_text(predictions: Sequence[Prediction]) -> list[dict[str, float]]:
+    """The probabilities of each prediction by the text of the label."""
+    return [
+        {label_text(label): score for label, score in (prediction.scores or {}).items()} for prediction in predictions
+    ]
+
+
+def _values_by_text(predictions: Sequence[Prediction]) -> dict[str, LabelValue]:
+    """The label of each text. Cues of one task may have labels 1 and "1", trained on a DataFrame and on a csv file."""
+    labels: list[LabelValue] = []
+    for prediction in predictions:
+        labels += prediction.scores or ()
+        labels += () if prediction.label is None else (prediction.label,)
+    labels.sort(key=lambda label: isinstance(label, str))  # a type beside text says more
+    values: dict[str, LabelValue] = {}
+    for label in labels:
+        values.setdefault(label_text(label), label)
+    return values
 
 
 def _means(labels: Sequence[str], scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -77,16 +121,6 @@ def _means(labels: Sequence[str], scores: Sequence[Mapping[str, float]]) -> dict
         for label in labels
         if all(label in cue_scores for cue_scores in scores)
     }
-
-
-def votes(predictions: Sequence[Prediction]) -> dict[str, int]:
-    """Count the predictions of each label, most frequent first; empty for regression.
-
-    Example:
-        >>> votes([Prediction("a"), Prediction("b"), Prediction("b")])
-        {'b': 2, 'a': 1}
-    """
-    return dict(Counter(prediction.label for prediction in predictions if prediction.label is not None).most_common())
 
 
 def check_one_task(tasks: Mapping[str, Task]) -> None:

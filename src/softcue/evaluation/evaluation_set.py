@@ -14,9 +14,10 @@ from pathlib import Path
 from softcue.errors import ConfigurationError
 from softcue.evaluation.scoring import Evaluation, score
 from softcue.tasks import SPLITS, Label, Source, Task, examples_from, find_task, sources
-from softcue.tasks.readers import name_of
+from softcue.tasks.readers import Dataset, name_of, splits_of
+from softcue.tasks.rows import has_targets
 from softcue.tasks.splits import is_task_name, limit_rows
-from softcue.types import Example, Prediction
+from softcue.types import Example, Prediction, label_text
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def read_evaluation_set(
         read_evaluation_set(library_task("tickets")).name        # the task's own test rows
         read_evaluation_set(cue.task, "../data", task="mrpc")    # another task's, from its published files
     """
+    if (dataset_splits := splits_of(data)) is not None:
+        data, split = _choose_dataset(dataset_splits, split, cue_task), ""
     is_folder = isinstance(data, (str, Path)) and Path(data).is_dir()
     has_splits = data is None or is_folder
     row_task = _task_of_rows(cue_task, task, has_splits)
@@ -107,6 +110,20 @@ def read_evaluation_set(
     return EvaluationSet(name, limit_rows(examples, num_rows, seed=0), labels)
 
 
+def _choose_dataset(splits: Mapping[str, Dataset], split: str, task: Task) -> Dataset:
+    """The named split of a `DatasetDict`, else its test or validation rows, if they have targets."""
+    with_targets = [name for name in ("test", "validation") if name in splits and has_targets(splits[name], task)]
+    name = split or next(iter(with_targets), "")
+    if name not in splits:
+        raise ConfigurationError(
+            setting="split",
+            got=split,
+            expected=f"one of the DatasetDict: {', '.join(splits)}",
+            fix="name one with targets",
+        )
+    return splits[name]
+
+
 def _task_of_rows(cue_task: Task, task: str, has_splits: bool) -> Task:
     """The task that describes the rows: the named one, else the cue's as it is known by name, else as it was saved."""
     row_task = cue_task
@@ -114,8 +131,11 @@ def _task_of_rows(cue_task: Task, task: str, has_splits: bool) -> Task:
         row_task = find_task(task)
     elif has_splits and is_task_name(cue_task.name):
         row_task = find_task(cue_task.name)
-    if row_task.has_classes and not row_task.labels:  # a task file may leave its labels to the rows
-        row_task = row_task.model_copy(update={"labels": cue_task.labels})
+    if row_task.has_classes and not row_task.labels:  # a task file may leave its labels to the rows, and its kind
+        completed: dict[str, object] = {"labels": cue_task.labels, "label_type": cue_task.label_type}
+        if "kind" not in row_task.model_fields_set and cue_task.kind == "regression":
+            completed["kind"] = cue_task.kind
+        row_task = row_task.model_copy(update=completed)
     return row_task
 
 
@@ -159,12 +179,13 @@ def _map_labels(finer: Mapping[str, Label], coarser: Mapping[str, Label]) -> dic
 
 def _map_prediction(prediction: Prediction, mapping: Mapping[str, str]) -> Prediction:
     """The prediction in other labels; scores of labels that become one are added."""
-    if not mapping or prediction.label is None:
+    if not mapping or (text := prediction.label_text) is None:
         return prediction
     scores: dict[str, float] = {}
     for label, value in (prediction.scores or {}).items():
-        scores[mapping[label]] = scores.get(mapping[label], 0.0) + value
-    return replace(prediction, label=mapping.get(prediction.label, prediction.label), scores=scores or None)
+        common = mapping[label_text(label)]
+        scores[common] = scores.get(common, 0.0) + value
+    return replace(prediction, label=mapping.get(text, text), scores=scores or None)
 
 
 def _incompatible(cue_task: Task, row_task: Task, expected: str) -> ConfigurationError:

@@ -117,7 +117,7 @@ def legal_text(task: Task, prediction: Prediction, example: Example) -> str | No
         >>> legal_text(task, Prediction("the Babbage!"), row), legal_text(task, Prediction("Ada"), row)
         ('the Babbage!', None)
     """
-    text = prediction.label
+    text = prediction.label_text
     if text is None or prediction.is_illegal:
         return None
     if task.has_classes:
@@ -234,9 +234,10 @@ def check_metric(task: Task) -> None:
     metrics = metrics_of(task.kind)
     for part in task.main_metrics:
         if part not in metrics:
-            raise ConfigurationError(
-                setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=near_matches(part, metrics)
-            )
+            fix = near_matches(part, metrics)
+            if part in METRICS:
+                fix += f"; or set task.kind={METRICS[part].kinds[0]}"
+            raise ConfigurationError(setting="task.metric", got=part, expected=f"a metric for {task.kind}", fix=fix)
         if missing := METRICS[part].missing(task):
             raise ConfigurationError(
                 setting="task.metric", got=part, expected=f"{missing} for it", fix="name another metric"
@@ -296,7 +297,7 @@ def score(
     rows = ScoredRows.of(task, predictions, examples)
     scores = scores_of(rows)
     has_labels = bool(task.has_classes and task.labels)
-    counts = Counter(str(prediction.label) for prediction in predictions) if has_labels else {}
+    counts = Counter(str(prediction.label_text) for prediction in predictions) if has_labels else {}
     return Evaluation(
         scores,
         main=fmean(scores[name] for name in task.main_metrics),

@@ -18,9 +18,21 @@ from softcue.types import Instance, Prompt
 
 
 class PromptEncoder(nn.Module, ABC):
-    """Makes prompt vectors, from the input or the same for every input.
+    """Makes prompt vectors, from the input or the same for every input. Subclass it for a method of your own.
 
     Subclasses set `prompt_length`, the P of every Prompt they return: texts are cut so that the prompt fits.
+
+    Example:
+        >>> class MeanPrompt(PromptEncoder):
+        ...     prompt_length = 1  # the mean of the words of the text
+        ...
+        ...     def forward(self, instance: Instance) -> Prompt:
+        ...         weights = instance.mask.unsqueeze(2).float()  # [B T 1]
+        ...         total = (instance.embeds * weights).sum(dim=1, keepdim=True)  # [B 1 D]
+        ...         return make_prompt(total / weights.sum(dim=1, keepdim=True))
+        >>> texts = Instance(embeds=torch.ones(2, 5, 8), mask=torch.ones(2, 5, dtype=torch.bool))
+        >>> MeanPrompt()(texts).tokens.shape  # [B P D]
+        torch.Size([2, 1, 8])
     """
 
     prompt_length: int

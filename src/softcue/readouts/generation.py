@@ -102,7 +102,7 @@ class Generation(Readout):
     def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
         """Turn generated text into the task's prediction, with its spans in the input if the task has spans."""
         prediction = predictions[0]
-        text = (prediction.label or "").strip()
+        text = (prediction.label_text or "").strip()
         if self.task.kind == "referent":
             is_same = same_referent(text, example.texts[-1])
             label = next(name for name in self.task.labels if (name == self.task.positive) == is_same)

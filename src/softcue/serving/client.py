@@ -14,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from softcue.errors import ConfigurationError, SoftcueError
+from softcue.types import LabelValue
 
 Text = str | Sequence[str]
 MAX_WAIT = 10.0  # seconds between two attempts
@@ -31,13 +32,13 @@ class ServerError(SoftcueError):
 class PredictionResult:
     """The prediction for one input, or its error."""
 
-    label: str | None = None
+    label: LabelValue | None = None
     value: float | None = None
-    scores: Mapping[str, float] | None = None
+    scores: Mapping[Any, float] | None = None  # label -> probability
     spans: Sequence[Mapping[str, Any]] | None = None
     is_illegal: bool = False
     is_truncated: bool = False
-    votes: Mapping[str, int] | None = None  # of an ensemble
+    votes: Mapping[Any, int] | None = None  # of an ensemble: label -> cues that predict it
     versions: Mapping[str, str] | None = None  # cue -> version
     timings: Mapping[str, float] | None = None
     status: int = 200
@@ -52,6 +53,8 @@ class PredictionResult:
             >>> result = {"task": "tickets", "version": "ab12", "label": "billing", "truncated": False}
             >>> PredictionResult.of(result).versions
             {'tickets': 'ab12'}
+            >>> PredictionResult.of({**result, "label": 1, "scores": {"0": 0.25, "1": 0.75}}).scores
+            {0: 0.25, 1: 0.75}
         """
         if "error" in result:
             error = result["error"]
@@ -59,6 +62,9 @@ class PredictionResult:
         versions = result.get("versions") or {result["task"]: result["version"]}
         same_names = ("label", "value", "scores", "spans", "votes", "timings")
         fields: dict[str, Any] = {name: result.get(name) for name in same_names}
+        for name in ("scores", "votes"):  # the keys of a JSON object are text
+            if fields[name] is not None:
+                fields[name] = {_label_of(key, fields["label"]): value for key, value in fields[name].items()}
         return cls(
             **fields, is_illegal=result.get("illegal", False), is_truncated=result["truncated"], versions=versions
         )
@@ -209,6 +215,16 @@ def _inputs(inputs: Sequence[tuple[str | Sequence[str], Text]]) -> list[dict[str
         {"task": task if isinstance(task, str) else list(task), "text": text if isinstance(text, str) else list(text)}
         for task, text in inputs
     ]
+
+
+def _label_of(key: str, label: LabelValue) -> LabelValue:
+    """A key of a JSON object as a label of the same type as the predicted one."""
+    if isinstance(label, bool):
+        return {"true": True, "false": False}.get(key, key)
+    try:
+        return key if isinstance(label, str) else type(label)(key)
+    except ValueError:
+        return key
 
 
 def _server_error(url: str, error: urllib.error.HTTPError) -> ServerError:

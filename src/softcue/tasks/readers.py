@@ -1,4 +1,4 @@
-"""Readers of rows: csv, tsv, jsonl, json (each also with .gz), parquet, hub data sets, DataFrames, dictionaries.
+"""Readers of rows: csv, tsv, jsonl, json (each also with .gz), parquet, hub data sets, tables in memory, dictionaries.
 
 A reader yields (location, values). The location names file and line for error messages. A reader knows no task. If it
 can continue after a bad row, it yields the error instead of the values. All files but .json are streamed.
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard
 
 from softcue.errors import ConfigurationError, DataError, MissingExtraError, near_matches
 from softcue.tasks.formats import FORMATS, Format, Row
@@ -26,19 +26,54 @@ LINE_LIMIT = 1 << 26  # characters in one line: a small gz file without line end
 SIZE_LIMIT = 1 << 33  # bytes of a gz file once decompressed
 JSON_SIZE_LIMIT = 1 << 30  # bytes of a .json file, which is not streamed
 BATCH_ROWS = 1024  # rows of a parquet file in memory at a time
+VALIDATION_NAMES = ("valid", "val", "dev")  # of a validation split, if none is called `validation`
 UNDECODED = re.compile("[\udc80-\udcff]")  # how "surrogateescape" decodes bytes that are not UTF-8
 
 
-@runtime_checkable
 class DataFrame(Protocol):
     """The part of a pandas DataFrame that softcue uses."""
+
+    columns: Any
 
     def to_dict(self, orient: str) -> list[dict[str, object]]:
         """The rows as dictionaries."""
         ...
 
 
-Source = str | Path | DataFrame | Sequence[Mapping[str, object]] | Sequence[str | Path]
+class Dataset(Protocol):
+    """The part of a `datasets.Dataset` or `IterableDataset` that softcue uses."""
+
+    features: Any
+
+    def with_format(self, type: None) -> Self:  # noqa: A002
+        """The rows with values of Python, not tensors."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+# A DatasetDict is a mapping of split names to data sets.
+Source = (
+    str | Path | DataFrame | Dataset | Mapping[str, Dataset] | Sequence[Mapping[str, object]] | Sequence[str | Path]
+)
+
+
+class ClassId(int):
+    """A class number in a `ClassLabel` column of a data set, with the name of the class.
+
+    Example:
+        >>> label = ClassId(1, "positive")
+        >>> label == 1, label.name
+        (True, 'positive')
+    """
+
+    name: str
+
+    def __new__(cls, number: int, name: str) -> Self:
+        """The class number with its name."""
+        class_id = super().__new__(cls, number)
+        class_id.name = name
+        return class_id
 
 
 def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
@@ -53,8 +88,8 @@ def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
             setting="task.format", got=format, expected="a known format", fix=near_matches(format, FORMATS)
         )
     layout = FORMATS.get(format)
-    if isinstance(source, DataFrame):
-        return _flatten(_number_rows(source.to_dict("records")), layout)
+    if is_table(source):
+        return _flatten(_number_rows(_table_rows(source)), layout)
     if isinstance(source, (str, Path)):
         return _read_address(source, layout)
     if _is_paths(source):
@@ -63,10 +98,77 @@ def read_rows(source: Source, format: str = "") -> Iterator[Row]:  # noqa: A002
         raise DataError(
             setting="data",
             got=source,
-            expected="a file, a DataFrame or a list of dictionaries",
+            expected="a file, a DataFrame, a Dataset or a list of dictionaries",
             fix="pass rows such as [{'text': ..., 'label': ...}]",
         )
     return _flatten(_number_rows(source), layout)
+
+
+def is_table(source: object) -> bool:
+    """Whether a source is a table in memory: of pandas, polars, pyarrow or `datasets`. None of them is imported.
+
+    Example:
+        >>> is_table([{"text": "hello"}])
+        False
+    """
+    is_pandas = hasattr(source, "columns") and hasattr(source, "to_dict")
+    return is_pandas or _is_dataset(source) or splits_of(source) is not None or _is_a(source, "pyarrow", "Table")
+
+
+def splits_of(source: object) -> Mapping[str, Dataset] | None:
+    """The splits of a `datasets.DatasetDict`, `validation` also by its other usual names; None for anything else.
+
+    Example:
+        >>> splits_of({"text": "hello"}) is None
+        True
+    """
+    if not isinstance(source, Mapping) or not _is_a(source, "datasets", "DatasetDict", "IterableDatasetDict"):
+        return None
+    splits = {str(name): split for name, split in source.items()}
+    alias = next((name for name in VALIDATION_NAMES if name in splits), None)
+    return splits if alias is None or "validation" in splits else splits | {"validation": splits[alias]}
+
+
+def _is_a(value: object, package: str, *names: str) -> bool:
+    """Whether a value is of one of these classes of a package, which need not be installed."""
+    classes = type(value).__mro__
+    return any(cls.__module__.partition(".")[0] == package and cls.__name__ in names for cls in classes)
+
+
+def _is_dataset(source: object) -> TypeGuard[Dataset]:
+    return _is_a(source, "datasets", "Dataset", "IterableDataset")
+
+
+def _table_rows(table: Any) -> Iterable[object]:
+    """The rows of a table as dictionaries."""
+    if (splits := splits_of(table)) is not None:
+        if len(table) != 1:
+            raise DataError(
+                setting="data",
+                got=f"a DatasetDict with {', '.join(table)}",
+                expected="the rows of one split",
+                fix=f"pass one of them, such as data['{'test' if 'test' in table else next(iter(table), 'train')}']",
+            )
+        return _dataset_rows(next(iter(splits.values())))
+    if _is_dataset(table):
+        return _dataset_rows(table)
+    if _is_a(table, "pyarrow", "Table"):
+        return table.to_pylist()  # type: ignore[no-any-return]
+    if _is_a(table, "polars", "DataFrame"):
+        return table.to_dicts()  # type: ignore[no-any-return]
+    return table.to_dict("records")  # type: ignore[no-any-return]
+
+
+def _dataset_rows(dataset: Dataset) -> Iterator[object]:
+    """The rows of a data set. Class numbers keep their names; classes inside a list are given by name."""
+    features = dataset.features or {}
+    for row in dataset.with_format(None):
+        yield {column: _class_value(features.get(column), value) for column, value in row.items()}
+
+
+def _class_value(feature: Any, value: object) -> object:
+    named = _class_name(feature, value)
+    return ClassId(value, named) if isinstance(value, int) and isinstance(named, str) else named
 
 
 def name_of(source: Source) -> str:

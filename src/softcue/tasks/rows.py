@@ -6,12 +6,12 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from numbers import Integral, Number, Real
 from typing import TypeVar
 
 from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats.records import missing_key_error
-from softcue.tasks.readers import Source, name_of, read_rows
+from softcue.tasks.label_column import LabelColumn, cell_text
+from softcue.tasks.readers import ClassId, Dataset, Source, name_of, read_rows
 from softcue.tasks.task import Label, Task, check_unicode
 from softcue.types import Example, Span
 
@@ -20,10 +20,17 @@ Values = Mapping[str, object]
 Good = TypeVar("Good")
 
 
-def examples_from(source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False) -> list[Example]:
+def examples_from(
+    source: Source,
+    task: Task,
+    needs_target: bool = True,
+    skip_bad_rows: bool = False,
+    label_column: LabelColumn | None = None,
+) -> list[Example]:
     """Read and check all examples of a source. Where the task lists labels, a target must be one of them.
 
-    One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them.
+    One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them. The labels of
+    the good rows are recorded in `label_column`.
 
     Example:
         >>> task = Task(name="toy", labels={"a": Label(words="a"), "b": Label(words="b")})
@@ -31,7 +38,7 @@ def examples_from(source: Source, task: Task, needs_target: bool = True, skip_ba
         'a'
     """
     bad_rows = _BadRows(source)
-    rows = _first_examples(_check_rows(source, [task], needs_target))
+    rows = _first_examples(_check_rows(source, [task], needs_target, label_column))
     examples = list(bad_rows.filter_out(rows, stop_at_first=False))
     if not skip_bad_rows:
         bad_rows.raise_error()
@@ -86,10 +93,28 @@ def stream_together(
     bad_rows.warn()
 
 
+def has_targets(dataset: Dataset, task: Task) -> bool:
+    """Whether the rows of a published split have targets: hidden ones are class -1, or there is no column for them."""
+    if task.format or task.kind not in ("classification", "regression"):
+        return True
+    first: Values = next(iter(dataset.with_format(None)), {})
+    column = _find_column(first, task.label, task)
+    if column is None:
+        return False
+    is_class = hasattr((dataset.features or {}).get(column), "int2str")
+    return not (is_class and first[column] == -1)
+
+
 def with_labels(
-    task: Task, examples: Sequence[Example], words: Mapping[str, str], descriptions: Mapping[str, str] | None = None
+    task: Task,
+    examples: Sequence[Example],
+    words: Mapping[str, str],
+    descriptions: Mapping[str, str] | None = None,
+    class_names: Mapping[str, str] | None = None,
 ) -> Task:
     """The task with the labels of its training rows, in sorted order, and the user's words and descriptions for them.
+
+    Names of classes (`datasets.ClassLabel`) are the words of labels that the user gives none for.
 
     Example:
         >>> rows = [Example(("great film",), "1"), Example(("dull film",), "0")]
@@ -104,13 +129,17 @@ def with_labels(
         else (str(example.target) for example in examples)
     )
     names = sorted(set(targets))
-    labels = dict(task.labels) or {name: Label(words=name, description="") for name in names}
+    if task.label_type in ("integer", "float"):
+        names.sort(key=float)
+    labels = dict(task.labels) or {name: _new_label(name, names, class_names or {}) for name in names}
+    labelled = task.model_copy(update={"labels": dict(labels)})
     for key, values in {"words": words, "description": descriptions or {}}.items():
         setting = {"words": "task.label_words", "description": "task.label_descriptions"}[key]
-        for name, value in values.items():
-            if name not in labels:
+        for given, value in values.items():
+            name = labelled.label_of(given)
+            if name is None:
                 raise DataError(
-                    setting=setting, got=name, expected="a label of the training rows", fix=near_matches(name, labels)
+                    setting=setting, got=given, expected="a label of the training rows", fix=near_matches(given, labels)
                 )
             labels[name] = labels[name].model_copy(update={key: value})
     if is_tagging and not names:
@@ -125,6 +154,12 @@ def with_labels(
             fix="check the column, or set task.kind=regression or generation",
         )
     return task.model_copy(update={"labels": labels})
+
+
+def _new_label(name: str, names: Sequence[str], class_names: Mapping[str, str]) -> Label:
+    """A label of the training rows. The name of its class also stands for it in other files, if it is no label."""
+    class_name = class_names.get(name, name)
+    return Label(words=class_name, description="", also=() if class_name in names else (class_name,))
 
 
 class _BadRows:
@@ -197,7 +232,9 @@ def _first_examples(rows: Iterator[tuple[Example, ...] | DataError]) -> Iterator
     return (row if isinstance(row, DataError) else row[0] for row in rows)
 
 
-def _check_rows(source: Source, tasks: Sequence[Task], needs_target: bool) -> Iterator[tuple[Example, ...] | DataError]:
+def _check_rows(
+    source: Source, tasks: Sequence[Task], needs_target: bool, label_column: LabelColumn | None = None
+) -> Iterator[tuple[Example, ...] | DataError]:
     """Yield every row that the tasks select, as one example per task, or the error of the row."""
     is_first = True
     for location, row in read_rows(source, tasks[0].format):
@@ -212,9 +249,13 @@ def _check_rows(source: Source, tasks: Sequence[Task], needs_target: bool) -> It
         if needs_target and not all(_is_selected(row, task) for task in tasks):
             continue
         try:
-            yield tuple(_example(location, row, task, needs_target) for task in tasks)
+            examples = tuple(_example(location, row, task, needs_target) for task in tasks)
         except DataError as error:
             yield error
+            continue
+        if label_column is not None:
+            label_column.add(location, _cell(location, row, label_column.name, tasks[0]))
+        yield examples
 
 
 def _check_columns(location: str, row: Values, task: Task, needs_target: bool) -> None:
@@ -227,7 +268,7 @@ def _is_selected(row: Values, task: Task) -> bool:
 
     def has(column: str, values: Sequence[str], if_missing: bool) -> bool:
         name = _find_column(row, column, task)
-        return if_missing if name is None else (_label_text(row[name]) or str(row[name])) in values
+        return if_missing if name is None else (cell_text(row[name]) or str(row[name])) in values
 
     is_included = all(has(column, values, if_missing=True) for column, values in task.where.items())
     return is_included and not any(has(column, values, if_missing=False) for column, values in task.without.items())
@@ -248,7 +289,7 @@ def _example(location: str, row: Values, task: Task, needs_target: bool) -> Exam
         target = answers[0] if _target_column(row, task) == "answers" else _target(location, row, task)
     if not task.format:  # in a user's file, columns called `group` and `options` have no special meaning
         return Example(texts, target, answers, spans)
-    return Example(texts, target, answers, spans, _label_text(row.get("group")), _options(location, row))
+    return Example(texts, target, answers, spans, cell_text(row.get("group")), _options(location, row))
 
 
 # --- the cells of a row ---
@@ -299,10 +340,16 @@ def _target(location: str, row: Values, task: Task) -> str | float:
                 fix="fix the row, or set task.kind=classification",
             )
         return number
-    text = check_unicode(setting, _label_text(value))
+    text = check_unicode(setting, cell_text(value))
     if not text:
         raise DataError(setting=setting, got=value, expected="a label", fix="fill it in or remove the row")
-    return _check_label(setting, text, task) if task.has_classes else text
+    if not task.has_classes:
+        return text
+    if task.label_type == "text" and not isinstance(value, str):
+        # The name of a class says more than its number. A csv cell "True" or "1.0" is True or 1.0 in a DataFrame.
+        names = (value.name, text) if isinstance(value, ClassId) else (text, str(value))
+        text = next((name for name in names if task.label_of(name) is not None), text)
+    return _check_label(setting, text, task)
 
 
 def _check_label(setting: str, text: str, task: Task) -> str:
@@ -318,16 +365,6 @@ def _check_label(setting: str, text: str, task: Task) -> str:
             fix=near_matches(text, task.labels),
         )
     return label
-
-
-def _label_text(value: object) -> str:
-    """A label as text; empty for values that are no label: null, gaps of a DataFrame, lists and objects."""
-    if type(value).__name__ in ("bool", "bool_"):  # of Python and of numpy
-        return str(value).lower()
-    if isinstance(value, Real) and not isinstance(value, Integral) and float(value).is_integer():
-        value = int(float(value))  # a DataFrame column with gaps turns class numbers into floats
-    is_scalar = isinstance(value, str) or (isinstance(value, Number) and value == value)
-    return str(value).strip() if is_scalar else ""
 
 
 def _list_in(value: object) -> list[object] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
-from softcue.tasks.readers import Source, size_of
-from softcue.tasks.rows import examples_from, stream_examples, with_labels
+from softcue.tasks.label_column import MAX_CLASSES, LabelColumn, cell_text
+from softcue.tasks.readers import Source, size_of, splits_of
+from softcue.tasks.rows import examples_from, has_targets, stream_examples, with_labels
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
 from softcue.types import Example
 
@@ -36,7 +37,11 @@ class TaskConfig(BaseModel):
     format: str = Field(
         "", description="the format of the files: squad, conll, semeval, ...; empty: one example per row"
     )
-    kind: TaskKind | None = Field(None, description="classification, regression, generation, span, tags or referent")
+    kind: TaskKind | None = Field(
+        None,
+        description="classification, regression, generation, span, tags or referent; without it, the rows decide "
+        "between the first two",
+    )
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
     label_descriptions: dict[str, str] = Field(
         default_factory=dict, description="label -> what it means, in a sentence"
@@ -67,6 +72,12 @@ class TaskConfig(BaseModel):
     @classmethod
     def _check_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         return text_columns(columns) if columns else ()
+
+    @field_validator("label_words", "label_descriptions", mode="before")
+    @classmethod
+    def _name_labels(cls, values: object) -> object:
+        """Labels by their text, also where they are numbers or booleans: {True: "yes"}."""
+        return {cell_text(label): value for label, value in values.items()} if isinstance(values, Mapping) else values
 
 
 MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
@@ -164,11 +175,14 @@ def read_splits(
             hint = f"it is for testing only: evaluate a cue with `task={task.name}`"
         raise ConfigurationError(setting="task.train", got="", expected="training rows", fix=hint)
     skip_bad_rows = config.skip_bad_rows
-    train = (
-        sample_examples(origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows)
-        if _should_stream(config, task, origins)
-        else examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
-    )
+    if _should_stream(config, task, origins):
+        train = sample_examples(origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows)
+    elif task.has_classes and not task.labels:
+        task, train = _read_labels(config, task, origins["train"])
+        if check_task is not None:
+            check_task(task)
+    else:
+        train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
     if task.has_classes or (task.kind == "tags" and not task.labels):
         task = with_labels(task, train, config.label_words, config.label_descriptions)
     validation, test = (
@@ -190,6 +204,27 @@ def read_splits(
     return Splits(task, train, validation, limit_rows(test, config.test_rows, config.sample_seed))
 
 
+def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, list[Example]]:
+    """Read the training rows of a task that leaves its labels to them, and complete the task by its label column.
+
+    The labels get the type they have in the rows. Numbers that are no classes make the task a regression, unless a
+    setting says that there are classes.
+    """
+    column = LabelColumn(task.label)
+    train = examples_from(source, task, skip_bad_rows=config.skip_bad_rows, label_column=column)
+    says_classes = "kind" in task.model_fields_set or task.metric or config.label_words or config.label_descriptions
+    if not says_classes and not config.stratified and column.holds_numbers():
+        warnings.warn(
+            f"column '{task.label}' has {column.num_distinct} different numbers, so this is a regression; "
+            "task.kind=classification makes each of them a class",
+            stacklevel=3,
+        )
+        task = task.model_copy(update={"kind": "regression"})
+        return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows)
+    task = task.model_copy(update={"label_type": column.label_type()})
+    return with_labels(task, train, {}, class_names=column.class_names), train
+
+
 def _split_sources(config: TaskConfig, task: Task, objects: Mapping[str, Any]) -> dict[str, Source]:
     """The source of each split: rows in memory, else files of the user, else files below `data`, else of the task."""
     origins: dict[str, Source] = {split: getattr(task, split) for split in SPLITS}
@@ -198,7 +233,26 @@ def _split_sources(config: TaskConfig, task: Task, objects: Mapping[str, Any]) -
         origins = {split: getattr(config, split) or files.get(split, "") for split in SPLITS}
     if "train" in objects:  # the other splits of a bundled task do not belong to the user's rows
         origins |= {"validation": config.validation, "test": config.test}
-    return origins | dict(objects)
+        dataset_splits = splits_of(objects["train"]) or {}
+        for split in ("validation", "test"):
+            if not origins[split] and split in dataset_splits and has_targets(dataset_splits[split], task):
+                origins[split] = dataset_splits[split]
+    return origins | {split: _choose_split(source, split) for split, source in objects.items()}
+
+
+def _choose_split(source: Any, split: str) -> Source:
+    """The rows of a split: of a `DatasetDict` the split of that name. Rows that can be read only once are kept."""
+    dataset_splits = splits_of(source)
+    if dataset_splits is None:
+        return list(source) if isinstance(source, Iterator) else source
+    if split not in dataset_splits:
+        raise ConfigurationError(
+            setting=split,
+            got=f"a DatasetDict with {', '.join(dataset_splits)}",
+            expected=f"the split '{split}' in it",
+            fix=f"pass one of its splits, such as data['{next(iter(dataset_splits), split)}']",
+        )
+    return dataset_splits[split]
 
 
 def _check_sampling(config: TaskConfig, task: Task) -> None:
@@ -237,12 +291,13 @@ def _choose_rows(
     if not validation:
         train, validation = split_off(train, config.validation_share, config.sample_seed, by_class=task.has_classes)
         if not validation:
-            raise ConfigurationError(
-                setting="task.validation",
-                got="",
-                expected="validation rows",
-                fix="pass `validation=FILE`: too few training rows to hold any out",
-            )
+            fix = "pass `validation=FILE`: too few training rows to hold any out"
+            if task.has_classes and MAX_CLASSES < len(train) == len({example.target for example in train}):
+                fix = (
+                    f"check the column '{task.label}': each of its {len(train)} labels is on one row only; or set "
+                    "task.kind=regression or generation"
+                )
+            raise ConfigurationError(setting="task.validation", got="", expected="validation rows", fix=fix)
     train = limit_rows(train, config.train_rows, config.sample_seed, config.stratified)
     return train, limit_rows(validation, config.validation_rows, config.sample_seed)
 
@@ -329,7 +384,7 @@ def resolve_task(config: TaskConfig) -> Task:
     }
     # A name without columns must be a known task, so that a misspelt name is an error.
     is_existing = is_task_name(config.name) or (config.name and not (config.text or config.label))
-    base = find_task(config.name).model_dump() if is_existing else {"name": config.name or "task"}
+    base = find_task(config.name).model_dump(exclude_unset=True) if is_existing else {"name": config.name or "task"}
     if config.train:
         base |= {"validation": "", "test": ""}
     try:

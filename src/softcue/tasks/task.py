@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from softcue.errors import DataError
-from softcue.types import Example
+from softcue.types import Example, LabelValue, Prediction, label_text
 
 # span: the target is a span of the last text. tags: spans of the text get labels. referent: whether the last text
 # names what the marked pronoun refers to (text-to-text backbones generate the name instead).
 TaskKind = Literal["classification", "regression", "generation", "span", "tags", "referent"]
+LabelType = Literal["text", "integer", "float", "boolean"]
 USUAL_METRICS = {
     "classification": "accuracy",
     "regression": "pearson_spearman",
@@ -46,12 +48,23 @@ class Published(BaseModel):
 
 
 class Task(BaseModel):
-    """A task, as read from its YAML file or made from a user's columns.
+    """A task, as read from its YAML file or made from a user's columns: columns, labels, metric, templates.
+
+    `cue.task` is the task of a cue. A task of your own is written as a YAML file with these fields, and trained with
+    `softcue.train(folder, task="mine.yaml")`.
 
     Example:
-        >>> task = Task(name="toy", text=("first", "second"), label="label")
-        >>> task.source(("Hello.", "Bye."))
-        'first: Hello. second: Bye.'
+        >>> task = Task(
+        ...     name="films",
+        ...     text=("title", "review"),
+        ...     label="verdict",
+        ...     labels={"0": Label(words="bad"), "1": Label(words="good")},
+        ...     label_type="integer",
+        ... )
+        >>> task.main_metric, task.label_words
+        ('accuracy', ('bad', 'good'))
+        >>> task.source(("Rain", "Three hours of rain."))
+        'title: Rain review: Three hours of rain.'
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,6 +84,9 @@ class Task(BaseModel):
     may_be_empty: tuple[str, ...] = Field((), description="text columns that some rows leave empty")
     label: str = Field("label", description="the column with the target")
     labels: dict[str, Label] = Field(default_factory=dict, description="label -> its words")
+    label_type: LabelType = Field(
+        "text", description="the type in which predictions give labels: text, integer, float or boolean"
+    )
     positive: str = Field(
         "", description="the label whose F1 is the metric `f1`; of a referent task, the label for yes"
     )
@@ -109,6 +125,14 @@ class Task(BaseModel):
         if repeated := sorted({value for value in values if values.count(value) > 1}):
             raise ValueError(f"'{repeated[0]}' for one label only")
         return labels
+
+    @field_validator("label_type")
+    @classmethod
+    def _check_label_type(cls, label_type: LabelType, info: ValidationInfo) -> LabelType:
+        for name in info.data.get("labels", {}):
+            if isinstance(_parse_label(name, label_type), str) and label_type != "text":
+                raise ValueError(f"a type that every label has, and '{name}' is no {label_type}")
+        return label_type
 
     @field_validator("positive")
     @classmethod
@@ -211,10 +235,41 @@ class Task(BaseModel):
         Example:
             >>> Task(name="t", labels={"yes": Label(words="yes", also=("1",))}).label_of("1")
             'yes'
+            >>> Task(name="t", labels={"true": Label(words="yes")}, label_type="boolean").label_of("True")
+            'true'
         """
         if value in self.labels:
             return value
+        if (parsed := label_text(_parse_label(value, self.label_type))) in self.labels:
+            return parsed
         return next((name for name, label in self.labels.items() if value in label.also), None)
+
+    def label_value(self, name: str) -> LabelValue:
+        """A label in the type that the training labels had. Text that is none of the labels stays text.
+
+        Example:
+            >>> task = Task(name="t", labels={"0": Label(words="bad"), "1": Label(words="good")}, label_type="integer")
+            >>> task.label_value("1"), task.label_value("rather good")
+            (1, 'rather good')
+        """
+        return _parse_label(name, self.label_type) if name in self.labels else name
+
+    def with_label_values(self, prediction: Prediction) -> Prediction:
+        """A prediction of a model, whose labels are text, with labels in the type of the training labels.
+
+        Example:
+            >>> task = Task(name="t", labels={"0": Label(words="bad"), "1": Label(words="good")}, label_type="integer")
+            >>> task.with_label_values(Prediction("1", scores={"0": 0.25, "1": 0.75}))
+            Prediction(1, 0.75)
+        """
+        if self.label_type == "text":
+            return prediction
+        name, scores = prediction.label_text, prediction.scores
+        return replace(
+            prediction,
+            label=None if name is None else self.label_value(name),
+            scores=None if scores is None else {self.label_value(name): score for name, score in scores.items()},
+        )
 
     def read_by(self, encoder: bool) -> set[int]:
         """The indices of the texts that a backbone reads.
@@ -251,6 +306,23 @@ class Task(BaseModel):
         if self.sentences:
             return tuple(_fill(sentence, values) for sentence in self.sentences)
         return texts if len(texts) <= 2 else (_name_columns(values),)
+
+
+def _parse_label(text: str, label_type: LabelType) -> LabelValue:
+    """A label of that type from its text; text that cannot be read so stays text."""
+    if label_type == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if label_type == "text":
+        return text
+    if label_type == "integer" and text.lstrip("-").isdecimal():
+        return int(text)  # exact also where a float is not
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if label_type == "float":
+        return number
+    return int(number) if number.is_integer() else text
 
 
 def _name_columns(values: Mapping[str, str]) -> str:

@@ -365,6 +365,6 @@ class Engine:
             streamer, row.streamer = row.streamer, None  # it refers to the row: a cycle would keep the cue alive
             self._num_predictions += isinstance(result, ServedPrediction)
             if streamer is not None and isinstance(result, ServedPrediction):
-                streamer.send(result.prediction.label or "")
+                streamer.send(result.prediction.label_text or "")
             self._batcher.release()
             row.result.set_result(result)

@@ -65,7 +65,7 @@ class LoadedCue:
             "description": record.task.description,
             "kind": record.task.kind,
             "text": list(record.task.text),
-            "labels": list(record.task.label_names),
+            "labels": [record.task.label_value(name) for name in record.task.label_names],
             "method": record.method["name"],
             "prompt_length": self.model.method.prompt_length,
             "max_length": self.model.formatter.limit,

@@ -18,7 +18,7 @@ from softcue.inference import TaskModel
 from softcue.serving.engine.registry import LoadedCue
 from softcue.serving.engine.streaming import TextStreamer, cut_at_stop
 from softcue.serving.errors import RequestError, pass_failed
-from softcue.types import Example, Prediction, TokenizedRow
+from softcue.types import Example, LabelValue, Prediction, TokenizedRow, label_text
 
 Ensemble = Literal["vote", "mean"]
 Text = str | Sequence[str] | Example  # an example is used as it is
@@ -44,7 +44,7 @@ class ServedPrediction:
 
     prediction: Prediction
     versions: Mapping[str, str]  # cue -> version; several for an ensemble
-    votes: Mapping[str, int]  # of an ensemble
+    votes: Mapping[LabelValue, int]  # of an ensemble: label -> cues that predict it
     is_truncated: bool
     queue_seconds: float
     compute_seconds: float
@@ -58,7 +58,7 @@ class ServedPrediction:
         return {
             **cues,
             **self.prediction.as_dict(),
-            **({"votes": dict(self.votes)} if self.votes else {}),
+            **({"votes": {label_text(label): count for label, count in self.votes.items()}} if self.votes else {}),
             "truncated": self.is_truncated,
             "timings": {
                 "queue_ms": round(1000 * self.queue_seconds, 3),
@@ -176,10 +176,10 @@ def merge_rows(row: RequestRow, predictions: Sequence[Prediction]) -> Result:
     if not all(map(math.isfinite, numbers)):
         logger.error("a prediction is not a number", extra={"facts": {"cue": row.loaded_cue.name}})
         return pass_failed()
-    if prediction.label is not None and row.options.stop:
-        prediction = replace(prediction, label=cut_at_stop(prediction.label, row.options.stop))
+    if (text := prediction.label_text) is not None and row.options.stop:
+        prediction = replace(prediction, label=cut_at_stop(text, row.options.stop))
     return ServedPrediction(
-        prediction,
+        row.loaded_cue.task.with_label_values(prediction),
         {row.loaded_cue.name: row.loaded_cue.version},
         {},
         row.is_truncated,

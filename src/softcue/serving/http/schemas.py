@@ -13,6 +13,7 @@ from pydantic.json_schema import SkipJsonSchema
 from softcue.serving.engine.requests import Ensemble
 from softcue.serving.errors import RequestError
 from softcue.serving.settings import MAX_INPUTS
+from softcue.types import LabelValue
 
 StopWord = Annotated[str, Field(min_length=1, max_length=64)]
 # Stops at the first wrong item: a report of each item of a large body would take gigabytes.
@@ -123,7 +124,9 @@ class InputPrediction(BaseModel):
     task: str | None = Field(None, description="the cue's name")
     version: str | None = Field(None, description="the cue's version")
     versions: dict[str, str] | None = Field(None, description="of an ensemble: version by cue")
-    label: str | None = Field(None, description="the label or the generated text")
+    label: LabelValue | None = Field(
+        None, description="the label, in the type of the training labels, or the generated text"
+    )
     value: float | None = Field(None, description="the number of a regression task")
     scores: dict[str, float] | None = Field(None, description="probability by label")
     illegal: bool | None = Field(None, description="true if the generated text is not a valid label, number or span")
@@ -186,7 +189,7 @@ class TaskResponse(BaseModel):
     description: str
     kind: str
     text: list[str]
-    labels: list[str]
+    labels: list[LabelValue]
     method: str
     prompt_length: int
     max_length: int
