@@ -77,11 +77,16 @@ def test_page_is_open_where_data_need_a_key(serve: Serve) -> None:
 
 
 def explain(client: TestClient, task: Any = "tone-vip", text: Any = MESSAGE) -> Any:
-    return client.post("/v1/explain", json={"task": task, "text": text})
+    return client.post("/v1/explain", json={"inputs": [{"task": task, "text": text}]})
+
+
+def explanation_of(client: TestClient, task: Any = "tone-vip", text: Any = MESSAGE) -> Any:
+    [result] = explain(client, task, text).json()["results"]
+    return result
 
 
 def test_codes_are_the_likeliest_of_the_text(client: TestClient, cues: dict[str, Cue]) -> None:
-    explanation = explain(client).json()
+    explanation = explanation_of(client)
     cue = cues["tone-vip"]
     assert (explanation["task"], explanation["version"], explanation["method"]) == (
         "tone-vip",
@@ -107,7 +112,7 @@ def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
 ) -> None:
     inspected = nearest_words(cues["topics"], top=3).vectors  # the whole vocabulary at once
     monkeypatch.setattr("softcue.inspection.nearest.WORDS_AT_ONCE", words_at_once)
-    explanation = explain(client, "topics").json()
+    explanation = explanation_of(client, "topics")
     assert explanation["reads_input"] is False
     for vector, wanted in zip(explanation["vectors"], inspected, strict=True):
         assert [near["word"] for near in vector["words"]] == [near.word for near in wanted.neighbours]
@@ -117,20 +122,20 @@ def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
 
 
 def test_words_of_prompts_that_read_the_input_differ_by_text(client: TestClient) -> None:
-    first, second = (explain(client, "topics-idpg", text).json() for text in (MESSAGE, "Where is it"))
+    first, second = (explanation_of(client, "topics-idpg", text) for text in (MESSAGE, "Where is it"))
     assert first["reads_input"] is True
     assert first["vectors"] != second["vectors"]
 
 
 def test_every_cue_has_an_explanation(client: TestClient, cues: dict[str, Cue]) -> None:
     for name, cue in cues.items():
-        explanation = explain(client, name, MESSAGE if len(cue.task.text) == 1 else ["Who?", MESSAGE]).json()
+        explanation = explanation_of(client, name, MESSAGE if len(cue.task.text) == 1 else ["Who?", MESSAGE])
         has_vectors = name not in ("tone-adapter", "stars")  # prefixes are keys and values of layers, among no words
         assert len(explanation["vectors"]) == (4 if has_vectors else 0), name
         assert all(vector["words"] == [] for vector in explanation["vectors"]) == (
             name == "tone-late" or not has_vectors
         )
-    assert len(explain(client, "questions", ["Who?", LONG]).json()["vectors"]) == 4
+    assert len(explanation_of(client, "questions", ["Who?", LONG])["vectors"]) == 4
 
 
 def test_explanations_have_the_errors_of_predictions(client: TestClient) -> None:
@@ -147,6 +152,18 @@ def test_explanations_have_the_errors_of_predictions(client: TestClient) -> None
         assert len(response.content) < 1000
     assert client.post("/v1/explain", content=b"{", headers={"Content-Type": "application/json"}).status_code == 400
     assert client.post("/v1/explain", content=b"{}").status_code == 415
+
+
+def test_explanations_take_the_inputs_of_predictions(serve: Serve) -> None:
+    client = serve(max_inputs=3)
+    inputs = [{"task": "tone-vip", "text": MESSAGE}, {"task": "no", "text": "x"}, {"task": "topics", "text": "ok"}]
+    assert client.post("/v1/predict", json={"inputs": inputs}).status_code == 200
+    first, second, third = client.post("/v1/explain", json={"inputs": inputs}).json()["results"]
+    assert (first["task"], second["error"]["code"], third["task"]) == ("tone-vip", "unknown_task", "topics")
+    assert client.post("/v1/explain", json={"inputs": inputs * 2}).json()["error"]["code"] == "too_many"
+    old = client.post("/v1/explain", json=inputs[0])  # the body of 0.1
+    assert old.status_code == 422
+    assert '"inputs": [{"task": NAME, "text": TEXT}]' in old.json()["error"]["message"]
 
 
 def test_failed_explanation_is_503(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,13 +190,15 @@ def test_explanations_beside_predictions_change_neither(client: TestClient) -> N
         results = client.post("/v1/predict", json={"inputs": inputs, "return_scores": True}).json()["results"]
         return [score for result in results for score in result["scores"].values()]
 
-    alone, explained = predicted(0), [explain(client, task).json() for task in ("topics-idpg", "tone-vip", "tone-late")]
+    alone, explained = predicted(0), [explanation_of(client, task) for task in ("topics-idpg", "tone-vip", "tone-late")]
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(explain, client, task) for _ in range(8) for task in ("topics-idpg", "tone-vip")]
         together = list(pool.map(predicted, range(12)))
     for scores in together:
         assert scores == REORDERED_PROBABILITIES.approx(alone)
-    explanations = [response.json() for future in futures if (response := future.result()).status_code == 200]
+    explanations = [
+        response.json()["results"][0] for future in futures if (response := future.result()).status_code == 200
+    ]
     assert explanations
     assert all(explanation in explained for explanation in explanations)
 

@@ -60,7 +60,7 @@ def predict(
         prediction = result.value if result.label is None else result.label
         score = "" if result.scores is None else f"{result.scores.get(str(result.label), 0.0):.3f}"
         rows.append([text, result.message if result.error else "" if prediction is None else prediction, score])
-    print_table("", ["text", "answer", "score"], rows)
+    print_table("", ["text", "prediction", "score"], rows)
 
 
 @app.command("generate")
@@ -86,7 +86,7 @@ def generate(
         elif part.error:
             raise ServerError(client.url, part.status, part.error, part.message)
         else:  # beam search sends no parts
-            typer.echo((part.label or "").removeprefix(printed))
+            typer.echo(("" if part.label is None else str(part.label)).removeprefix(printed))
 
 
 @app.command("tasks")
