@@ -37,7 +37,7 @@ def labelled_messages() -> tuple[LabelledMessage, ...]:
 
     Example:
         >>> labelled_messages()[0].labels["tickets"]
-        'billing'
+        'hardware'
     """
     content = (files("softcue.serving.http") / "examples.yaml").read_text("utf-8")
     return tuple(LabelledMessage(tuple(entry["texts"]), entry["labels"]) for entry in yaml.safe_load(content))
