@@ -22,6 +22,7 @@ from tolerance import REORDERED_FLOAT32
 import softcue
 from softcue.cue.cue import Cue
 from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.registry import split_rows
 from softcue.serving.http.logs import JsonLines
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
@@ -406,6 +407,7 @@ def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder:
     assert [(cue["name"], cue["error"]["status"]) for cue in listed["broken"]] == [("titles", 409)]
     old = client.get("/v1/tasks/topics").json()
     assert old["labels"] == ["a", "b", "c"]
+    assert (old["metric"], old["scores"], old["rows"]) == ("accuracy", {}, {})
     new = save_cue(own_folder / "topics", TOPICS, seed=3)
     response = client.put("/v1/tasks/topics", headers=ADMIN)
     assert response.status_code == 200
@@ -416,6 +418,13 @@ def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder:
     check_error(client.get("/v1/tasks/topics"), 404, "unknown_task")
     check_error(client.delete("/v1/tasks/topics", headers=ADMIN), 404, "unknown_task")
     assert client.put("/v1/tasks/topics", headers=ADMIN).status_code == 201
+
+
+def test_scores_come_with_the_number_of_rows(cues: dict[str, Cue]) -> None:
+    cue_file = cues["topics"].cue_file
+    trained = cue_file.model_copy(update={"training": {"validation_rows": 66, "seed": 0}})
+    assert split_rows(trained) == {"validation": 66}
+    assert split_rows(cue_file) == {}
 
 
 def test_cues_that_cannot_be_loaded_say_why(serve: Serve, own_folder: Path) -> None:

@@ -258,6 +258,17 @@ def test_only_examples_that_every_cue_predicts_right_are_listed(
     assert client.get("/v1/examples").json() == {"examples": []}
 
 
+def test_examples_that_could_not_be_checked_are_checked_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgency_and(monkeypatch, tmp_path)
+    client = serve(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("softcue.serving.engine.engine.predict_mixed", lambda *_: 1 / 0)
+        assert client.get("/v1/examples").status_code == 503
+    assert len(client.get("/v1/examples").json()["examples"]) == 2
+
+
 def test_tasks_of_users_have_no_example(client: TestClient) -> None:
     assert client.get("/v1/examples").json() == {"examples": []}
     mine = Task(name="tickets", labels=TOPICS.labels)  # only the name is that of a sample task

@@ -58,7 +58,8 @@ def predict(
     rows = []
     for text, result in zip(texts, results, strict=True):
         prediction = result.value if result.label is None else result.label
-        score = "" if result.scores is None else f"{result.scores.get(str(result.label), 0.0):.3f}"
+        probability = (result.scores or {}).get(str(result.label))
+        score = "" if probability is None else f"{probability:.3f}"
         rows.append([text, result.message if result.error else "" if prediction is None else prediction, score])
     print_table("", ["text", "prediction", "score"], rows)
 

@@ -90,7 +90,7 @@ async def _check_messages(engine: Engine, cues: list[LoadedCue], seconds: float)
         requests = engine.submit(items, Options(), seconds)
         results = await asyncio.gather(*(asyncio.wrap_future(request.result) for request in requests))
         labels = {loaded_cue.name: message.labels[loaded_cue.task.name] for loaded_cue in cues}
-        if [_label(result) for result in results] == list(labels.values()):
+        if [_predicted_label(result) for result in results] == list(labels.values()):
             num_texts = max(len(loaded_cue.task.text) for loaded_cue in cues)
             checked.append({"texts": list(message.texts[:num_texts]), "labels": labels})
         if len(checked) == NUM_WANTED:
@@ -103,5 +103,8 @@ def _texts_for(loaded_cue: LoadedCue, message: LabelledMessage) -> str | list[st
     return texts[0] if len(texts) == 1 else texts
 
 
-def _label(result: Result) -> str | None:
-    return str(result.prediction.label) if isinstance(result, ServedPrediction) else None
+def _predicted_label(result: Result) -> str:
+    """The label of a result. An error is raised, so that examples that could not be checked are not kept."""
+    if not isinstance(result, ServedPrediction):
+        raise result.copy()
+    return str(result.prediction.label)
