@@ -99,7 +99,7 @@ def invalid(error: SoftcueError) -> RequestError:
     return RequestError("invalid", setting=error.setting, expected=error.expected, fix=error.fix)
 
 
-def unknown_task(name: str, loaded_names: Iterable[str]) -> RequestError:
+def unknown_task(name: str, loaded_names: Iterable[str], problem: str = "no loaded cue has this name") -> RequestError:
     """No loaded cue has the requested name. The message has names of loaded cues, and not the requested one.
 
     Example:
@@ -115,7 +115,7 @@ def unknown_task(name: str, loaded_names: Iterable[str]) -> RequestError:
     fix = f"{hint}loaded: {', '.join(names[:MAX_NAMES])}{more}"
     if not names:
         fix = 'no cue is loaded at all, see "broken" in GET /v1/tasks'
-    return RequestError("unknown_task", setting="task", problem="no loaded cue has this name", fix=fix)
+    return RequestError("unknown_task", setting="task", problem=problem, fix=fix)
 
 
 def no_admin_key() -> RequestError:

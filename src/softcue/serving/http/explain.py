@@ -20,7 +20,7 @@ from softcue.errors import SoftcueError
 from softcue.inputs.collate import collate
 from softcue.inspection.nearest import neighbours
 from softcue.serving.engine.registry import LoadedCue
-from softcue.serving.engine.requests import check_characters
+from softcue.serving.engine.requests import check_characters, check_texts
 from softcue.serving.errors import RequestError, busy, deadline_exceeded, invalid, pass_failed
 from softcue.serving.http.error_responses import too_many_inputs
 from softcue.serving.http.schemas import ExplainBody, Input
@@ -64,7 +64,10 @@ class Explainer:
             if not isinstance(value.task, str):
                 raise RequestError("invalid", setting="task", expected="one name", fix="send an input per cue")
             loaded_cue = engine.registry[value.task]
-            check_characters([value.text] if isinstance(value.text, str) else value.text, engine.max_characters)
+            texts = [value.text] if isinstance(value.text, str) else value.text
+            check_characters(texts, engine.max_characters)
+            if not loaded_cue.task.format:  # a published format may rewrite its rows
+                check_texts(loaded_cue.task, texts)
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await asyncio.wrap_future(self._pool.submit(_explain_safely, loaded_cue, value.text))
         except TimeoutError:

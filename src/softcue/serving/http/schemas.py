@@ -18,6 +18,8 @@ from softcue.serving.errors import RequestError
 from softcue.serving.settings import MAX_INPUTS
 
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+# what stands around the expectation in pydantic's messages, such as "List should have at most 4 items after validation"
+PYDANTIC_MESSAGE = re.compile(r"^\w+ should (be|have) | after validation.*$|^Value error, ")
 UNION_FIELDS = {"task": "a name, or a list of names", "text": "a text, or a list of texts"}
 StopWord = Annotated[str, Field(min_length=1, max_length=64)]
 # Stops at the first wrong item: a report of each item of a large body would take gigabytes.
@@ -49,7 +51,7 @@ def describe_error(error: dict[str, Any], setting: str, fields: Collection[str])
         return RequestError("invalid", setting=field, problem="this field is missing", fix=fix)
     if field in UNION_FIELDS:  # pydantic names only the first of the possible types
         return RequestError("invalid", setting=field, expected=UNION_FIELDS[field], fix=fix)
-    expected = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    expected = PYDANTIC_MESSAGE.sub("", error["msg"])
     return RequestError("invalid", setting=field, expected=expected[:1].lower() + expected[1:], fix=fix)
 
 
