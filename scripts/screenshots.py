@@ -4,7 +4,8 @@
     pip install playwright pillow                   # and Chromium: apt-get install chromium
     python scripts/screenshots.py cues              # writes docs/images/page-{light,dark,phone}.png
 
-The command serves the cues itself. It ends with an error if a prediction on a picture is not marked as right.
+The command serves the cues itself. It writes nothing and ends with an error if the folder has other cues, or if a
+prediction on a picture is not marked as right.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from softcue.serving.http.service import Service, make_engine
 from softcue.serving.settings import ServerSettings
 
 MAX_BYTES = 150_000
+CUES = ["same-request", "tickets", "urgency"]
 PICTURES: dict[str, dict[str, Any]] = {
     "page-light": {"viewport": {"width": 1120, "height": 640}, "color_scheme": "light"},
     "page-dark": {"viewport": {"width": 1120, "height": 640}, "color_scheme": "dark"},
@@ -56,14 +58,15 @@ def main() -> None:
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     with serve(arguments.backbone, arguments.cues) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        for name, context in PICTURES.items():
-            content = take_picture(browser, address, context)
-            file = arguments.output_dir / f"{name}.png"
-            file.write_bytes(content)
-            sys.stdout.write(f"{file}: {len(content):,} bytes\n")
-            if len(content) > MAX_BYTES:
-                sys.exit(f"{file} is larger than {MAX_BYTES:,} bytes")
+        pictures = {name: take_picture(browser, address, context) for name, context in PICTURES.items()}
         browser.close()
+    for name, content in pictures.items():
+        if len(content) > MAX_BYTES:
+            sys.exit(f"{name} has {len(content):,} bytes, more than {MAX_BYTES:,}")
+    for name, content in pictures.items():
+        file = arguments.output_dir / f"{name}.png"
+        file.write_bytes(content)
+        sys.stdout.write(f"{file}: {len(content):,} bytes\n")
 
 
 @contextmanager
@@ -90,8 +93,11 @@ def take_picture(browser: Any, address: str, context: dict[str, Any]) -> bytes:
     page = browser.new_context(**context, reduced_motion="reduce").new_page()
     page.goto(address)
     page.locator("#status").filter(has_text="with a prediction").wait_for()
+    names = page.locator(".card h2").all_inner_texts()
+    if names != CUES:
+        sys.exit(f"the folder has the cues {', '.join(names)}; the pictures show {', '.join(CUES)} of `softcue demo`")
     if page.locator(".card:not(:has(.right))").count():
-        sys.exit("a prediction is not marked as right: the pictures need the three cues of `softcue demo`")
+        sys.exit("a prediction is not marked as right; train the cues again with `softcue demo`")
     page.locator("#rate").filter(has_text=".").wait_for()  # the second reading of the load
     return shrink(page.screenshot(full_page=not context.get("is_mobile")))
 
