@@ -22,6 +22,7 @@ from tolerance import REORDERED_FLOAT32
 import softcue
 from softcue.cue.cue import Cue
 from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.registry import split_rows
 from softcue.serving.http.logs import JsonLines
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
@@ -148,6 +149,71 @@ def test_empty_bodies_are_400(client: TestClient, body: bytes) -> None:
 )
 def test_bodies_without_sense_are_422_small_and_quote_nothing(client: TestClient, body: Any) -> None:
     check_error(post(client, json.dumps(body).encode()), 422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/predict",
+            {"inputs": [1], "return_score": True},
+            "body: there is no field 'return_score'; did you mean 'return_scores'? known: ensemble, inputs, ",
+        ),
+        ("/v1/predict", {"inputs": [1], "max_new_tokens": 5}, "body: there is no field 'max_new_tokens'; known: "),
+        ("/v1/generate", {"inputs": [1], "max_tokens": 5}, "body: there is no field 'max_tokens'; did you mean 'max_"),
+        ("/v1/explain", {"inputs": [1], "truncate": True}, "body: there is no field 'truncate'; known: inputs"),
+        (
+            "/v1/predict",
+            {"inputs": [{"task": "topics", "texts": "ok"}]},
+            "input: there is no field 'texts'; did you mean 'text'? known: task, text",
+        ),
+        ("/v1/predict", {"inputs": [1], "a word of the client's text": 1}, "body: it has an unknown field; known: "),
+        ("/v1/predict", {"input": [1]}, 'inputs: this field is missing; send {"inputs": [{"task": NAME, '),
+        ("/v1/predict", {"inputs": "ok"}, "inputs: expected a list; send"),
+        ("/v1/predict", [], "body: expected a JSON object; it has the fields inputs, "),
+        ("/v1/predict", {"inputs": [{"task": "topics"}]}, "text: this field is missing; see /docs"),
+        ("/v1/predict", {"inputs": inputs(("topics", 5))}, "text: expected a text, or a list of texts; see"),
+        (
+            "/v1/predict",
+            {"inputs": inputs(("pairs", "one"))},
+            "text: this task reads 2 texts (first, second); send them as a list in this order",
+        ),
+        ("/v1/predict", {"inputs": inputs(("topics", ["a", "b"]))}, "text: this task reads one text; send one text"),
+        ("/v1/explain", {"inputs": inputs(("topics", ["a", "b"]))}, "text: this task reads one text; send one text"),
+        ("/v1/explain", {"inputs": inputs((["topics"], "a"))}, "task: expected one name; send an input per cue"),
+        ("/v1/predict", {"inputs": inputs(("topics", " "))}, "text: it is empty; send a text with words"),
+        ("/v1/predict", {"inputs": inputs(("pairs", ["a", ""]))}, "text: text 2 (second) is empty; send a text"),
+        ("/v1/generate", {"inputs": [1], "stop": [""]}, "stop: expected at least 1 character; see"),
+        ("/v1/generate", {"inputs": [1], "stop": ["a"] * 5}, "stop: expected at most 4 items; see"),
+        ("/v1/generate", {"inputs": [1], "max_new_tokens": "x"}, "max_new_tokens: expected a valid integer; see"),
+        ("/v1/predict", {"inputs": [1], "truncate": "yes"}, "truncate: expected a valid boolean; see"),
+        ("/v1/predict", {"inputs": [1], "ensemble": "all"}, "ensemble: expected 'vote' or 'mean'; see"),
+    ],
+)
+def test_bodies_that_do_not_fit_say_which_field(client: TestClient, path: str, body: Any, message: str) -> None:
+    told = check_error(client.post(path, json=body), 422, "invalid")["error"]["message"]
+    assert told.startswith(message), told
+
+
+def test_wrong_addresses_say_what_the_server_has(client: TestClient) -> None:
+    assert "no such route; see /docs" in client.get("/v1/predictions").json()["error"]["message"]
+    assert "this route takes POST only" in client.get("/v1/predict").json()["error"]["message"]
+
+
+def test_unknown_names_say_which_are_loaded(client: TestClient) -> None:
+    message = check_error(predict(client, ("topic", "x")), 404, "unknown_task")["error"]["message"]
+    assert "did you mean 'topics'?" in message
+    assert "and 4 more, see GET /v1/tasks" in message
+    message = check_error(predict(client, ("ton", "x"), ensemble="vote"), 404, "unknown_task")["error"]["message"]
+    assert "did you mean 'tone'?" in message
+
+
+def test_backlog_longer_than_the_deadline_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "expected_seconds", 41.7)
+    message = check_error(predict(client, ("topics", "x")), 429, "busy")["error"]["message"]
+    assert message == (
+        "server: the work it has accepted takes about 42 s, longer than the deadline of 30 s; try again in 10 s"
+    )
 
 
 def test_unknown_task_is_404(client: TestClient) -> None:
@@ -283,6 +349,8 @@ def test_engine_that_cannot_be_loaded_is_reported(until: Callable[..., None]) ->
     with TestClient(create_app(service)) as client:
         assert stopped.wait(10)
         assert (client.get("/livez").status_code, client.get("/readyz").status_code) == (503, 503)
+        message = check_error(predict(client, ("topics", "ok")), 503, "failed")["error"]["message"]
+        assert "could not load its cues" in message
     assert "no-such-folder" in str(service.failure)
 
 
@@ -305,16 +373,33 @@ def test_all_routes_but_probes_and_pages_need_a_key(serve: Serve) -> None:
         check_error(client.get("/v1/tasks", headers={"Authorization": wrong.encode()}), 401, "unauthorised")
     check_error(predict(client, ("topics", "ok")), 401, "unauthorised")
     check_error(post(client, b"{ no json"), 401, "unauthorised")  # before anything is read
-    check_error(client.post("/v1/explain", json={"task": "topics", "text": "ok"}), 401, "unauthorised")
+    check_error(client.post("/v1/explain", json={"inputs": inputs(("topics", "ok"))}), 401, "unauthorised")
     assert [client.get(route).status_code for route in OPEN_ROUTES] == [200] * len(OPEN_ROUTES)
 
 
-def test_changes_need_the_admin_key(serve: Serve) -> None:
-    for settings in ({}, {"api_keys": ("key-one",)}, {"api_keys": ("key-one",), "admin_keys": ("admin-key",)}):
-        client = serve(**settings)
-        for headers in ({}, {"Authorization": "Bearer key-one"}):
-            check_error(client.put("/v1/tasks/topics", headers=headers), 401, "unauthorised")
-            check_error(client.delete("/v1/tasks/topics", headers=headers), 401, "unauthorised")
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_changes_need_the_admin_key(serve: Serve, method: str) -> None:
+    def change(client: TestClient, key: str = "") -> Any:
+        return client.request(method, "/v1/tasks/topics", headers={"Authorization": f"Bearer {key}"} if key else {})
+
+    both = serve(api_keys=("key-one",), admin_keys=("admin-key",))
+    for key, reason in (("", "is missing"), ("wrong", "the key is not a key of"), ("key-one", "not an admin key")):
+        assert reason in check_error(change(both, key), 401, "unauthorised")["error"]["message"]
+    admin_only = serve(admin_keys=("admin-key",))
+    assert "admin key" in check_error(change(admin_only), 401, "unauthorised")["error"]["message"]
+    assert change(admin_only, "admin-key").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_changes_without_a_configured_admin_key_say_so(serve: Serve, method: str) -> None:
+    for settings, key in (({}, ""), ({}, "any"), ({"api_keys": ("key-one",)}, "key-one")):
+        response = serve(**settings).request(method, "/v1/tasks/topics", headers={"Authorization": f"Bearer {key}"})
+        message = check_error(response, 403, "no_admin_key")["error"]["message"]
+        assert "no admin key is configured" in message
+        assert "SOFTCUE_ADMIN_KEY" in message
+        assert "--admin-key-file" in message
+    with_keys = serve(api_keys=("key-one",))  # a stranger does not learn it
+    check_error(with_keys.request(method, "/v1/tasks/topics"), 401, "unauthorised")
 
 
 # --- tasks ---
@@ -334,6 +419,7 @@ def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder:
     assert [(cue["name"], cue["error"]["status"]) for cue in listed["broken"]] == [("titles", 409)]
     old = client.get("/v1/tasks/topics").json()
     assert old["labels"] == ["a", "b", "c"]
+    assert (old["metric"], old["scores"], old["rows"]) == ("accuracy", {}, {})
     new = save_cue(own_folder / "topics", TOPICS, seed=3)
     response = client.put("/v1/tasks/topics", headers=ADMIN)
     assert response.status_code == 200
@@ -346,6 +432,13 @@ def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder:
     assert client.put("/v1/tasks/topics", headers=ADMIN).status_code == 201
 
 
+def test_scores_come_with_the_number_of_rows(cues: dict[str, Cue]) -> None:
+    cue_file = cues["topics"].cue_file
+    trained = cue_file.model_copy(update={"training": {"validation_rows": 66, "seed": 0}})
+    assert split_rows(trained) == {"validation": 66}
+    assert split_rows(cue_file) == {}
+
+
 def test_cues_that_cannot_be_loaded_say_why(serve: Serve, own_folder: Path) -> None:
     client = serve(own_folder, admin_keys=("admin-key",))
     save_cue(own_folder / "titles", TITLES, model_type="t5")
@@ -354,7 +447,12 @@ def test_cues_that_cannot_be_loaded_say_why(serve: Serve, own_folder: Path) -> N
     check_error(client.put("/v1/tasks/titles", headers=ADMIN), 409, "wrong_backbone")
     check_error(predict(client, ("titles", "ok")), 409, "wrong_backbone")
     check_error(client.put("/v1/tasks/cut", headers=ADMIN), 422, "broken_cue")
-    check_error(client.put("/v1/tasks/none", headers=ADMIN), 404, "unknown_task")
+    message = check_error(client.put("/v1/tasks/topic", headers=ADMIN), 404, "unknown_task")["error"]["message"]
+    assert str(own_folder) in message
+    assert "did you mean 'topics'?" in message
+    (own_folder / "unfinished").mkdir()
+    message = check_error(client.put("/v1/tasks/unfinished", headers=ADMIN), 422, "broken_cue")["error"]["message"]
+    assert "unfinished/ has no cue.json" in message
     check_error(client.put("/v1/tasks/..%2Ftopics", headers=ADMIN), 404, "no_route")
     check_error(client.put("/v1/tasks/%2e%2e", headers=ADMIN), 422, "invalid")
     check_error(client.put("/v1/tasks/a%00b", headers=ADMIN), 422, "invalid")
@@ -466,6 +564,7 @@ def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:
         "/v1/predict",
         "/v1/generate",
         "/v1/explain",
+        "/v1/examples",
         "/v1/tasks",
         "/v1/tasks/{name}",
         "/livez",

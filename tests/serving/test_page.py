@@ -27,11 +27,13 @@ from softcue.cue.cue import Cue
 from softcue.inputs.collate import collate
 from softcue.inspection import nearest_words
 from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.streaming import TextStreamer
 from softcue.serving.http import explain as explain_module
+from softcue.serving.http.examples import LabelledMessage, is_of_sample_task, labelled_messages
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
-from softcue.tasks import Label, Task
+from softcue.tasks import Label, Task, examples_from, library_task
 from softcue.types import Instance
 
 MESSAGE = "My invoice is wrong."
@@ -77,11 +79,16 @@ def test_page_is_open_where_data_need_a_key(serve: Serve) -> None:
 
 
 def explain(client: TestClient, task: Any = "tone-vip", text: Any = MESSAGE) -> Any:
-    return client.post("/v1/explain", json={"task": task, "text": text})
+    return client.post("/v1/explain", json={"inputs": [{"task": task, "text": text}]})
+
+
+def explanation_of(client: TestClient, task: Any = "tone-vip", text: Any = MESSAGE) -> Any:
+    [result] = explain(client, task, text).json()["results"]
+    return result
 
 
 def test_codes_are_the_likeliest_of_the_text(client: TestClient, cues: dict[str, Cue]) -> None:
-    explanation = explain(client).json()
+    explanation = explanation_of(client)
     cue = cues["tone-vip"]
     assert (explanation["task"], explanation["version"], explanation["method"]) == (
         "tone-vip",
@@ -107,7 +114,7 @@ def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
 ) -> None:
     inspected = nearest_words(cues["topics"], top=3).vectors  # the whole vocabulary at once
     monkeypatch.setattr("softcue.inspection.nearest.WORDS_AT_ONCE", words_at_once)
-    explanation = explain(client, "topics").json()
+    explanation = explanation_of(client, "topics")
     assert explanation["reads_input"] is False
     for vector, wanted in zip(explanation["vectors"], inspected, strict=True):
         assert [near["word"] for near in vector["words"]] == [near.word for near in wanted.neighbours]
@@ -117,20 +124,20 @@ def test_words_of_a_prompt_for_every_text_are_those_of_inspect(
 
 
 def test_words_of_prompts_that_read_the_input_differ_by_text(client: TestClient) -> None:
-    first, second = (explain(client, "topics-idpg", text).json() for text in (MESSAGE, "Where is it"))
+    first, second = (explanation_of(client, "topics-idpg", text) for text in (MESSAGE, "Where is it"))
     assert first["reads_input"] is True
     assert first["vectors"] != second["vectors"]
 
 
 def test_every_cue_has_an_explanation(client: TestClient, cues: dict[str, Cue]) -> None:
     for name, cue in cues.items():
-        explanation = explain(client, name, MESSAGE if len(cue.task.text) == 1 else ["Who?", MESSAGE]).json()
+        explanation = explanation_of(client, name, MESSAGE if len(cue.task.text) == 1 else ["Who?", MESSAGE])
         has_vectors = name not in ("tone-adapter", "stars")  # prefixes are keys and values of layers, among no words
         assert len(explanation["vectors"]) == (4 if has_vectors else 0), name
         assert all(vector["words"] == [] for vector in explanation["vectors"]) == (
             name == "tone-late" or not has_vectors
         )
-    assert len(explain(client, "questions", ["Who?", LONG]).json()["vectors"]) == 4
+    assert len(explanation_of(client, "questions", ["Who?", LONG])["vectors"]) == 4
 
 
 def test_explanations_have_the_errors_of_predictions(client: TestClient) -> None:
@@ -147,6 +154,18 @@ def test_explanations_have_the_errors_of_predictions(client: TestClient) -> None
         assert len(response.content) < 1000
     assert client.post("/v1/explain", content=b"{", headers={"Content-Type": "application/json"}).status_code == 400
     assert client.post("/v1/explain", content=b"{}").status_code == 415
+
+
+def test_explanations_take_the_inputs_of_predictions(serve: Serve) -> None:
+    client = serve(max_inputs=3)
+    inputs = [{"task": "tone-vip", "text": MESSAGE}, {"task": "no", "text": "x"}, {"task": "topics", "text": "ok"}]
+    assert client.post("/v1/predict", json={"inputs": inputs}).status_code == 200
+    first, second, third = client.post("/v1/explain", json={"inputs": inputs}).json()["results"]
+    assert (first["task"], second["error"]["code"], third["task"]) == ("tone-vip", "unknown_task", "topics")
+    assert client.post("/v1/explain", json={"inputs": inputs * 2}).json()["error"]["code"] == "too_many"
+    old = client.post("/v1/explain", json=inputs[0])  # the body of 0.1
+    assert old.status_code == 422
+    assert '"inputs": [{"task": NAME, "text": TEXT}]' in old.json()["error"]["message"]
 
 
 def test_failed_explanation_is_503(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,15 +192,96 @@ def test_explanations_beside_predictions_change_neither(client: TestClient) -> N
         results = client.post("/v1/predict", json={"inputs": inputs, "return_scores": True}).json()["results"]
         return [score for result in results for score in result["scores"].values()]
 
-    alone, explained = predicted(0), [explain(client, task).json() for task in ("topics-idpg", "tone-vip", "tone-late")]
+    alone, explained = predicted(0), [explanation_of(client, task) for task in ("topics-idpg", "tone-vip", "tone-late")]
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(explain, client, task) for _ in range(8) for task in ("topics-idpg", "tone-vip")]
         together = list(pool.map(predicted, range(12)))
     for scores in together:
         assert scores == REORDERED_PROBABILITIES.approx(alone)
-    explanations = [response.json() for future in futures if (response := future.result()).status_code == 200]
+    explanations = [
+        response.json()["results"][0] for future in futures if (response := future.result()).status_code == 200
+    ]
     assert explanations
     assert all(explanation in explained for explanation in explanations)
+
+
+# --- examples ---
+
+
+def urgency_and(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[LabelledMessage]:
+    """Cues of a sample task, and messages: all cues are wrong about the first and right about the others."""
+    task = library_task("urgency")
+    cues = [save_cue(folder / name, task) for name in ("urgency", *names)]
+    labels = [cues[0].predict([text])[0].label or "" for text in (MESSAGE, "Where is it", "ok")]
+    wrong = next(label for label in task.labels if label != labels[0])
+    messages = [
+        LabelledMessage((MESSAGE,), {"urgency": wrong}),
+        LabelledMessage(("Where is it", "not read"), {"urgency": labels[1]}),
+        LabelledMessage(("ok",), {"urgency": labels[2]}),
+    ]
+    monkeypatch.setattr("softcue.serving.http.examples.labelled_messages", lambda: tuple(messages))
+    return messages
+
+
+def test_examples_have_the_labels_of_the_sample_tasks() -> None:
+    messages = labelled_messages()
+    assert {name for message in messages for name in message.labels} == {"tickets", "urgency", "same-request"}
+    for message in messages:
+        for name, label in message.labels.items():
+            task = library_task(name)
+            assert label in task.labels
+            assert len(message.texts) >= len(task.text)
+    for name in ("tickets", "urgency", "same-request"):
+        task = library_task(name)
+        rows = {text for split in (task.train, task.validation, task.test) for text in example_texts(split, task)}
+        assert not rows & {text for message in messages for text in message.texts}  # cues were not trained on them
+
+
+def example_texts(file: str, task: Task) -> set[str]:
+    return {text for example in examples_from(file, task) for text in example.texts}
+
+
+def test_only_examples_that_every_cue_predicts_right_are_listed(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second, third = urgency_and(monkeypatch, tmp_path, "urgency-again")
+    save_cue(tmp_path / "other", TOPICS)  # no example is for it
+    client = serve(tmp_path, admin_keys=("admin-key",))
+    examples = client.get("/v1/examples").json()["examples"]
+    assert [example["texts"] for example in examples] == [["Where is it"], ["ok"]]
+    for example, message in zip(examples, (second, third), strict=True):
+        label = message.labels["urgency"]
+        assert example["labels"] == {"urgency": label, "urgency-again": label}
+    admin = {"Authorization": "Bearer admin-key"}
+    for name in ("urgency", "urgency-again"):
+        client.delete(f"/v1/tasks/{name}", headers=admin)
+    assert client.get("/v1/examples").json() == {"examples": []}
+
+
+def test_examples_that_could_not_be_checked_are_checked_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgency_and(monkeypatch, tmp_path)
+    client = serve(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("softcue.serving.engine.engine.predict_mixed", lambda *_: 1 / 0)
+        assert client.get("/v1/examples").status_code == 503
+    assert len(client.get("/v1/examples").json()["examples"]) == 2
+
+
+def test_tasks_of_users_have_no_example(client: TestClient) -> None:
+    assert client.get("/v1/examples").json() == {"examples": []}
+    mine = Task(name="tickets", labels=TOPICS.labels)  # only the name is that of a sample task
+    assert not is_of_sample_task(mine)
+    assert is_of_sample_task(library_task("same-request"))
+
+
+def test_pictures_of_the_page_are_small() -> None:
+    pictures = sorted((Path(__file__).parents[2] / "docs/images").glob("page-*.png"))
+    assert [picture.stem for picture in pictures] == ["page-dark", "page-light", "page-phone"]
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size < 150_000
 
 
 # --- in a browser ---
@@ -204,11 +304,11 @@ def listen(folder: Path) -> Iterator[Callable[..., str]]:
     """Servers on a port of this machine; their addresses."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(cues_folder: Path = folder, **settings: Any) -> str:
+    def start(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> str:
         server_settings = ServerSettings(**settings)
         service = Service(
             server_settings,
-            lambda on_batch: Engine(tiny("bert"), cues_folder, server_settings.limits, on_batch=on_batch),
+            lambda on_batch: Engine(tiny(model_type), cues_folder, server_settings.limits, on_batch=on_batch),
         )
         server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run)
@@ -260,7 +360,7 @@ def ask(page: Any, message: str = MESSAGE, second: str = "I was billed twice.") 
     page.fill("#text-1", message)
     page.fill("#text-2", second)
     page.click("#ask")
-    says(page, "#status", "answered")
+    says(page, "#status", "with a prediction")
 
 
 def card(page: Any, name: str) -> Any:
@@ -268,10 +368,10 @@ def card(page: Any, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_message_shows_the_answer_of_every_cue(visit: Callable[..., Any], address: str, cues: dict[str, Cue]) -> None:
+def test_text_shows_the_prediction_of_every_cue(visit: Callable[..., Any], address: str, cues: dict[str, Cue]) -> None:
     page = visit(address)
     ask(page)
-    assert re.fullmatch(r"9 of 9 cues answered; round trip \d+ ms\.", page.inner_text("#status"))
+    assert re.fullmatch(r"9 of 9 cues with a prediction, after \d+ ms\.", page.inner_text("#status"))
     for name, cue in cues.items():
         texts = MESSAGE if len(cue.task.text) == 1 else [MESSAGE, "I was billed twice."]
         wanted = cue.predict([texts])[0]
@@ -281,11 +381,11 @@ def test_message_shows_the_answer_of_every_cue(visit: Callable[..., Any], addres
         assert shown.locator(".bars li").count() == len(wanted.scores or {})
         if wanted.scores:
             best = max(wanted.scores, key=lambda label: (wanted.scores or {})[label])
-            assert shown.locator(".answer").inner_text() == wanted.label == best
+            assert shown.locator(".prediction").inner_text() == wanted.label == best
             assert shown.locator("li.first .number").inner_text() == f"{wanted.scores[best]:.3f}"
             track, fill = (shown.locator(f"li.first .bar{part}").bounding_box() for part in ("", " i"))
             assert fill["width"] / track["width"] == pytest.approx(wanted.scores[best], abs=0.03)
-    assert float(card(page, "stars").locator(".answer").inner_text()) == pytest.approx(
+    assert float(card(page, "stars").locator(".prediction").inner_text()) == pytest.approx(
         cues["stars"].predict([MESSAGE])[0].value, abs=1e-3
     )
 
@@ -310,7 +410,7 @@ def test_prompts_say_which_codes_and_words_they_used(visit: Callable[..., Any], 
         ("tone-vip", "likeliest codes"),
         ("topics", "same for every text"),
         ("topics-idpg", "made for this text"),
-        ("tone-adapter", "no prompt vectors"),
+        ("tone-adapter", "adds no prompt vectors"),
     ):
         card(page, name).locator("summary").click()
         card(page, name).locator("details p").wait_for()
@@ -347,6 +447,8 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Any], address: 
     page.keyboard.type("tone-vip")
     tab_to(page, "#second")
     page.keyboard.type("tone-late")
+    says(page, "#difference h2 >> nth=0", "tone-vip")
+    says(page, "#difference h2 >> nth=1", "tone-late")
     page.locator("#verdict").wait_for()
     for _ in range(20):
         if page.evaluate("document.activeElement.id") == "tab-compare":
@@ -356,7 +458,7 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Any], address: 
     tab_to(page, "#pasted")
     page.keyboard.type("one line")
     page.keyboard.press("Control+Enter")
-    says(page, "#progress", "1 of 1 line answered")
+    says(page, "#progress", "1 of 1 line predicted")
     tab_to(page, "#save")
 
 
@@ -405,7 +507,7 @@ def test_two_cues_are_compared(visit: Callable[..., Any], listen: Callable[..., 
     page.fill("#text-1", MESSAGE)
     page.click("#tab-compare")
     page.select_option("#first", "seed0")
-    for name, words in ((other, "The answers differ."), (alike, "Both give the same answer.")):
+    for name, words in ((other, "The predictions differ."), (alike, "Both cues give the same prediction.")):
         page.select_option("#second", name)
         says(page, "#verdict", words)
         assert page.locator("#difference article").count() == 2
@@ -419,6 +521,166 @@ def test_two_cues_are_compared(visit: Callable[..., Any], listen: Callable[..., 
             assert is_marked == (abs(wanted[1] - wanted[0]) >= 0.1)
 
 
+@pytest.mark.slow
+def test_first_example_is_right(
+    visit: Callable[..., Any], listen: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second, third = urgency_and(monkeypatch, tmp_path)
+    page = visit(listen(tmp_path))
+    says(page, "#status", "1 of 1 cue with a prediction")
+    assert page.input_value("#text-1") == "Where is it"
+    assert card(page, "urgency").locator(".prediction").inner_text().split() == [second.labels["urgency"], "✓", "right"]
+    page.click("#examples button >> nth=1")
+    assert page.input_value("#text-1") == "ok"
+    says(page, ".prediction", third.labels["urgency"])
+    page.fill("#text-1", "a text of the user")
+    page.locator(".right").wait_for(state="detached")
+
+
+@pytest.mark.slow
+def test_example_waits_for_a_click_where_it_is_not_for_every_cue(
+    visit: Callable[..., Any], listen: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgency_and(monkeypatch, tmp_path)
+    save_cue(tmp_path / "mine", TOPICS)
+    page = visit(listen(tmp_path))
+    page.locator("#examples button").first.wait_for()
+    assert page.input_value("#text-1") == ""
+    assert page.get_attribute("#text-1", "placeholder") == "Type or paste a text."
+    page.click("#examples button >> nth=0")
+    says(page, "#status", "2 of 2 cues")
+    assert page.locator(".right").count() == 1
+
+
+@pytest.mark.slow
+def test_page_shows_number_format_and_device(visit: Callable[..., Any], address: str) -> None:
+    page = visit(address)
+    says(page, "#server", "float32 on cpu")
+    assert "tiny-bert" in page.inner_text("#server")
+
+
+@pytest.mark.slow
+def test_comparison_starts_with_two_cues_of_one_task(visit: Callable[..., Any], address: str) -> None:
+    page = visit(address)
+    page.wait_for_selector("#text-1")
+    page.click("#tab-compare")
+    assert page.locator("#first option").all_inner_texts() == [
+        "tone-adapter",
+        "tone-late",
+        "tone-vip",
+        "topics",
+        "topics-idpg",
+    ]
+    assert (page.input_value("#first"), page.input_value("#second")) == ("tone-adapter", "tone-late")
+    page.select_option("#first", "topics")
+    assert page.locator("#second option").all_inner_texts() == ["topics-idpg"]
+    assert page.is_hidden("#no-pair")
+
+
+@pytest.mark.slow
+def test_comparison_without_a_pair_says_how_to_get_one(
+    visit: Callable[..., Any], listen: Callable[..., str], tmp_path: Path
+) -> None:
+    save_cue(tmp_path / "topics", TOPICS)
+    save_cue(tmp_path / "tone", TONE)
+    page = visit(listen(tmp_path))
+    page.locator("article").first.wait_for()
+    page.click("#tab-compare")
+    advice = page.inner_text("#no-pair")
+    assert "No two loaded cues have the same task" in advice
+    assert "softcue train" in advice
+    assert page.is_hidden("#first")
+    assert page.is_hidden("#text-1")
+    page.click("#tab-all")
+    assert page.is_visible("#text-1")
+
+
+@pytest.mark.slow
+def test_text_is_shown_while_it_is_written_and_can_be_stopped(
+    visit: Callable[..., Any],
+    listen: Callable[..., str],
+    writing_cues: dict[str, dict[str, Cue]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cue = writing_cues["t5"]["titles"]
+    assert cue.path is not None
+    page = visit(listen(cue.path.parent, "t5"))
+    page.fill("#filter", "titles")
+    page.fill("#text-1", MESSAGE)
+    says(page, "#status", "2 of 2 cues with a prediction")
+    assert card(page, "titles").locator(".prediction").inner_text() == cue.predict([MESSAGE])[0].label
+    assert page.is_hidden("#stop-writing")
+
+    go, plain_send = threading.Event(), TextStreamer.send
+
+    def send_and_wait(streamer: TextStreamer, text: str) -> None:
+        plain_send(streamer, text)
+        if text:
+            assert go.wait(20)
+
+    monkeypatch.setattr(TextStreamer, "send", send_and_wait)
+    page.fill("#text-1", "Where is it")
+    says(page, "article .prediction.writing >> nth=0", re.compile(r"\S"))
+    wanted = cue.predict(["Where is it"])[0].label or ""
+    part = page.locator("article .prediction.writing").filter(has_text=re.compile(r"\S")).first.inner_text()
+    assert 0 < len(part) < len(wanted)
+    page.click("#stop-writing")
+    page.locator(".writing").first.wait_for(state="detached")
+    assert page.locator("article").filter(has_text="stopped").count() == 2
+    assert part in page.locator("article .prediction").all_inner_texts()
+    assert page.is_hidden("#alert")
+    assert page.is_hidden("#stop-writing")
+    go.set()
+
+
+@pytest.mark.slow
+def test_labels_that_are_numbers_or_booleans_are_shown(
+    visit: Callable[..., Any], listen: Callable[..., str], tmp_path: Path
+) -> None:
+    save_cue(tmp_path / "flags", Task(name="flags", labels={"True": Label(words="yes"), "False": Label(words="no")}))
+    save_cue(tmp_path / "stars", Task(name="stars", labels={"0": Label(words="no"), "1": Label(words="yes")}))
+    page = visit(listen(tmp_path))
+
+    def typed(route: Any) -> None:
+        response = route.fetch()
+        content = response.json()
+        for result, label in zip(content["results"], (False, 0), strict=True):
+            result["label"] = label
+        route.fulfill(response=response, json=content)
+
+    page.route("**/v1/predict", typed)
+    page.fill("#text-1", MESSAGE)
+    says(page, "#status", "2 of 2")
+    assert card(page, "flags").locator(".prediction").inner_text() == "False"
+    assert card(page, "stars").locator(".prediction").inner_text() == "0"
+
+
+@pytest.mark.slow
+def test_scores_stand_with_their_rows(visit: Callable[..., Any], listen: Callable[..., str], tmp_path: Path) -> None:
+    save_cue(tmp_path / "topics", TOPICS)
+    page = visit(listen(tmp_path))
+    for scores, rows, words in (
+        (
+            {"test": {"accuracy": 87.302}, "validation": {"accuracy": 1.0}},
+            {"test": 126},
+            "accuracy 87.3 on 126 test rows",
+        ),
+        ({"validation": {"accuracy": 80.0}}, {"validation": 12}, "80.0 on 12 validation rows (fewer than 30"),
+        ({"test": {"accuracy": 80.0}}, {}, "accuracy 80.0 on test rows (how many is not recorded)"),
+    ):
+
+        def scored(route: Any, *, scores: Any = scores, rows: Any = rows) -> None:
+            response = route.fetch()
+            content = response.json()
+            content["tasks"][0] |= {"scores": scores, "rows": rows}
+            route.fulfill(response=response, json=content)
+
+        page.route("**/v1/tasks", scored)
+        page.reload()
+        says(page, "article", words)
+        page.unroute("**/v1/tasks")
+
+
 LINES = ['=HYPERLINK("http://x")', "+1", "-2 and, a comma", "@SUM(A1)", 'she said "no"', "plain", "naïve ☕", f"{EVIL}"]
 
 
@@ -430,7 +692,7 @@ def test_many_lines_become_a_table_and_a_csv(visit: Callable[..., Any], address:
     page.click("#tab-lines")
     page.fill("#pasted", "\n".join(lines) + "\n\n")
     page.click("#run")
-    says(page, "#progress", "69 of 69 lines answered")
+    says(page, "#progress", "69 of 69 lines predicted")
     assert page.locator("#table tbody tr").count() == len(lines)
     assert page.locator("#table img").count() == 0
     with page.expect_download() as download:
@@ -479,7 +741,7 @@ def test_texts_and_labels_never_become_html(
     labels = {EVIL: Label(words="account"), "</script><b>b</b>": Label(words="billing")}
     names = {"<i>PER</i>": Label(words="person"), "LOC": Label(words="place")}
     save_cue(tmp_path / "evil", Task(name="evil", description=EVIL, labels=labels))
-    save_cue(tmp_path / "mean", Task(name="mean", labels=labels), seed=1)
+    save_cue(tmp_path / "mean", Task(name="evil", labels=labels), seed=1)
     save_cue(tmp_path / "names", Task(name="names", kind="tags", labels=names))
     page = visit(listen(tmp_path))
     page.wait_for_selector("#text-1")
@@ -510,12 +772,12 @@ def test_errors_are_shown_in_words(visit: Callable[..., Any], address: str) -> N
     page.unroute("**/v1/predict")
     page.route("**/v1/predict", lambda route: route.fulfill(status=503, body=body, content_type="application/json"))
     page.click("#ask")
-    says(page, "#alert", "503: server: expected a pass")
+    says(page, "#alert", "Server: expected a pass. Try again. (503)")
     page.unroute("**/v1/predict")
     page.click("#ask")
     page.locator("#alert").wait_for(state="hidden")
     page.fill("#text-1", "x" * 20_001)
-    says(page, ".refused >> nth=0", "422: text: expected at most")
+    says(page, ".failed >> nth=0", "Text: expected at most 20,000 characters. Shorten or split it. (422)")
 
 
 @pytest.mark.slow

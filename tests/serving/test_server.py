@@ -180,6 +180,10 @@ def test_client_reads_every_kind_of_reply(start: Start, cues: dict[str, Cue]) ->
     [pair] = client.predict([("pairs", ("a", "b"))])
     assert pair.label in ("same", "other") and pair.scores is None
     assert client.info()["cues"] == len(cues) == len(client.tasks())
+    explanation, failed = client.explain([("topics", "At last"), ("nothing", "x")])
+    assert len(explanation["vectors"]) == 4
+    assert failed["error"]["code"] == "unknown_task"
+    assert client.examples() == []
     assert client.unload("pairs")["name"] == "pairs"
     assert client.load("pairs")["name"] == "pairs"
     with pytest.raises(ServerError) as caught:

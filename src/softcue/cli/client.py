@@ -58,9 +58,10 @@ def predict(
     rows = []
     for text, result in zip(texts, results, strict=True):
         prediction = result.value if result.label is None else result.label
-        score = "" if result.scores is None else f"{result.scores.get(result.label, 0.0):.3f}"
+        probability = (result.scores or {}).get(result.label)
+        score = "" if probability is None else f"{probability:.3f}"
         rows.append([text, result.message if result.error else "" if prediction is None else prediction, score])
-    print_table("", ["text", "answer", "score"], rows)
+    print_table("", ["text", "prediction", "score"], rows)
 
 
 @app.command("generate")
@@ -86,7 +87,7 @@ def generate(
         elif part.error:
             raise ServerError(client.url, part.status, part.error, part.message)
         else:  # beam search sends no parts
-            typer.echo(str(part.label or "").removeprefix(printed))
+            typer.echo(("" if part.label is None else str(part.label)).removeprefix(printed))
 
 
 @app.command("tasks")

@@ -147,9 +147,17 @@ class Client:
                     return
         raise ServerError(self.url, 0, "cut_off", "the response ended too early: try again")
 
-    def explain(self, task: str, text: Text) -> dict[str, Any]:
-        """Explain a cue's prompt for a text: nearest words of its vectors, likeliest codes."""
-        return self._call("POST", "/v1/explain", {"task": task, "text": text if isinstance(text, str) else list(text)})
+    def explain(self, inputs: Sequence[tuple[str, Text]]) -> list[dict[str, Any]]:
+        """Explain the prompt of each input: nearest words of its vectors, likeliest codes; or the input's `error`.
+
+        Example:
+            client.explain([("tickets", "My invoice is wrong.")])[0]["vectors"][0]["words"]
+        """
+        return list(self._call("POST", "/v1/explain", {"inputs": _inputs(inputs)})["results"])
+
+    def examples(self) -> list[dict[str, Any]]:
+        """Messages for which every loaded cue of a sample task predicts the right label."""
+        return list(self._call("GET", "/v1/examples")["examples"])
 
     def tasks(self) -> list[dict[str, Any]]:
         """All loaded cues."""

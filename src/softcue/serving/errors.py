@@ -1,9 +1,12 @@
 """Errors of requests: a short code for each, and the HTTP status of each code.
 
-An error message never quotes what the client sent. Error bodies stay small, and logs hold no texts.
+An error message quotes neither texts nor values that the client sent. Error bodies stay small, and logs hold no texts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from softcue.errors import SoftcueError
 
@@ -11,6 +14,7 @@ STATUSES = {
     "malformed": 400,  # not JSON
     "empty": 400,  # no body, or no inputs
     "unauthorised": 401,
+    "no_admin_key": 403,  # the server has none, so nobody may change its cues
     "unknown_task": 404,
     "wrong_backbone": 409,
     "too_large": 413,  # bytes
@@ -28,6 +32,7 @@ STATUSES = {
 RETRY_AFTER = {"busy": 1, "loading": 2, "draining": 2, "failed": 1}  # seconds, for temporary errors
 MAX_RETRY_AFTER = 10
 MESSAGE_LIMIT = 400
+MAX_NAMES = 5  # cues that a message lists
 
 
 class RequestError(SoftcueError):
@@ -37,23 +42,40 @@ class RequestError(SoftcueError):
         >>> error = RequestError("too_long", setting="text", expected="at most 128 tokens", fix="shorten it")
         >>> error.status, error.message
         (422, 'text: expected at most 128 tokens; shorten it')
+        >>> RequestError("loading", setting="server", problem="it is loading", fix="try again").message
+        'server: it is loading; try again'
     """
 
-    def __init__(self, code: str, *, setting: str, expected: str, fix: str, retry_after: int | None = None) -> None:
-        super().__init__(setting=setting, got=code, expected=expected, fix=fix)
+    def __init__(
+        self,
+        code: str,
+        *,
+        setting: str,
+        fix: str,
+        expected: str = "",
+        problem: str = "",
+        retry_after: int | None = None,
+    ) -> None:
+        """Pass `expected`, or `problem` where a statement is clearer than what was expected."""
+        super().__init__(setting=setting, got=code, expected=expected or problem, fix=fix)
         self.code = code
+        self.problem = problem or f"expected {expected}"
         self.retry_after = retry_after or RETRY_AFTER.get(code)  # seconds
         self.status = STATUSES[code]
 
     @property
     def message(self) -> str:
-        """The expected value and the next step, without the value received."""
-        return f"{self.setting}: expected {self.expected}; {self.fix}"[:MESSAGE_LIMIT]
+        """The problem and the next step, without the value received."""
+        return f"{self.setting}: {self.problem}; {self.fix}"[:MESSAGE_LIMIT]
+
+    def __str__(self) -> str:
+        """The message and the code."""
+        return f"{self.message} ({self.code})"
 
     def copy(self) -> RequestError:
         """A new error with the same content: raising a stored exception again would collect tracebacks."""
         return RequestError(
-            self.code, setting=self.setting, expected=self.expected, fix=self.fix, retry_after=self.retry_after
+            self.code, setting=self.setting, problem=self.problem, fix=self.fix, retry_after=self.retry_after
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -77,9 +99,33 @@ def invalid(error: SoftcueError) -> RequestError:
     return RequestError("invalid", setting=error.setting, expected=error.expected, fix=error.fix)
 
 
-def unknown_task() -> RequestError:
-    """No loaded cue has the requested name."""
-    return RequestError("unknown_task", setting="task", expected="the name of a loaded cue", fix="see GET /v1/tasks")
+def unknown_task(name: str, loaded_names: Iterable[str], problem: str = "no loaded cue has this name") -> RequestError:
+    """No loaded cue has the requested name. The message has names of loaded cues, and not the requested one.
+
+    Example:
+        >>> unknown_task("ticket", ["tickets", "urgency"]).message
+        "task: no loaded cue has this name; did you mean 'tickets'? loaded: tickets, urgency"
+        >>> unknown_task("ticket", []).message
+        'task: no loaded cue has this name; no cue is loaded at all, see "broken" in GET /v1/tasks'
+    """
+    names = sorted(loaded_names)
+    close = get_close_matches(name[:MESSAGE_LIMIT], names, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    more = f" and {len(names) - MAX_NAMES} more, see GET /v1/tasks" if len(names) > MAX_NAMES else ""
+    fix = f"{hint}loaded: {', '.join(names[:MAX_NAMES])}{more}"
+    if not names:
+        fix = 'no cue is loaded at all, see "broken" in GET /v1/tasks'
+    return RequestError("unknown_task", setting="task", problem=problem, fix=fix)
+
+
+def no_admin_key() -> RequestError:
+    """Nobody may load or unload cues, because the server was started without an admin key."""
+    return RequestError(
+        "no_admin_key",
+        setting="server",
+        problem="no admin key is configured, so cues cannot be loaded or unloaded",
+        fix="start it with the environment variable SOFTCUE_ADMIN_KEY or with --admin-key-file FILE",
+    )
 
 
 def busy(limit: int, unit: str = "examples in flight", expected_seconds: float = 0.0) -> RequestError:
@@ -89,28 +135,55 @@ def busy(limit: int, unit: str = "examples in flight", expected_seconds: float =
         >>> busy(512, expected_seconds=12.4).retry_after
         6
     """
+    problem = f"it has no room for this request beside those it works on; its limit is {limit} {unit}"
+    return _try_later(problem, expected_seconds)
+
+
+def too_slow(deadline: float, expected_seconds: float) -> RequestError:
+    """The work that is already accepted would take longer than the deadline of a new request.
+
+    Example:
+        >>> too_slow(30, 41.7).message
+        'server: the work it has accepted takes about 42 s, longer than the deadline of 30 s; try again in 10 s'
+    """
+    problem = (
+        f"the work it has accepted takes about {expected_seconds:.0f} s, longer than the deadline of {deadline:g} s"
+    )
+    return _try_later(problem, expected_seconds)
+
+
+def _try_later(problem: str, expected_seconds: float) -> RequestError:
     retry_after = min(MAX_RETRY_AFTER, max(RETRY_AFTER["busy"], round(expected_seconds / 2)))
     return RequestError(
-        "busy", setting="server", expected=f"fewer than {limit} {unit}", fix="try again later", retry_after=retry_after
+        "busy", setting="server", problem=problem, fix=f"try again in {retry_after} s", retry_after=retry_after
     )
 
 
 def deadline_exceeded() -> RequestError:
     """The deadline came before the prediction."""
     return RequestError(
-        "deadline", setting="server", expected="a prediction in time", fix="try again with fewer inputs"
+        "deadline",
+        setting="server",
+        problem="the deadline passed before the prediction was there",
+        fix="try again, or send fewer or shorter inputs",
     )
 
 
 def draining() -> RequestError:
     """The engine finishes its work and accepts nothing new."""
     return RequestError(
-        "draining", setting="server", expected="one that is not stopping", fix="try another, or try again"
+        "draining",
+        setting="server",
+        problem="it is stopping and accepts nothing new",
+        fix="try again when it has restarted, or call another server",
     )
 
 
 def pass_failed() -> RequestError:
     """The forward pass raised an error that the client cannot fix."""
     return RequestError(
-        "failed", setting="server", expected="a pass without an error", fix="try again; the server's log has the reason"
+        "failed",
+        setting="server",
+        problem="the model failed on this input",
+        fix="try again; the server's log has the reason",
     )

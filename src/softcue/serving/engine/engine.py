@@ -38,6 +38,7 @@ from softcue.serving.engine.requests import (
     ServedPrediction,
     Text,
     check_characters,
+    check_texts,
     merge_rows,
 )
 from softcue.serving.engine.streaming import TextStreamer
@@ -196,7 +197,9 @@ class Engine:
         else:
             cues = [self.registry[name] for name in dict.fromkeys(names)]
         if not cues:
-            raise unknown_task()
+            tasks = {loaded_cue.task.name for loaded_cue in self.registry.loaded()}
+            problem = "no loaded cue is of this task"
+            raise unknown_task(names if isinstance(names, str) else "", tasks, problem)
         if len(cues) > (limit := self._batcher.limits.max_in_flight):
             raise RequestError("too_many", setting="ensemble", expected=f"at most {limit} cues", fix="name fewer")
         check_one_task({loaded_cue.name: loaded_cue.task for loaded_cue in cues})
@@ -225,7 +228,8 @@ class Engine:
         elif task.format:  # a published format may rewrite its rows
             [example] = loaded_cue.cue.examples([text])
         else:
-            example = task.example_from(texts)
+            check_texts(task, texts)
+            example = task.example_from(texts, "text")
         return RequestRow(loaded_cue, model, example, options, deadline)
 
     def _chunks(self, requests: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:

@@ -11,11 +11,12 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from softcue.backbones import Backbone
 from softcue.cue.cue import Cue, load
-from softcue.cue.cue_file import read_cue_file
+from softcue.cue.cue_file import CueFile, read_cue_file
 from softcue.errors import BackboneMismatchError, ConfigurationError, SoftcueError
 from softcue.inference import TaskModel
 from softcue.inference.task_model import with_readout
@@ -69,7 +70,9 @@ class LoadedCue:
             "method": record.method["name"],
             "prompt_length": self.model.method.prompt_length,
             "max_length": self.model.formatter.limit,
+            "metric": record.task.main_metric,
             "scores": record.scores,
+            "rows": split_rows(record),
         }
 
 
@@ -98,7 +101,7 @@ class Registry:
         if (loaded_cue := self._loaded.get(name)) is not None:
             return loaded_cue
         error = self._broken.get(name)
-        raise unknown_task() if error is None else error.copy()
+        raise unknown_task(name, self._loaded) if error is None else error.copy()
 
     def __len__(self) -> int:
         """The number of loaded cues."""
@@ -151,7 +154,7 @@ class Registry:
         """Remove a cue; its folder stays."""
         with self._lock:
             if name not in self._loaded:
-                raise unknown_task()
+                raise unknown_task(name, self._loaded)
             unloaded = self._loaded[name]
             self._loaded = {other: loaded_cue for other, loaded_cue in self._loaded.items() if other != name}
             return unloaded
@@ -165,8 +168,9 @@ class Registry:
             raise RequestError(
                 "wrong_backbone",
                 setting="cue",
-                expected=f"one of {self._backbone.name}, the backbone served",
-                fix=f"{' and '.join(error.differences)} differ; serve it where its own backbone is",
+                problem=f"it was trained on another backbone than the one served, {self._backbone.name} "
+                f"({' and '.join(error.differences)} differ)",
+                fix="serve it with its own backbone",
             ) from error
         except SoftcueError as error:
             where = Path(error.setting).name  # without the path of this machine
@@ -191,8 +195,15 @@ class Registry:
                 expected="letters, digits, '.', '_' and '-', at most 64, a letter or digit first",
                 fix="rename the folder",
             )
-        if self._folder is None or not (folder := self._folder / name).is_dir():
-            raise unknown_task()
+        if self._folder is None:
+            raise RequestError(
+                "unknown_task",
+                setting="cue",
+                problem="this engine was given its cues, and has no cues folder to look in",
+                fix="start it with a cues folder",
+            )
+        if not (folder := self._folder / name).is_dir():
+            raise self._no_folder(name, self._folder)
         for path in (folder, *(folder / file for file in FILES)):
             if not path.resolve().is_relative_to(self._folder):
                 raise RequestError(
@@ -201,7 +212,36 @@ class Registry:
                     expected="files inside the cues folder",
                     fix="copy the files instead of linking them",
                 )
+        if not (folder / "cue.json").is_file():
+            raise RequestError(
+                "broken_cue",
+                setting="cue folder",
+                problem=f"{name}/ has no cue.json in it",
+                fix="finish its training run with `softcue train --resume`, or copy the whole folder",
+            )
         return folder
+
+    def _no_folder(self, name: str, cues_folder: Path) -> RequestError:
+        """The error for a cue without a folder: only an admin gets it, so it has the path of the cues folder."""
+        names = [path.parent.name for path in sorted(cues_folder.glob("*/cue.json"))]
+        close = get_close_matches(name, names, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        return RequestError(
+            "unknown_task",
+            setting="cue",
+            problem=f"there is no folder {name}/ in the cues folder of the server, {cues_folder}",
+            fix=f"put the cue's folder there, or correct the name{hint}",
+        )
+
+
+def split_rows(cue_file: CueFile) -> dict[str, int]:
+    """The number of rows behind the scores of each split, as far as the cue file has it.
+
+    Example:
+        split_rows(cue.cue_file)     # {"validation": 66}
+    """
+    num_rows = cue_file.training.get("validation_rows")
+    return {"validation": num_rows} if isinstance(num_rows, int) else {}
 
 
 def recorded_dtype(folder: Path) -> str:

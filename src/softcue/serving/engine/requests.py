@@ -18,6 +18,7 @@ from softcue.inference import TaskModel
 from softcue.serving.engine.registry import LoadedCue
 from softcue.serving.engine.streaming import TextStreamer, cut_at_stop
 from softcue.serving.errors import RequestError, pass_failed
+from softcue.tasks import Task
 from softcue.types import Example, LabelValue, Prediction, TokenizedRow, label_text
 
 Ensemble = Literal["vote", "mean"]
@@ -221,3 +222,27 @@ def check_characters(texts: Sequence[str], limit: int) -> None:
         raise RequestError(
             "too_long", setting="text", expected=f"at most {limit:,} characters", fix="shorten or split it"
         )
+
+
+def check_texts(task: Task, texts: Sequence[str]) -> None:
+    """Reject texts that a task cannot read, in the words of a request and not of a data file.
+
+    Example:
+        >>> check_texts(Task(name="t", text=("first", "second")), ["Hello."])
+        Traceback (most recent call last):
+        softcue.serving.errors.RequestError: text: this task reads 2 texts (first, second); send them as a list ...
+    """
+    if len(texts) != len(task.text):
+        is_single = len(task.text) == 1
+        raise RequestError(
+            "invalid",
+            setting="text",
+            problem="this task reads one text"
+            if is_single
+            else f"this task reads {len(task.text)} texts ({', '.join(task.text)})",
+            fix="send one text" if is_single else "send them as a list in this order",
+        )
+    for place, (column, text) in enumerate(zip(task.text, texts, strict=True), 1):
+        if not text.strip() and column not in task.may_be_empty:
+            which = "it" if len(texts) == 1 else f"text {place} ({column})"
+            raise RequestError("invalid", setting="text", problem=f"{which} is empty", fix="send a text with words")

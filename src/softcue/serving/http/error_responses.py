@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from softcue.serving.errors import STATUSES, RequestError
 from softcue.serving.http.schemas import ErrorResponse, describe_error
 from softcue.serving.http.service import Service
+
+BODY_EXAMPLE = '{"inputs": [{"task": NAME, "text": TEXT}]}'
 
 
 def error_response(error: RequestError, codes: Sequence[str] = ()) -> JSONResponse:
@@ -56,40 +59,64 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
         return respond(error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        return respond(_from_validation(error.errors()[0], service.settings.max_inputs))
+    async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        fields = _body_fields(request)
+        return respond(_from_validation(error.errors()[0], service.settings.max_inputs, fields))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 400:  # FastAPI could not read the JSON
             return respond(_malformed())
-        content = {"status": error.status_code, "code": "no_route", "message": str(error.detail)}
+        content = {"status": error.status_code, "code": "no_route", "message": _describe_http_error(error)}
         return JSONResponse({"error": content}, error.status_code, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:  # starlette raises it again, so that it is logged
         service.metrics.failures.labels("bug").inc()
-        content = {"status": 500, "code": "bug", "message": "a bug; the server's log has more"}
+        message = "server: this is a bug of softcue; please report it with the error in the server's log"
+        content = {"status": 500, "code": "bug", "message": message}
         return JSONResponse({"error": content}, 500)
 
 
-def _from_validation(error: dict[str, Any], max_inputs: int) -> RequestError:
+def _describe_http_error(error: HTTPException) -> str:
+    """Starlette's error as a message that says what to do."""
+    if error.status_code == 404:
+        return "address: this server has no such route; see /docs for the routes"
+    allowed = (error.headers or {}).get("Allow", "")
+    if error.status_code == 405 and error.detail == "Method Not Allowed":
+        return f"method: this route takes {allowed} only; see /docs for the routes"
+    return str(error.detail)
+
+
+def _body_fields(request: Request) -> list[str]:
+    """The fields of the body that a route takes."""
+    body_field = getattr(request.scope.get("route"), "body_field", None)
+    body = getattr(getattr(body_field, "field_info", None), "annotation", None)
+    return list(body.model_fields) if isinstance(body, type) and issubclass(body, BaseModel) else []
+
+
+def _from_validation(error: dict[str, Any], max_inputs: int, fields: Collection[str]) -> RequestError:
     """FastAPI's first error as ours: `loc` is ("body", field, ...)."""
     if error["type"] == "json_invalid":
         return _malformed()
     if error["loc"] == ("body", "inputs") and error["type"] == "too_short":
-        return RequestError(
-            "empty", setting="inputs", expected="at least one", fix='send {"inputs": [{"task": ..., "text": ...}]}'
-        )
+        return RequestError("empty", setting="inputs", expected="at least one", fix=f"send {BODY_EXAMPLE}")
+    if error["loc"] == ("body", "inputs") and error["type"] in ("missing", "list_type"):
+        problem = "this field is missing" if error["type"] == "missing" else "expected a list"
+        return RequestError("invalid", setting="inputs", problem=problem, fix=f"send {BODY_EXAMPLE}")
     if error["loc"] == ("body", "inputs") and error["type"] == "too_long":
         return too_many_inputs(max_inputs)
-    return describe_error({**error, "loc": error["loc"][1:]}, "body")
+    return describe_error({**error, "loc": error["loc"][1:]}, "body", fields)
 
 
 def too_many_inputs(limit: int) -> RequestError:
     """A request has more inputs than the server takes."""
-    return RequestError("too_many", setting="inputs", expected=f"at most {limit}", fix="send several requests")
+    return RequestError(
+        "too_many", setting="inputs", expected=f"at most {limit} in a request", fix="send several requests"
+    )
 
 
 def _malformed() -> RequestError:
-    return RequestError("malformed", setting="body", expected="JSON in UTF-8", fix="check how it is written")
+    return RequestError(
+        "malformed", setting="body", problem="it is not valid JSON in UTF-8", fix="check quotes, commas and encoding"
+    )

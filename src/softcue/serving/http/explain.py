@@ -1,4 +1,4 @@
-"""Explain a cue's prompt for one text: the words its vectors are near to and, for a codebook, its codes.
+"""Explain a cue's prompt for a text: the words its vectors are near to and, for a codebook, its codes.
 
 Backbones hold no task state, and prompts are injected through context variables. So an explanation may run beside the
 inference thread. It has one thread of its own: explanations wait for each other and take at most one core.
@@ -20,13 +20,14 @@ from softcue.errors import SoftcueError
 from softcue.inputs.collate import collate
 from softcue.inspection.nearest import neighbours
 from softcue.serving.engine.registry import LoadedCue
-from softcue.serving.engine.requests import check_characters
-from softcue.serving.errors import busy, deadline_exceeded, invalid, pass_failed
-from softcue.serving.http.schemas import ExplainBody
+from softcue.serving.engine.requests import check_characters, check_texts
+from softcue.serving.errors import RequestError, busy, deadline_exceeded, invalid, pass_failed
+from softcue.serving.http.error_responses import too_many_inputs
+from softcue.serving.http.schemas import ExplainBody, Input
 from softcue.serving.http.service import Service
 from softcue.types import Instance
 
-MAX_WAITING = 8  # explanations at once
+MAX_WAITING = 8  # requests at once
 TOP_CODES = 3  # of a vector
 TOP_WORDS = 3  # of a vector or a code
 logger = logging.getLogger("softcue.serving")
@@ -41,22 +42,38 @@ class Explainer:
         self._pool = ThreadPoolExecutor(1, "softcue-explain")
         self._num_waiting = 0  # only the event loop changes it
 
-    async def explain(self, body: ExplainBody, began: float) -> Explanation:
-        """Explain the prompt of a cue for a text; keys, limits and errors are those of a prediction."""
-        engine, deadline = self._service.engine, began + self._service.settings.deadline
-        loaded_cue = engine.registry[body.task]
-        texts = [body.text] if isinstance(body.text, str) else body.text
-        check_characters(texts, engine.max_characters)
+    async def explain(self, body: ExplainBody, began: float) -> list[Explanation | RequestError]:
+        """Explain the prompt of each input, in order; keys, limits and errors are those of a prediction."""
+        settings = self._service.settings
+        if len(body.inputs) > settings.max_inputs:
+            raise too_many_inputs(settings.max_inputs)
         if self._num_waiting >= MAX_WAITING:
-            raise busy(MAX_WAITING, "explanations at once")
+            raise busy(MAX_WAITING, "explain requests at once")
         self._num_waiting += 1
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                return await asyncio.wrap_future(self._pool.submit(_explain_safely, loaded_cue, body.text))
-        except TimeoutError:
-            raise deadline_exceeded() from None
+            return [await self._explain_input(value, began + settings.deadline) for value in body.inputs]
         finally:
             self._num_waiting -= 1
+
+    async def _explain_input(self, value: Input | RequestError, deadline: float) -> Explanation | RequestError:
+        """The explanation of one input, or its own error."""
+        if isinstance(value, RequestError):
+            return value
+        engine = self._service.engine
+        try:
+            if not isinstance(value.task, str):
+                raise RequestError("invalid", setting="task", expected="one name", fix="send an input per cue")
+            loaded_cue = engine.registry[value.task]
+            texts = [value.text] if isinstance(value.text, str) else value.text
+            check_characters(texts, engine.max_characters)
+            if not loaded_cue.task.format:  # a published format may rewrite its rows
+                check_texts(loaded_cue.task, texts)
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await asyncio.wrap_future(self._pool.submit(_explain_safely, loaded_cue, value.text))
+        except TimeoutError:
+            return deadline_exceeded()
+        except RequestError as error:
+            return error
 
     def close(self) -> None:
         """Finish the current explanation."""

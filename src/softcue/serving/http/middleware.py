@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from softcue.serving.errors import RequestError, busy
-from softcue.serving.http.error_responses import error_response
+from softcue.serving.errors import RequestError, busy, no_admin_key, too_slow
+from softcue.serving.http.error_responses import BODY_EXAMPLE, error_response
 from softcue.serving.http.service import Service
 
 PROBES = ("/livez", "/readyz")
@@ -43,8 +43,8 @@ class RequestContext:
 class RequestMiddleware:
     """ASGI middleware: checks the key, then logs and counts the request. Routes find `scope["softcue"]`."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, allow_changes: bool = True) -> None:
+        self._app, self._service, self._allow_changes = app, service, allow_changes
         settings = service.settings
         self._has_keys = bool(settings.api_keys)
         self._admin_digests = _digests(settings.admin_keys)
@@ -65,12 +65,10 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if self._is_allowed(scope):
+            error = self._key_error(scope)
+            if error is None:
                 await self._app(scope, receive, send_and_note)
             else:
-                error = RequestError(
-                    "unauthorised", setting="Authorization", expected="a valid 'Bearer KEY'", fix="send the key"
-                )
                 self._service.metrics.failures.labels(error.code).inc()
                 await error_response(error)(scope, receive, send_and_note)
         finally:
@@ -85,13 +83,20 @@ class RequestMiddleware:
         level = logging.DEBUG if route in PROBES else logging.INFO
         logger.log(level, "request", extra={"facts": facts | context.facts})
 
-    def _is_allowed(self, scope: Scope) -> bool:
+    def _key_error(self, scope: Scope) -> RequestError | None:
+        """Why the key of a request does not suffice, or None if it does."""
         path = scope["path"]
         if path in OPEN_ROUTES or path.startswith(f"{OPEN_FOLDER}/"):
-            return True
-        if scope["method"] in ADMIN_METHODS:  # without an admin key nobody may change the loaded cues
-            return _is_known(_key(scope), self._admin_digests)
-        return not self._has_keys or _is_known(_key(scope), self._digests)
+            return None
+        key = _key(scope)
+        is_change = scope["method"] in ADMIN_METHODS and self._allow_changes  # else the route says that cues are fixed
+        if is_change and _is_known(key, self._admin_digests):
+            return None
+        if self._has_keys and not _is_known(key, self._digests):
+            return _unauthorised(key, "a key of this server")
+        if not is_change:
+            return None
+        return _unauthorised(key, "an admin key of this server") if self._admin_digests else no_admin_key()
 
 
 class BodyRoute(APIRoute):
@@ -120,8 +125,10 @@ async def _receive(service: Service, request: Request) -> bytes:
     """The body of a request, if the server has room for it and it comes in time."""
     engine, settings = service.engine, service.settings
     is_full = engine.num_in_flight + service.num_reading >= settings.max_in_flight
-    if is_full or engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
+    if is_full:
         raise busy(settings.max_in_flight, expected_seconds=engine.expected_seconds)
+    if engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
+        raise too_slow(settings.deadline, engine.expected_seconds)
     _check_headers(request, settings.max_body_bytes)
     service.num_reading += 1
     try:
@@ -129,21 +136,26 @@ async def _receive(service: Service, request: Request) -> bytes:
             body = await _read(request, settings.max_body_bytes)
     except TimeoutError:
         raise RequestError(
-            "deadline", setting="body", expected=f"all of it within {settings.deadline:g} seconds", fix="send faster"
+            "deadline",
+            setting="body",
+            problem=f"it did not arrive within {settings.deadline:g} seconds",
+            fix="send a smaller one, or check the connection",
         ) from None
     except ClientDisconnect as error:
-        raise RequestError("malformed", setting="body", expected="a whole body", fix="send all of it") from error
+        raise RequestError("malformed", setting="body", problem="it ended too early", fix="send all of it") from error
     finally:
         service.num_reading -= 1
     if not body.strip():
-        raise RequestError("empty", setting="body", expected="a JSON object", fix="see /docs")
+        raise RequestError("empty", setting="body", problem="it is empty", fix=f"send {BODY_EXAMPLE}")
     return body
 
 
 def _check_headers(request: Request, limit: int) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise RequestError("media_type", setting="Content-Type", expected="application/json", fix="send JSON")
+        raise RequestError(
+            "media_type", setting="Content-Type", expected="application/json", fix="send JSON with this header"
+        )
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > limit:
         raise _too_large(limit)
@@ -182,6 +194,11 @@ def _key(scope: Scope) -> bytes:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, key = (values[0] if len(values) == 1 else b"").partition(b" ")
     return bytes(key.strip()) if scheme.lower() == b"bearer" else b""
+
+
+def _unauthorised(key: bytes, expected: str) -> RequestError:
+    problem = f"the key is not {expected}" if key else f"{expected} is missing"
+    return RequestError("unauthorised", setting="Authorization", problem=problem, fix="send it as 'Bearer KEY'")
 
 
 def _digests(keys: Iterable[SecretStr]) -> list[bytes]:

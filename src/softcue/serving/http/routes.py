@@ -25,6 +25,7 @@ from softcue.serving.engine.requests import Item, Options, PendingRequest, Resul
 from softcue.serving.errors import RequestError, deadline_exceeded
 from softcue.serving.http import server_routes
 from softcue.serving.http.error_responses import add_error_handlers, all_failed, document_errors, too_many_inputs
+from softcue.serving.http.examples import ExampleChecker
 from softcue.serving.http.explain import Explainer
 from softcue.serving.http.middleware import OPEN_FOLDER, BodyRoute, RequestContext, RequestMiddleware
 from softcue.serving.http.pages import add_page
@@ -75,8 +76,9 @@ def create_app(service: Service, metrics_source: MetricsSource | None = None, al
     )
     app.state.service = service
     app.state.explainer = Explainer(service)
+    app.state.example_checker = ExampleChecker()
     app.state.metrics_source = metrics_source or own_metrics
-    app.add_middleware(RequestMiddleware, service=service)
+    app.add_middleware(RequestMiddleware, service=service, allow_changes=allow_changes)
     keyed = [Depends(key_scheme)]  # documents the key; the middleware checks it before the body is read
     app.include_router(router, dependencies=keyed)
     app.include_router(server_routes.router, dependencies=keyed)
@@ -111,10 +113,20 @@ async def generate(body: GenerateBody, request: Request) -> object:
 
 @router.post("/v1/explain", response_model=ExplainResponse, response_model_exclude_none=True)
 async def explain(body: ExplainBody, request: Request) -> object:
-    """Explain a cue's prompt for a text: the nearest words of its vectors, the likeliest codes of a codebook."""
+    """Explain the prompt of each input: the nearest words of its vectors, the likeliest codes of a codebook."""
     context: RequestContext = request.scope["softcue"]
     explainer: Explainer = request.app.state.explainer
-    return await explainer.explain(body, context.began)
+    results = await explainer.explain(body, context.began)
+    errors = [result for result in results if isinstance(result, RequestError)]
+    context.facts |= {"inputs": len(results), "failed": len(errors)}
+    failures = request.app.state.service.metrics.failures
+    for error in errors:
+        failures.labels(error.code).inc()
+    if len(errors) == len(results):
+        return all_failed(errors)
+    return {
+        "results": [{"error": result.as_dict()} if isinstance(result, RequestError) else result for result in results]
+    }
 
 
 class SubmittedInputs:

@@ -5,40 +5,64 @@ Bad inputs of a request get an error each: `Input` is tried first, and a value t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
+from softcue.errors import near_matches
 from softcue.serving.engine.requests import Ensemble
 from softcue.serving.errors import RequestError
 from softcue.serving.settings import MAX_INPUTS
 from softcue.types import LabelValue
 
+FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+# what stands around the expectation in pydantic's messages, such as "List should have at most 4 items after validation"
+PYDANTIC_MESSAGE = re.compile(r"^\w+ should (be|have) | after validation.*$|^Value error, ")
+UNION_FIELDS = {"task": "a name, or a list of names", "text": "a text, or a list of texts"}
 StopWord = Annotated[str, Field(min_length=1, max_length=64)]
 # Stops at the first wrong item: a report of each item of a large body would take gigabytes.
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
-def describe_error(error: dict[str, Any], setting: str) -> RequestError:
+def describe_error(error: dict[str, Any], setting: str, fields: Collection[str]) -> RequestError:
     """The first error of pydantic as a request error, which names the field and not its value.
 
+    `setting` is what has the fields: "body" or "input".
+
     Example:
-        >>> describe_error({"type": "missing", "loc": ("text",), "msg": "Field required"}, "input").message
-        'text: expected field required; see /docs for the fields'
+        >>> describe_error({"type": "missing", "loc": ("text",), "msg": "Field required"}, "input", ["text"]).message
+        'text: this field is missing; see /docs for the fields'
+        >>> describe_error({"type": "extra_forbidden", "loc": ("txt",), "msg": ""}, "input", ["task", "text"]).message
+        "input: there is no field 'txt'; did you mean 'text'? known: task, text"
     """
-    if error["type"] == "extra_forbidden":  # the name of the field is the client's
-        return RequestError("invalid", setting=setting, expected="no other fields", fix="see /docs for the fields")
-    field = error["loc"][0] if error["loc"] else setting
-    return RequestError("invalid", setting=str(field), expected=error["msg"].lower(), fix="see /docs for the fields")
+    if not error["loc"]:
+        return RequestError(
+            "invalid", setting=setting, expected="a JSON object", fix=f"it has the fields {', '.join(fields)}"
+        )
+    field = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        # The name of the field is the client's. It is repeated only if it is a plain word: it might be a text.
+        problem = f"there is no field '{field}'" if FIELD_NAME.fullmatch(field) else "it has an unknown field"
+        return RequestError("invalid", setting=setting, problem=problem, fix=near_matches(field[:64], fields))
+    fix = "see /docs for the fields"
+    if error["type"] == "missing":
+        return RequestError("invalid", setting=field, problem="this field is missing", fix=fix)
+    if field in UNION_FIELDS:  # pydantic names only the first of the possible types
+        return RequestError("invalid", setting=field, expected=UNION_FIELDS[field], fix=fix)
+    expected = PYDANTIC_MESSAGE.sub("", error["msg"])
+    return RequestError("invalid", setting=field, expected=expected[:1].lower() + expected[1:], fix=fix)
 
 
 def _describe_input(value: object) -> RequestError:
     try:
         Input.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        return describe_error(dict(first), "input")
+        errors = error.errors(include_input=False, include_url=False, include_context=False)
+        unknown = [entry for entry in errors if entry["type"] == "extra_forbidden"]  # often explains a missing field
+        return describe_error(dict((unknown or errors)[0]), "input", Input.model_fields)
     raise AssertionError("only values that do not fit come here")
 
 
@@ -60,14 +84,19 @@ CheckedInput = Annotated[
 ]
 
 
-class PredictBody(RequestBody):
-    """The body of POST /v1/predict."""
+class InputsBody(RequestBody):
+    """The inputs of every body."""
 
     inputs: list[CheckedInput] = Field(
         min_length=1,
         max_length=MAX_INPUTS,
-        description="texts to predict; a bad input gets an error of its own (most servers take 32 at a time)",
+        description="tasks and texts; a bad input gets an error of its own (most servers take 32 at a time)",
     )
+
+
+class PredictBody(InputsBody):
+    """The body of POST /v1/predict."""
+
     return_scores: bool = Field(False, description="return a probability per label, if the task has labels")
     truncate: bool = Field(False, description="cut texts that are too long instead of rejecting them")
     ensemble: Ensemble | None = Field(None, description="one prediction per input from all cues of its task")
@@ -81,11 +110,8 @@ class GenerateBody(PredictBody):
     stream: bool = Field(False, description="server-sent events: text while it is generated, then each prediction")
 
 
-class ExplainBody(RequestBody):
-    """The body of POST /v1/explain."""
-
-    task: str = Field(description="a cue's name")
-    text: str | Texts = Field(description="the text; a list if the task reads several texts")
+class ExplainBody(InputsBody):
+    """The body of POST /v1/explain: the inputs of a prediction."""
 
 
 class ErrorDetail(BaseModel):
@@ -170,14 +196,33 @@ class PromptVector(BaseModel):
     codes: list[CodeShare] | None = None
 
 
-class ExplainResponse(BaseModel):
-    """The vectors of a cue's prompt for a text."""
+class PromptExplanation(BaseModel):
+    """The vectors of a cue's prompt for one input."""
 
     task: str
     version: str
     method: str
     reads_input: bool
     vectors: list[PromptVector]
+
+
+class ExplainResponse(BaseModel):
+    """An explanation or an error per input, in order."""
+
+    results: list[PromptExplanation | InputFailure]
+
+
+class CheckedExample(BaseModel):
+    """A message that comes with softcue, and the cues that predict its right label."""
+
+    texts: list[str] = Field(description="one text, or two for cues that read two")
+    labels: dict[str, str] = Field(description="the right label, by the name of each loaded cue that was checked")
+
+
+class ExamplesResponse(BaseModel):
+    """Messages for which every loaded cue of a sample task is right."""
+
+    examples: list[CheckedExample]
 
 
 class TaskResponse(BaseModel):
@@ -193,7 +238,9 @@ class TaskResponse(BaseModel):
     method: str
     prompt_length: int
     max_length: int
-    scores: dict[str, dict[str, float]]
+    metric: str = Field(description="the main metric of the task")
+    scores: dict[str, dict[str, float]] = Field(description="split -> metric -> score")
+    rows: dict[str, int] = Field(description="split -> rows behind its scores, as far as the cue has it")
 
 
 class BrokenTask(BaseModel):

@@ -10,7 +10,9 @@ from starlette.exceptions import HTTPException
 
 import softcue
 from softcue.serving.http.error_responses import document_errors
+from softcue.serving.http.examples import ExampleChecker
 from softcue.serving.http.schemas import (
+    ExamplesResponse,
     InfoResponse,
     StateResponse,
     TaskResponse,
@@ -77,6 +79,13 @@ async def tasks(service: CurrentService) -> object:
     registry = service.engine.registry
     broken = [{"name": name, "error": error.as_dict()} for name, error in registry.broken().items()]
     return {"tasks": [loaded_cue.as_dict() for loaded_cue in registry.loaded()], "broken": broken}
+
+
+@router.get("/v1/examples", response_model=ExamplesResponse, responses=ERRORS)
+async def examples(service: CurrentService, request: Request) -> object:
+    """Return messages for which every loaded cue of a sample task predicts the right label, for a first try."""
+    checker: ExampleChecker = request.app.state.example_checker
+    return {"examples": await checker.examples(service.engine, service.settings.deadline)}
 
 
 @router.get("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS)

@@ -72,9 +72,12 @@ class Service:
         """The engine, if it accepts requests."""
         if self._is_stopping:
             raise draining()
+        if self.state == "failed":
+            problem = "it could not load its cues" if self._engine is None else "its inference thread has ended"
+            raise RequestError("failed", setting="server", problem=problem, fix="see its log, then restart it")
         if self._engine is None:
             raise RequestError(
-                "loading", setting="server", expected="one that has loaded its cues", fix="try again in a moment"
+                "loading", setting="server", problem="it is still loading its cues", fix="try again in a moment"
             )
         return self._engine
 
