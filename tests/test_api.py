@@ -63,9 +63,15 @@ def test_arguments_become_settings(settings_of: Any) -> None:
         seed=3,
         init_from=Path("cues/nli"),
         skip_bad_rows=True,
+        epochs=4,
+        learning_rate=0.1,
+        network_learning_rate=0.2,
+        batch_size=8,
+        prompt_length=5,
+        max_length=64,
     )
-    assert settings["backbone"] == {"name": "minilm"}
-    assert settings["method"] == {"name": "vip"}
+    assert settings["backbone"] == {"name": "minilm", "max_length": 64}
+    assert settings["method"] == {"name": "vip", "prompt_length": 5}
     assert settings["task"] == {
         "text": ["first", "second"],
         "label": "team",
@@ -73,7 +79,14 @@ def test_arguments_become_settings(settings_of: Any) -> None:
         "skip_bad_rows": True,
         "train": "rows.csv",
     }
-    assert settings["training"] == {"seed": 3, "init_from": "cues/nli"}
+    assert settings["training"] == {
+        "seed": 3,
+        "epochs": 4,
+        "learning_rate": 0.1,
+        "network_learning_rate": 0.2,
+        "batch_size": 8,
+        "init_from": "cues/nli",
+    }
     assert options == {"backbone": None, "tables": {}, "is_joint": False}
 
 
@@ -82,13 +95,26 @@ def test_arguments_that_are_not_given_are_no_settings(settings_of: Any) -> None:
     assert {section: values for section, values in settings.items() if values} == {"task": {"name": "tickets"}}
 
 
-def test_overrides_win_over_arguments_and_arguments_over_the_file(settings_of: Any, tmp_path: Path) -> None:
+def test_overrides_and_arguments_win_over_the_file(settings_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"training": {"seed": 1, "epochs": 1, "batch_size": 1}}))
     for config in (file, {"training": {"seed": 1, "epochs": 1, "batch_size": 1}}):
         for overrides in ({"training.epochs": 9}, ["training.epochs=9"]):
             settings, _ = settings_of(config=config, seed=2, overrides=overrides)
             assert settings["training"] == {"seed": 2, "epochs": 9, "batch_size": 1}
+
+
+def test_an_argument_and_an_override_with_two_values_for_one_setting_are_an_error(
+    settings_of: Any, tmp_path: Path
+) -> None:
+    for overrides in ({"training.epochs": 9}, ["training.epochs=9"]):
+        with pytest.raises(ConfigurationError, match=r"training.epochs: got 9; expected one value; .* `epochs` says 3"):
+            settings_of(epochs=3, overrides=overrides)
+        assert settings_of(epochs=9, overrides=overrides)[0]["training"] == {"epochs": 9}
+    with pytest.raises(ConfigurationError, match=r"method.name: got 'vip'; .* `method` says prompt-tuning"):
+        settings_of(method="prompt-tuning", overrides={"method.name": "vip"})
+    words = ["--epochs", "3", "training.epochs=9", "--task", "tickets", "--output-dir", tmp_path / "cue"]
+    check_error(run("train", *words), "training.epochs", "the argument --epochs says 3", "leave one of the two out")
 
 
 def test_rows_given_as_objects_are_tables_and_paths_are_settings(settings_of: Any) -> None:

@@ -24,6 +24,13 @@ from softcue.cli import (
     tasks,
     train,
 )
+from softcue.cli.stopping import (
+    STOPPED_BY_CTRL_C,
+    STOPPED_BY_SIGTERM,
+    StoppedBySignal,
+    raise_on_sigterm,
+    stopped_message,
+)
 from softcue.errors import SoftcueError
 
 app = typer.Typer(
@@ -69,20 +76,30 @@ def _print_warning(message: Warning | str, *place: object, **options: object) ->
 
 
 def main() -> None:
-    """Run a command. An error of the user is one line on standard error and exit code 2."""
+    """Run a command. An error of the user is one line on standard error and exit code 2; a stop is 130 or 143."""
     warnings.showwarning = _print_warning
     try:
-        app()
+        with raise_on_sigterm():
+            app()
+    except StoppedBySignal:
+        _print_stopped()
+        sys.exit(STOPPED_BY_SIGTERM)
     except SoftcueError as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"error: {with_options(message, option_names(sys.argv[1:]))}\n")
         sys.exit(2)
     except SystemExit as end:  # typer ends all commands with it, also after Ctrl-C and a closed pipe
-        if end.code == 130:
-            sys.stderr.write("stopped; go on with --resume if this was a training run\n")
+        if end.code == STOPPED_BY_CTRL_C:
+            _print_stopped()
         if isinstance(end.__context__, BrokenPipeError) or not _flush_output():
             sys.exit(0)  # the reader of standard output is gone, as after `head`
         raise
+
+
+def _print_stopped() -> None:
+    """Say once, also with several processes, that the command was stopped and how to go on."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"{stopped_message(sys.argv)}\n")
 
 
 def with_options(message: str, options: Collection[str] = ()) -> str:
