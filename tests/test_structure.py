@@ -12,7 +12,19 @@ SOURCE = ROOT / "src" / "softcue"
 FLOW = [
     *("errors", "types", "files", "randomness", "phm", "listing"),
     *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
-    *("inference", "evaluation", "training", "configuration", "cue", "run", "api", "inspection", "serving", "cli"),
+    *(
+        "inference",
+        "evaluation",
+        "training",
+        "configuration",
+        "settings_docs",
+        "cue",
+        "run",
+        "api",
+        "inspection",
+        "serving",
+        "cli",
+    ),
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))
 

@@ -13,11 +13,12 @@ import typer
 from softcue.cli import (
     backbones,
     client,
+    config,
     demo,
     doctor,
     evaluate,
     inspect,
-    lists,
+    methods,
     params,
     predict,
     serve,
@@ -37,7 +38,7 @@ app = typer.Typer(
     name="softcue",
     help="Teach a frozen language model new tasks with small learned prompts that read the input.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -46,7 +47,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
-app.command("methods")(lists.methods)
+app.command("methods")(methods.methods)
+app.command("config")(config.config)
 app.command("params")(params.params)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
@@ -80,7 +82,7 @@ def main() -> None:
     warnings.showwarning = _print_warning
     try:
         with raise_on_sigterm():
-            app()
+            app(prog_name="softcue")
     except StoppedBySignal:
         _print_stopped()
         sys.exit(STOPPED_BY_SIGTERM)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softcue.cli.completion import complete_backbone, complete_method, complete_task, complete_tasks
+
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
 
@@ -17,11 +19,19 @@ def train(
         typer.Argument(metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."),
     ] = None,
     output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
-    method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
-    task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="A model folder, a hub id, or an alias.", autocompletion=complete_backbone)
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A name from `softcue methods`.", autocompletion=complete_method)
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
+    ] = None,
     tasks: Annotated[
-        str | None, typer.Option(help="Several tasks, A,B,...: one shared prompt, a cue for each.")
+        str | None,
+        typer.Option(help="Several tasks, A,B,...: one shared prompt, a cue for each.", autocompletion=complete_tasks),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A folder with the tasks' published files.")] = None,
     train: Annotated[
