@@ -155,7 +155,7 @@ def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixtu
     [
         ["no-such-verb"],
         ["train", "--no-such-flag"],
-        ["predict", "cue"],
+        ["predict"],
         ["evaluate"],
         ["inspect"],
         ["inspect", "cue", "--top", "0"],
