@@ -185,6 +185,13 @@ def test_every_option_of_softcue_train_is_a_keyword_and_the_other_way_round() ->
     assert options - keywords == {"words", "as_json"}
 
 
+def test_editors_and_type_checkers_see_every_argument_of_train() -> None:
+    assert set(api.TrainArguments.__annotations__) == option_names(api.train) - {"output_dir", "tasks"}
+    types = {name: str(parameter.annotation) for name, parameter in inspect.signature(api.train).parameters.items()}
+    for name, annotation in api.TrainArguments.__annotations__.items():
+        assert types[name] == annotation.__forward_arg__
+
+
 def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
     # `rows` is `num_rows` in Python; the backbone is an argument of softcue.load
     other = {"cues", "backbone", "by_vote", "by_mean", "as_json", "columns"}

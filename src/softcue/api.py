@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from softcue.backbones import Backbone
 from softcue.configuration import Settings, merged, override, parse_overrides, read_settings
@@ -17,13 +17,42 @@ from softcue.tasks import Source
 PYTHON_NAMES = {("backbone", "name"): "backbone", ("method", "name"): "method", ("task", "name"): "task"}
 
 
-@overload
-def train(output_dir: str | Path, *, tasks: Sequence[str], **arguments: Any) -> dict[str, Cue]: ...
-@overload
-def train(output_dir: str | Path, **arguments: Any) -> Cue: ...
+class TrainArguments(TypedDict, total=False):
+    """The arguments of `train` besides the folder and `tasks`, for editors and type checkers."""
+
+    backbone: str | Backbone | None
+    method: str | None
+    task: str | None
+    data: str | Path | None
+    train: Source | None
+    validation: Source | None
+    test: Source | None
+    text: str | Sequence[str] | None
+    label: str | None
+    epochs: int | None
+    learning_rate: float | None
+    network_learning_rate: float | None
+    batch_size: int | None
+    prompt_length: int | None
+    max_length: int | None
+    few_shot: int | None
+    seed: int | None
+    init_from: str | Path | None
+    skip_bad_rows: bool | None
+    config: str | Path | Mapping[str, Any] | None
+    overrides: Mapping[str, Any] | Iterable[str]
+    resume: bool
+    overwrite: bool
+    progress: bool
 
 
-def train(  # type: ignore[misc]  # the overloads give the two result types; the arguments are declared once, here
+@overload
+def train(output_dir: str | Path, *, tasks: Sequence[str], **arguments: Unpack[TrainArguments]) -> dict[str, Cue]: ...
+@overload
+def train(output_dir: str | Path, *, tasks: None = None, **arguments: Unpack[TrainArguments]) -> Cue: ...
+
+
+def train(
     output_dir: str | Path,
     *,
     backbone: str | Backbone | None = None,

@@ -132,11 +132,18 @@ def test_the_papers_settings_name_every_method_and_no_other() -> None:
     assert set(method_names()) == set(METHODS)
 
 
-def test_methods_show_the_papers_settings_beside_the_presets() -> None:
+def test_methods_show_the_papers_settings_beside_the_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
     shown = run("methods")
     assert (shown.code, shown.err) == (0, "")
     assert all(name in shown.out for name in METHODS)
-    assert "30000 steps" in shown.out and "8 epochs" in shown.out
+    lines = [line.strip() for line in shown.out.splitlines()]
+    number = lines.index("prompt-tuning (Lester et al. 2021)")
+    assert lines[number + 1 : number + 4] == [
+        METHODS["prompt-tuning"].summary,
+        "paper:  prompt length 100, learning rate 0.3, adafactor, batch size 32, 30000 steps (on LM-adapted T5 1.1)",
+        "preset: prompt length 20, learning rate 0.3, adafactor, batch size 16, 8 epochs (for backbones of kind",
+    ]
     entries = {entry["name"]: entry for entry in run("methods", "--json").json["methods"]}
     lester = entries["prompt-tuning"]
     assert lester["paper_settings"]["method.prompt_length"] == {"value": 100, "source": "section 3", "searched": []}

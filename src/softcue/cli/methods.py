@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,15 +12,7 @@ from softcue.cli.completion import complete_method
 if TYPE_CHECKING:
     from softcue.methods import Method
 
-# The settings of the short table: heading -> paths, the first one that a paper or preset gives is shown.
-SHOWN_SETTINGS = {
-    "prompt length": ("method.prompt_length",),
-    "learning rate": ("training.learning_rate",),
-    "network learning rate": ("training.network_learning_rate",),
-    "optimizer": ("training.optimizer",),
-    "batch size": ("training.batch_size",),
-    "training": ("training.steps", "training.epochs"),
-}
+MAX_WIDTH = 120  # of the lines of the list
 
 
 def methods(
@@ -28,8 +21,8 @@ def methods(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the methods: what each trains, and the paper's settings against the preset's; NAME shows one in full."""
-    from softcue.cli.output import print_json, print_table
+    """List the methods: what each trains, and the main settings of paper and preset; NAME shows one in full."""
+    from softcue.cli.output import print_json
     from softcue.methods import METHODS
 
     if name:
@@ -42,10 +35,9 @@ def methods(
     if as_json:
         print_json({"methods": [_describe(name, method) for name, method in METHODS.items()]})
         return
-    rows = [[name, method.paper, method.summary] for name, method in METHODS.items()]
-    print_table("", ["method", "paper", "what is trained"], rows)
-    _print_comparison(list(METHODS))
-    typer.echo("All settings of one method, with their sources: softcue methods NAME")
+    for name, method in METHODS.items():
+        _print_summary(name, method)
+    typer.echo("All settings of one method, with their sources in the paper: softcue methods NAME")
 
 
 def _describe(name: str, method: type[Method]) -> dict[str, Any]:
@@ -73,33 +65,54 @@ def _describe(name: str, method: type[Method]) -> dict[str, Any]:
     }
 
 
-def _print_comparison(names: list[str]) -> None:
-    """Two lines per method: the paper's settings, and the preset's for the kind of backbone in the paper."""
-    from softcue.cli.output import print_table
+def _print_summary(name: str, method: type[Method]) -> None:
+    """A few lines: what is trained, the main settings of the paper, and those of the preset."""
     from softcue.configuration import paper_settings, preset
 
-    rows = []
-    for name in names:
-        paper = paper_settings(name)
-        paper_values = {path: setting.value for path, setting in paper.settings.items()}
-        preset_values = _paths(preset(name, paper.kind))
-        if paper_values:
-            rows.append([name, f"paper, {paper.backbone or paper.kind}", *_shown(paper_values)])
-        if preset_values:
-            rows.append(["" if paper_values else name, f"preset, {paper.kind}", *_shown(preset_values)])
-    print_table("settings of the paper and of the preset", ["method", "settings of", *SHOWN_SETTINGS], rows)
+    paper = paper_settings(name)
+    typer.echo(name if method.paper == "-" else f"{name} ({method.paper})")
+    _print_wrapped(method.summary)
+    if paper.settings:
+        values = {path: setting.value for path, setting in paper.settings.items()}
+        _print_wrapped(f"paper:  {main_settings(values)}" + (f" (on {paper.backbone})" if paper.backbone else ""))
+    if preset_values := _paths(preset(name, paper.kind)):
+        _print_wrapped(f"preset: {main_settings(preset_values)} (for backbones of kind {paper.kind})")
+    typer.echo("")
 
 
-def _shown(values: dict[str, Any]) -> list[str]:
-    """The cells of a line of the short table."""
+def _print_wrapped(text: str) -> None:
+    """Print a text in lines that fit the terminal; further lines are indented."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
+    typer.echo(
+        textwrap.fill(text, max(width, 40), initial_indent="  ", subsequent_indent=" " * 10, break_on_hyphens=False)
+    )
+
+
+def main_settings(values: Mapping[str, Any]) -> str:
+    """The settings that say most about a run, in words.
+
+    Example:
+        >>> main_settings({"training.steps": 30000, "training.learning_rate": 0.3, "method.prompt_length": 100})
+        'prompt length 100, learning rate 0.3, 30000 steps'
+    """
     from softcue.settings_docs import format_value
 
-    cells = []
-    for paths in SHOWN_SETTINGS.values():
-        path = next((path for path in paths if path in values), "")
-        unit = f" {path.partition('.')[2]}" if len(paths) > 1 and path else ""
-        cells.append(format_value(values[path]) + unit if path else "-")
-    return cells
+    shown = {path.partition(".")[2]: format_value(value) for path, value in values.items()}
+    rate, network_rate = shown.get("learning_rate"), shown.get("network_learning_rate")
+    parts = [f"prompt length {shown['prompt_length']}"] if "prompt_length" in shown else []
+    if rate is not None:
+        parts.append(f"learning rate {rate}")
+    if network_rate not in (None, rate):
+        parts.append(f"network learning rate {network_rate}")
+    if "optimizer" in shown:
+        parts.append(shown["optimizer"])
+    if "batch_size" in shown:
+        parts.append(f"batch size {shown['batch_size']}")
+    parts += [f"{shown[key]} {key}" for key in ("steps", "epochs") if key in shown]
+    return ", ".join(parts)
 
 
 def _print_method(name: str, method: type[Method]) -> None:
