@@ -154,22 +154,24 @@ def split_words(words: Sequence[str], source: str | None) -> tuple[list[Path], l
 
 def _check_is_text(word: str, cues: Sequence[Path]) -> None:
     """Raise an error if a word was probably meant to be a cue folder."""
-    from softcue.errors import ConfigurationError, near_matches
+    from softcue.errors import ConfigurationError
 
-    as_lines = "a text like this can be read with --input -"
     if os.path.isfile(os.path.join(word, "cue.json")):
         raise ConfigurationError(setting="cue", got=word, expected="all cue folders before the texts", fix="move it")
     if any(character.isspace() for character in word):
         return
     folders = {folder for folder in (*(cue.parent for cue in cues), Path(word).parent) if os.path.isdir(folder)}
-    siblings = {str(folder / file.parent.name) for folder in folders for file in folder.glob("*/cue.json")}
+    siblings = {file.parent.name: str(file.parent) for folder in folders for file in folder.glob("*/cue.json")}
     # Chinese or Japanese texts have no spaces, and may have a slash.
     is_path = "/" in word and (word.isascii() or os.path.isdir(Path(word).parent))
-    is_similar = bool(difflib.get_close_matches(word, [*siblings, *(Path(name).name for name in siblings)], 1, 0.75))
-    if is_path or is_similar:
-        advice = near_matches(word, siblings) if siblings else "check the path"
+    close = difflib.get_close_matches(Path(word).name, siblings, 1, 0.75)
+    if is_path or close:
+        advice = f"did you mean '{siblings[close[0]]}'?" if close else "check the path."
         raise ConfigurationError(
-            setting="cue", got=word, expected="a folder with cue.json, or a text", fix=f"{advice}; {as_lines}"
+            setting="cue",
+            got=word,
+            expected="a folder with cue.json, or a text",
+            fix=f"{advice} A text like this can be read with --input -",
         )
 
 
@@ -219,7 +221,7 @@ def _print_predictions(lines: Sequence[dict[str, Any]], with_scores: bool) -> No
             if prediction.get("scores"):
                 row["score"] = f"{label_score(prediction):.3f}"
             if with_scores:
-                row |= {str(label): f"{score:.3f}" for label, score in (prediction.get("scores") or {}).items()}
+                row |= {f"score.{label}": f"{score:.3f}" for label, score in (prediction.get("scores") or {}).items()}
             rows.append(row)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     print_table("", columns, [[row.get(column, "") for column in columns] for row in rows])
