@@ -65,6 +65,28 @@ def test_both_signals_stop_training_alike_and_the_printed_command_goes_on(tmp_pa
     assert not (broken / "checkpoints").exists()
 
 
+DEMO = """
+import sys
+import softcue.backbones
+from softcue.cli.app import main
+load = softcue.backbones.load_backbone
+softcue.backbones.load_backbone = lambda name: load({model!r})
+sys.argv = ["softcue", "demo", "--output-dir", {folder!r}, "--json"]
+main()
+"""
+
+
+def test_sigterm_stops_the_demo_which_goes_on_by_itself(tmp_path: Path, model_folders: dict[str, Path]) -> None:
+    code = DEMO.format(model=str(model_folders["bert"]), folder=str(tmp_path / "cues"))
+    process = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    wait_for_steps(process, tmp_path / "cues" / "tickets" / "metrics.jsonl", 3)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert errors == f"stopped; go on with: softcue demo --output-dir {tmp_path / 'cues'} --json\n"
+    assert not (tmp_path / "cues" / "tickets" / "cue.json").exists()
+
+
 def test_the_line_after_a_stop_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert stopped_message(["softcue", "train", "a.yaml", "--overwrite"]).endswith("softcue train a.yaml --resume")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import entry_points
 from pathlib import Path
 
 SOFTCUE = Path(__file__).parents[1]
@@ -18,6 +17,8 @@ def method_names() -> list[str]:
         >>> "vip" in method_names()
         True
     """
+    from importlib.metadata import entry_points
+
     names = _top_level_keys(SOFTCUE / "methods" / "paper_settings.yaml")
     return [*names, *(plugin.name for plugin in entry_points(group=METHOD_ENTRY_POINTS) if plugin.name not in names)]
 
