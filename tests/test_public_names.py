@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
 import subprocess
 import sys
@@ -108,6 +110,11 @@ def test_lists_hold_what_a_user_needs() -> None:
     assert softcue.backbones()["smollm2"].kind == "decoder"
     assert softcue.methods.__doc__ is not None
     assert "List the methods" in str(type(softcue.methods).__call__.__doc__)
+
+
+def test_a_package_that_can_be_called_is_copied_as_a_module() -> None:
+    assert copy.deepcopy(softcue.tasks) is softcue.tasks  # what pickling does too, in Ray and joblib
+    assert inspect.ismodule(softcue.tasks)
 
 
 @dataclass(frozen=True)

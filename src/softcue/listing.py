@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from html import escape
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -136,6 +137,10 @@ def make_callable(package: str, function: Callable[[], Listing[Any]]) -> None:
     def call(self: ModuleType) -> Listing[Any]:
         return function()
 
+    def import_again(self: ModuleType) -> tuple[Any, ...]:
+        return import_module, (package,)
+
     call.__doc__ = function.__doc__
-    callable_class = type("CallablePackage", (ModuleType,), {"__call__": call, "__doc__": function.__doc__})
-    sys.modules[package].__class__ = callable_class
+    # With __reduce__ a function that names the package can still be copied or sent to another process.
+    methods = {"__call__": call, "__reduce__": import_again, "__doc__": function.__doc__}
+    sys.modules[package].__class__ = type("CallablePackage", (ModuleType,), methods)
