@@ -63,9 +63,15 @@ def test_arguments_become_settings(settings_of: Any) -> None:
         seed=3,
         init_from=Path("cues/nli"),
         skip_bad_rows=True,
+        epochs=4,
+        learning_rate=0.1,
+        network_learning_rate=0.2,
+        batch_size=8,
+        prompt_length=5,
+        max_length=64,
     )
-    assert settings["backbone"] == {"name": "minilm"}
-    assert settings["method"] == {"name": "vip"}
+    assert settings["backbone"] == {"name": "minilm", "max_length": 64}
+    assert settings["method"] == {"name": "vip", "prompt_length": 5}
     assert settings["task"] == {
         "text": ["first", "second"],
         "label": "team",
@@ -73,7 +79,14 @@ def test_arguments_become_settings(settings_of: Any) -> None:
         "skip_bad_rows": True,
         "train": "rows.csv",
     }
-    assert settings["training"] == {"seed": 3, "init_from": "cues/nli"}
+    assert settings["training"] == {
+        "seed": 3,
+        "epochs": 4,
+        "learning_rate": 0.1,
+        "network_learning_rate": 0.2,
+        "batch_size": 8,
+        "init_from": "cues/nli",
+    }
     assert options == {"backbone": None, "tables": {}, "is_joint": False}
 
 
@@ -82,13 +95,26 @@ def test_arguments_that_are_not_given_are_no_settings(settings_of: Any) -> None:
     assert {section: values for section, values in settings.items() if values} == {"task": {"name": "tickets"}}
 
 
-def test_overrides_win_over_arguments_and_arguments_over_the_file(settings_of: Any, tmp_path: Path) -> None:
+def test_overrides_and_arguments_win_over_the_file(settings_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"training": {"seed": 1, "epochs": 1, "batch_size": 1}}))
     for config in (file, {"training": {"seed": 1, "epochs": 1, "batch_size": 1}}):
         for overrides in ({"training.epochs": 9}, ["training.epochs=9"]):
             settings, _ = settings_of(config=config, seed=2, overrides=overrides)
             assert settings["training"] == {"seed": 2, "epochs": 9, "batch_size": 1}
+
+
+def test_an_argument_and_an_override_with_two_values_for_one_setting_are_an_error(
+    settings_of: Any, tmp_path: Path
+) -> None:
+    for overrides in ({"training.epochs": 9}, ["training.epochs=9"]):
+        with pytest.raises(ConfigurationError, match=r"training.epochs: got 9; expected one value; .* `epochs` says 3"):
+            settings_of(epochs=3, overrides=overrides)
+        assert settings_of(epochs=9, overrides=overrides)[0]["training"] == {"epochs": 9}
+    with pytest.raises(ConfigurationError, match=r"method.name: got 'vip'; .* `method` says prompt-tuning"):
+        settings_of(method="prompt-tuning", overrides={"method.name": "vip"})
+    words = ["--epochs", "3", "training.epochs=9", "--task", "tickets", "--output-dir", tmp_path / "cue"]
+    check_error(run("train", *words), "training.epochs", "the argument --epochs says 3", "leave one of the two out")
 
 
 def test_rows_given_as_objects_are_tables_and_paths_are_settings(settings_of: Any) -> None:
@@ -159,11 +185,20 @@ def test_every_option_of_softcue_train_is_a_keyword_and_the_other_way_round() ->
     assert options - keywords == {"words", "as_json"}
 
 
+def test_editors_and_type_checkers_see_every_argument_of_train() -> None:
+    assert set(api.TrainArguments.__annotations__) == option_names(api.train) - {"output_dir", "tasks"}
+    types = {name: str(parameter.annotation) for name, parameter in inspect.signature(api.train).parameters.items()}
+    for name, annotation in api.TrainArguments.__annotations__.items():
+        assert types[name] == annotation.__forward_arg__
+
+
 def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
     # `rows` is `num_rows` in Python; the backbone is an argument of softcue.load
-    other = {"cues", "backbone", "by_vote", "by_mean", "as_json"}
+    other = {"cues", "backbone", "by_vote", "by_mean", "as_json", "columns"}
     assert option_names(evaluate.evaluate) - other - {"rows"} == option_names(Cue.evaluate) - {"self", "num_rows"}
-    assert option_names(predict.predict) - other - {"source", "output"} == option_names(Cue.predict) - {"self", "texts"}
+    assert option_names(predict.predict) - other - {"words", "source", "output", "with_scores"} == option_names(
+        Cue.predict
+    ) - {"self", "texts"}
 
 
 def test_errors_name_python_arguments_in_python_and_options_on_the_command_line(

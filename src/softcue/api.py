@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from softcue.backbones import Backbone
 from softcue.configuration import Settings, merged, override, parse_overrides, read_settings
@@ -13,14 +13,46 @@ from softcue.errors import ConfigurationError
 from softcue.run import Run
 from softcue.tasks import Source
 
+# Settings whose argument has the name of their section.
+PYTHON_NAMES = {("backbone", "name"): "backbone", ("method", "name"): "method", ("task", "name"): "task"}
+
+
+class TrainArguments(TypedDict, total=False):
+    """The arguments of `train` besides the folder and `tasks`, for editors and type checkers."""
+
+    backbone: str | Backbone | None
+    method: str | None
+    task: str | None
+    data: str | Path | None
+    train: Source | None
+    validation: Source | None
+    test: Source | None
+    text: str | Sequence[str] | None
+    label: str | None
+    epochs: int | None
+    learning_rate: float | None
+    network_learning_rate: float | None
+    batch_size: int | None
+    prompt_length: int | None
+    max_length: int | None
+    few_shot: int | None
+    seed: int | None
+    init_from: str | Path | None
+    skip_bad_rows: bool | None
+    config: str | Path | Mapping[str, Any] | None
+    overrides: Mapping[str, Any] | Iterable[str]
+    resume: bool
+    overwrite: bool
+    progress: bool
+
 
 @overload
-def train(output_dir: str | Path, *, tasks: Sequence[str], **arguments: Any) -> dict[str, Cue]: ...
+def train(output_dir: str | Path, *, tasks: Sequence[str], **arguments: Unpack[TrainArguments]) -> dict[str, Cue]: ...
 @overload
-def train(output_dir: str | Path, **arguments: Any) -> Cue: ...
+def train(output_dir: str | Path, *, tasks: None = None, **arguments: Unpack[TrainArguments]) -> Cue: ...
 
 
-def train(  # type: ignore[misc]  # the overloads give the two result types; the arguments are declared once, here
+def train(
     output_dir: str | Path,
     *,
     backbone: str | Backbone | None = None,
@@ -33,6 +65,12 @@ def train(  # type: ignore[misc]  # the overloads give the two result types; the
     test: Source | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    network_learning_rate: float | None = None,
+    batch_size: int | None = None,
+    prompt_length: int | None = None,
+    max_length: int | None = None,
     few_shot: int | None = None,
     seed: int | None = None,
     init_from: str | Path | None = None,
@@ -48,16 +86,19 @@ def train(  # type: ignore[misc]  # the overloads give the two result types; the
     Rows come from a known task (`task="tickets"`, or `task="rte"` with the folder of its published files as `data`) or
     from your own files, DataFrames, Datasets or lists of dictionaries with the columns `text` and `label`. A
     `datasets.DatasetDict` as `train` also gives its validation and test rows. Settings that are not given come from the
-    method's preset for this kind of backbone; `overrides` sets any of them: `{"training.epochs": 3}`. With `few_shot`,
-    only that many training rows are used. `init_from` starts from a finished cue of the same method and backbone.
-    `skip_bad_rows` leaves out rows that cannot be used; without it they are an error.
+    method's preset for this kind of backbone. The common ones have names: `epochs`, `learning_rate` (of prompt
+    vectors), `network_learning_rate` (of heads, generators and adapters), `batch_size`, `prompt_length` and
+    `max_length`. `overrides` sets any setting that `softcue config` lists: `{"training.patience": 3}`. The same setting
+    with two values, as argument and as override, is an error; arguments and overrides win over `config`. With
+    `few_shot`, only that many training rows are used. `init_from` starts from a finished cue of the same method and
+    backbone. `skip_bad_rows` leaves out rows that cannot be used; without it they are an error.
 
     `tasks` names several tasks (or task files) that share one prompt. The run then writes a cue folder for each below
     `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed. The run
     keeps the prompt with the best mean validation score over the tasks.
 
     Example:
-        cue = softcue.train("cues/tickets", task="tickets")
+        cue = softcue.train("cues/tickets", task="tickets", epochs=5, prompt_length=10)
         cue = softcue.train("cues/mine", train=frame, text="message", label="team", backbone="minilm")
         cues = softcue.train("cues/help-desk", tasks=["tickets", "urgency"])
     """
@@ -75,8 +116,11 @@ def train(  # type: ignore[misc]  # the overloads give the two result types; the
     files = {split: str(source) for split, source in rows.items() if isinstance(source, (str, Path))}
     tables = {split: source for split, source in rows.items() if source is not None and split not in files}
     arguments: Settings = {
-        "backbone": {"name": backbone.name if isinstance(backbone, Backbone) else backbone},
-        "method": {"name": method},
+        "backbone": {
+            "name": backbone.name if isinstance(backbone, Backbone) else backbone,
+            "max_length": max_length,
+        },
+        "method": {"name": method, "prompt_length": prompt_length},
         "task": {
             "name": task,
             "data": _as_text(data),
@@ -87,7 +131,14 @@ def train(  # type: ignore[misc]  # the overloads give the two result types; the
             **files,
         },
         "mixture": {"tasks": list(tasks) if tasks else None},
-        "training": {"seed": seed, "init_from": _as_text(init_from)},
+        "training": {
+            "seed": seed,
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "network_learning_rate": network_learning_rate,
+            "batch_size": batch_size,
+            "init_from": _as_text(init_from),
+        },
     }
     run = Run(
         Path(output_dir),
@@ -105,7 +156,7 @@ def _merge_settings(
     arguments: Settings,
     overrides: Mapping[str, Any] | Iterable[str],
 ) -> Settings:
-    """Merge the configuration file, the given arguments and the overrides; later ones win."""
+    """Merge the configuration file with the given arguments and the overrides, which win over it."""
     given = {
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in arguments.items()
@@ -116,7 +167,22 @@ def _merge_settings(
         override_settings = merged(*(override(key, value) for key, value in plain.items()))
     else:
         override_settings = parse_overrides(overrides)
+    _check_no_conflict(given, override_settings)
     return merged(base, given, override_settings)
+
+
+def _check_no_conflict(arguments: Settings, overrides: Settings) -> None:
+    """Raise an error if an argument and an override give one setting two values."""
+    for section, values in arguments.items():
+        for key, value in values.items():
+            other = overrides.get(section, {}).get(key, value)
+            if other != value:
+                raise ConfigurationError(
+                    setting=f"{section}.{key}",
+                    got=other,
+                    expected=f"one value; the argument `{PYTHON_NAMES.get((section, key), key)}` says {value}",
+                    fix="leave one of the two out",
+                )
 
 
 def _as_text(path: str | Path | None) -> str | None:

@@ -185,6 +185,51 @@ def preset(method: str, kind: str) -> Settings:
     return {section: dict(values) for section, values in presets.get(kind, {}).items()}
 
 
+@dataclass(frozen=True)
+class PaperSetting:
+    """A value that a method's paper gives for a setting, and where."""
+
+    value: Any
+    source: str  # the section, table or equation of the paper; "code": the authors' public code
+    searched: tuple[Any, ...] = ()  # values the authors chose from for each task
+
+
+@dataclass(frozen=True)
+class PaperSettings:
+    """The settings of a method's paper, by `section.key`."""
+
+    kind: str  # of the paper's backbone
+    backbone: str  # the paper's backbone
+    settings: Mapping[str, PaperSetting]
+
+    def as_settings(self) -> Settings:
+        """The values alone, to be merged on top of the preset."""
+        return merged(*(override(path, setting.value) for path, setting in self.settings.items()))
+
+
+def paper_settings(method: str) -> PaperSettings:
+    """The settings of a method's paper. A method without a paper, or of another package, has none.
+
+    Example:
+        >>> paper_settings("prompt-tuning").settings["method.prompt_length"]
+        PaperSetting(value=100, source='section 3', searched=())
+        >>> paper_settings("prompt-tuning").as_settings()["training"]["steps"]
+        30000
+    """
+    entry = _paper_settings().get(method, {"kind": "encoder", "backbone": "", "settings": {}})
+    settings = {
+        path: PaperSetting(given["value"], given["source"], tuple(given.get("searched", ())))
+        for path, given in entry["settings"].items()
+    }
+    return PaperSettings(entry["kind"], entry["backbone"], settings)
+
+
+@cache
+def _paper_settings() -> dict[str, dict[str, Any]]:
+    text = files("softcue.methods").joinpath("paper_settings.yaml").read_text("utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]
+
+
 def method_config(values: Mapping[str, Any]) -> MethodConfig:
     """A method's configuration from plain values; `name` is the method.
 

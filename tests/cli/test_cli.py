@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import yaml
 from command import EVALUATED, Ended, check_error, run
 from tolerance import REORDERED_PROBABILITIES
 
@@ -117,7 +118,7 @@ def test_lists_are_one_json_object_or_a_table(verb: str, tmp_path: Path, monkeyp
     assert ended.err == ""
     table = run(verb)
     assert (table.code, table.err) == (0, "")
-    assert "━" in table.out
+    assert ("━" in table.out) == (verb != "methods")
 
 
 def test_lists_hold_what_can_be_used() -> None:
@@ -154,7 +155,7 @@ def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixtu
     [
         ["no-such-verb"],
         ["train", "--no-such-flag"],
-        ["predict", "cue"],
+        ["predict"],
         ["evaluate"],
         ["inspect"],
         ["inspect", "cue", "--top", "0"],
@@ -175,7 +176,21 @@ def test_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Monke
     monkeypatch.setattr("softcue.api.train", interrupted)
     ended = run("train", "--output-dir", tmp_path / "cue")
     assert (ended.code, ended.out) == (130, "")
-    assert "--resume" in ended.err
+    assert ended.err == f"stopped; go on with: softcue train --output-dir {tmp_path / 'cue'} --resume\n"
+
+
+def test_common_settings_are_options_of_train(tmp_path: Path, model_folders: dict[str, Path]) -> None:
+    options = {"--epochs": 2, "--learning-rate": 0.02, "--network-learning-rate": 0.03, "--batch-size": 8}
+    options |= {"--prompt-length": 4, "--max-length": 24}
+    shown = run("train", "--help").out
+    assert all(option in shown for option in options) and "softcue config" in shown
+    words = [word for pair in options.items() for word in pair]
+    rows = ["--task", "urgency", "task.train_rows=12", "task.validation_rows=6", "task.test_rows=6"]
+    ended = run("train", *rows, *words, "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue", "--json")
+    assert ended.json["steps"] == 4  # 2 epochs of 12 rows, 8 at a time
+    settings = yaml.safe_load((tmp_path / "cue" / "config.yaml").read_text())
+    assert (settings["training"]["learning_rate"], settings["training"]["network_learning_rate"]) == (0.02, 0.03)
+    assert (settings["method"]["prompt_length"], settings["backbone"]["max_length"]) == (4, 24)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Frozen language models. The only package that imports transformers' models."""
 
 from softcue.backbones.backbone import Backbone
+from softcue.backbones.backbone_list import ListedBackbone, list_backbones
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.loading.load import BackboneConfig, load_backbone
 from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling, Summary, compare_texts, pool
+from softcue.listing import make_callable
 
 __all__ = [
     "Backbone",
@@ -12,10 +14,14 @@ __all__ = [
     "Decoding",
     "Fingerprint",
     "ForwardPass",
+    "ListedBackbone",
     "Pooling",
     "Summary",
     "TokenListener",
     "compare_texts",
+    "list_backbones",
     "load_backbone",
     "pool",
 ]
+
+make_callable(__name__, list_backbones)

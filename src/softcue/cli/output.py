@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def print_json(value: object) -> None:
@@ -26,6 +27,26 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     width = None if Console().is_terminal else 160
     # Cells hold users' text: "[unused1]" is not markup and ":bug:" is not an emoji.
     Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+
+
+def compare_or_print(text: str, check_file: Path | None, command: str) -> None:
+    """Print a generated page, or compare it with a file and exit with 1 if they differ; `command` prints the page."""
+    import typer
+
+    from softcue.errors import DataError
+
+    if check_file is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        current = check_file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            setting="--check", got=check_file, expected="a text file that can be read", fix=str(error)
+        ) from error
+    if current != text:
+        typer.echo(f"{check_file} is not up to date: {command} > {check_file}", err=True)
+        raise typer.Exit(1)
 
 
 def format_cell(cell: object) -> str:

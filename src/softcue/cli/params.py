@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from softcue.cli.completion import complete_method
+
 # Rows for a method with other settings than its defaults: IDPG's table 2 (Wu et al. 2022) and its S and L sharing;
 # table 8 of VIP (Bhardwaj et al. 2022), by its numbers of soft tokens and VIP tokens.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,7 +28,10 @@ def params(
         list[str] | None, typer.Argument(metavar="[method.key=value ...]", help="Settings for --method.")
     ] = None,
     like: Annotated[str, typer.Option(help="A known shape, such as roberta-large, or a model folder.")] = "minilm",
-    method: Annotated[str | None, typer.Option(help="Count this method only, with the settings given.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Count this method only, with the settings given.", autocompletion=complete_method),
+    ] = None,
     classes: Annotated[int, typer.Option(min=2, help="Classes of the head; it is counted separately.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

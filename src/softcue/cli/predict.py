@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softcue.cli.completion import complete_backbone
+
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
     from softcue.serving.engine.requests import Result, ServedPrediction
+    from softcue.tasks.task import Task
     from softcue.types import Example, Prediction
 
     Join = Callable[[Sequence[Prediction]], Prediction]
@@ -26,10 +31,27 @@ PREDICTION_KEYS = ("label", "value", "illegal", "scores", "spans", "cues", "vote
 
 
 def predict(
-    cues: Annotated[list[Path], typer.Argument(help="Cue folders; several share forward passes.")],
-    source: Annotated[str, typer.Option("--input", help="Rows to read; - takes lines or JSON lines from stdin.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CUE... [TEXT...]",
+            help="Cue folders (several share forward passes), then texts; a tab separates the texts of a pair.",
+        ),
+    ],
+    source: Annotated[
+        str | None, typer.Option("--input", help="Rows to read instead of texts; - takes lines or JSON lines.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write here (.jsonl or .csv) instead of printing.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    with_scores: Annotated[
+        bool, typer.Option("--scores", help="A column per label with its score, in csv files and tables.")
+    ] = False,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Load the backbone from here instead.", autocompletion=complete_backbone)
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
@@ -38,50 +60,203 @@ def predict(
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Predict rows with one or more cues that share a backbone."""
+    """Predict texts or rows with one or more cues that share a backbone.
+
+    softcue predict cues/tickets "My invoice is wrong." prints a table;
+    softcue predict cues/tickets --input rows.csv --output predictions.csv writes a file.
+    """
     from softcue.cli.output import print_json
     from softcue.errors import ConfigurationError
     from softcue.files import convert_write_errors, write_atomically
+    from softcue.tasks.columns import parse_columns, rename_columns
 
     if output is not None:
-        if output.suffix not in (".jsonl", ".csv") or output.is_dir():
-            raise ConfigurationError(
-                setting="output", got=output, expected="a file name ending in .jsonl or .csv", fix="rename it"
-            )
-        if not output.parent.is_dir():
-            raise ConfigurationError(
-                setting="output", got=output, expected="a file in an existing folder", fix=f"make {output.parent}"
-            )
+        _check_output(output)
+    paths, texts = split_words(words, source)
+    renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
-    loaded = load_together(cues, backbone, is_ensemble=join is not None)
-    names = [cue.name for cue in loaded]
+    cues = load_together(paths, backbone, is_ensemble=join is not None)
+    names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
             setting="cues", got=", ".join(names), expected="cues with different folder names", fix="rename one"
         )
-    lines = _predict_lines(loaded, _rows(loaded, source, skip_bad_rows), join, batch_size)
+    tasks = rename_columns([cue.task for cue in cues], renamed)
+    if source is None:
+        rows = _typed_rows(cues, _group_texts(tasks, texts), renamed)
+    elif source == "-":
+        rows = _typed_rows(cues, _standard_input(), renamed)
+    else:
+        from softcue.tasks import stream_together
+
+        rows = stream_together(source, tasks, skip_bad_rows)
+    lines = _predict_lines(cues, tasks, rows, join, batch_size)
     if output is not None:
+        chunks = _csv(lines, with_scores) if output.suffix == ".csv" else _jsonl(lines)
         with convert_write_errors("output", output):
-            write_atomically(output, (text.encode() for text in (_csv if output.suffix == ".csv" else _jsonl)(lines)))
+            write_atomically(output, (text.encode() for text in chunks))
     elif as_json:
         print_json({"rows": [line for chunk in lines for line in chunk]})
+    elif source is None:
+        _print_predictions([line for chunk in lines for line in chunk], with_scores)
     else:
         for text in _jsonl(lines):
             sys.stdout.write(text)
 
 
-def _rows(cues: Sequence[Cue], source: str, skip_bad_rows: bool) -> Iterator[tuple[Example, ...]]:
-    """Each row as an example for each cue."""
-    if source == "-":
-        typed = _standard_input()
-        return zip(*(_typed_examples(cue, typed) for cue in cues), strict=True)
-    from softcue.tasks import stream_together
+def _check_output(output: Path) -> None:
+    from softcue.errors import ConfigurationError
 
-    return stream_together(source, [cue.task for cue in cues], skip_bad_rows)
+    if output.suffix not in (".jsonl", ".csv") or output.is_dir():
+        raise ConfigurationError(
+            setting="output", got=output, expected="a file name ending in .jsonl or .csv", fix="rename it"
+        )
+    if not output.parent.is_dir():
+        raise ConfigurationError(
+            setting="output", got=output, expected="a file in an existing folder", fix=f"make {output.parent}"
+        )
+
+
+def split_words(words: Sequence[str], source: str | None) -> tuple[list[Path], list[str]]:
+    """Split the words of the command line into cue folders and texts.
+
+    The first word is a cue folder, and so is every folder behind it. The other words are texts, which come last. A
+    word that may be a misspelt folder is an error: it has a slash and no space, or resembles a cue beside the given
+    ones.
+
+    Example:
+        >>> split_words(["cues/tickets", "My invoice is wrong."], None)
+        ([PosixPath('cues/tickets')], ['My invoice is wrong.'])
+    """
+    from softcue.errors import ConfigurationError
+
+    is_text = [number > 0 and not os.path.isdir(word) for number, word in enumerate(words)]
+    num_cues = is_text.index(True) if True in is_text else len(words)
+    cues, texts = [Path(word) for word in words[:num_cues]], list(words[num_cues:])
+    for word in texts:
+        _check_is_text(word, cues)
+    if source is not None and texts:
+        raise ConfigurationError(
+            setting="input",
+            got=source,
+            expected="either texts on the command line or a file with rows",
+            fix=f"leave out --input, or the text '{texts[0]}'",
+        )
+    if source is None and not texts and (cues[0] / "cue.json").is_file():
+        raise ConfigurationError(
+            setting="texts",
+            got="none",
+            expected="something to predict",
+            fix=f'write a text: softcue predict {cues[0]} "a text"; or pass --input FILE',
+        )
+    return cues, texts
+
+
+def _check_is_text(word: str, cues: Sequence[Path]) -> None:
+    """Raise an error if a word was probably meant to be a cue folder."""
+    from softcue.errors import ConfigurationError
+
+    if os.path.isfile(os.path.join(word, "cue.json")):
+        raise ConfigurationError(setting="cue", got=word, expected="all cue folders before the texts", fix="move it")
+    if any(character.isspace() for character in word):
+        return
+    folders = {folder for folder in (*(cue.parent for cue in cues), Path(word).parent) if os.path.isdir(folder)}
+    siblings = {file.parent.name: str(file.parent) for folder in folders for file in folder.glob("*/cue.json")}
+    # Chinese or Japanese texts have no spaces, and may have a slash.
+    is_path = "/" in word and (word.isascii() or os.path.isdir(Path(word).parent))
+    close = difflib.get_close_matches(Path(word).name, siblings, 1, 0.75)
+    if is_path or close:
+        advice = f"did you mean '{siblings[close[0]]}'?" if close else "check the path."
+        raise ConfigurationError(
+            setting="cue",
+            got=word,
+            expected="a folder with cue.json, or a text",
+            fix=f"{advice} A text like this can be read with --input -",
+        )
+
+
+def _group_texts(tasks: Sequence[Task], texts: list[str]) -> list[Any]:
+    """Texts as rows. For a task that reads two texts, two words without a tab are one row."""
+    from softcue.errors import DataError
+
+    num_texts = max(len(task.text) for task in tasks)
+    if num_texts == 1 or all("\t" in text for text in texts):
+        return list(texts)
+    if len(texts) == num_texts and not any("\t" in text for text in texts):
+        return ["\t".join(texts)]
+    columns = next(task.text for task in tasks if len(task.text) == num_texts)
+    raise DataError(
+        setting="texts",
+        got=next(text for text in texts if "\t" not in text),
+        expected=f"{num_texts} texts for each row: {', '.join(columns)}",
+        fix="write one row as separate words, or each row as a word with a tab between its texts",
+    )
+
+
+def _typed_rows(cues: Sequence[Cue], typed: list[Any], columns: Mapping[str, str]) -> Iterator[tuple[Example, ...]]:
+    """Each typed row as an example for each cue; `columns` renames the keys of JSON objects."""
+    rows = [_rename_keys(row, columns) if isinstance(row, dict) else row for row in typed]
+    return zip(*(cue.examples([_split_pair(cue.task, row) for row in rows]) for cue in cues), strict=True)
+
+
+def _rename_keys(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    replaced = {columns[name]: value for name, value in row.items() if name in columns}
+    return {name: value for name, value in row.items() if name not in columns} | replaced
+
+
+def _split_pair(task: Task, row: Any) -> Any:
+    return tuple(row.split("\t")) if isinstance(row, str) and len(task.text) > 1 else row
+
+
+def _print_predictions(lines: Sequence[dict[str, Any]], with_scores: bool) -> None:
+    """Print a table: the texts, and the predictions of each cue or of the ensemble."""
+    from softcue.cli.output import print_table
+
+    rows = []
+    for line in lines:
+        texts = {key: value for key, value in line.items() if key not in PREDICTION_KEYS}
+        for cue_name, prediction in line.get("cues", {"": line}).items():
+            row = {**texts, **({"cue": cue_name} if cue_name else {})}
+            row["prediction"] = _prediction_text(prediction, list(texts.values())[-1])
+            if prediction.get("scores"):
+                row["score"] = f"{label_score(prediction):.3f}"
+            if with_scores:
+                row |= {f"score.{label}": f"{score:.3f}" for label, score in (prediction.get("scores") or {}).items()}
+            rows.append(row)
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    print_table("", columns, [[row.get(column, "") for column in columns] for row in rows])
+    if with_scores and not any("score" in row for row in rows):
+        typer.echo("these predictions have no scores per label", err=True)
+
+
+def _prediction_text(prediction: dict[str, Any], text: str) -> str:
+    """A prediction in words: a label, a number, generated text, or the words of its spans."""
+    spans = prediction.get("spans") or []
+    if any("label" in span for span in spans):
+        return ", ".join(f"{text[span['start'] : span['end']]} ({span['label']})" for span in spans)
+    value = prediction.get("label", prediction.get("value", ""))
+    shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{shown} (not allowed by the task)" if prediction.get("illegal") else shown
+
+
+def label_score(prediction: dict[str, Any]) -> float:
+    """The score of the predicted label.
+
+    Example:
+        >>> label_score({"label": True, "scores": {"true": 0.9, "false": 0.1}})
+        0.9
+    """
+    from softcue.types import label_text
+
+    return float(prediction["scores"][label_text(prediction["label"])])
 
 
 def _predict_lines(
-    cues: Sequence[Cue], rows: Iterator[tuple[Example, ...]], join: Join | None, batch_size: int
+    cues: Sequence[Cue],
+    tasks: Sequence[Task],
+    rows: Iterator[tuple[Example, ...]],
+    join: Join | None,
+    batch_size: int,
 ) -> Iterator[list[dict[str, Any]]]:
     """Lines of the output, in chunks, so that a file need not fit into memory. The server's engine predicts them."""
     from softcue.serving.engine.batcher import Limits
@@ -96,7 +271,7 @@ def _predict_lines(
             results = [_check_result(result) for result in engine.predict(items)]
             num_truncated += sum(result.is_truncated for result in results)
             predictions = [result.prediction for result in results]
-            yield [_line(cues, row, predictions[number :: len(chunk)], join) for number, row in enumerate(chunk)]
+            yield [_line(cues, tasks, row, predictions[number :: len(chunk)], join) for number, row in enumerate(chunk)]
     if num_truncated:
         typer.echo(f"{num_truncated} texts were cut to the backbone's length", err=True)
 
@@ -119,15 +294,19 @@ def _check_result(result: Result) -> ServedPrediction:
 
 
 def _line(
-    cues: Sequence[Cue], row: Sequence[Example], predictions: Sequence[Prediction], join: Join | None
+    cues: Sequence[Cue],
+    tasks: Sequence[Task],
+    row: Sequence[Example],
+    predictions: Sequence[Prediction],
+    join: Join | None,
 ) -> dict[str, Any]:
     """A row's texts by column name, and its predictions. All cues read columns of the same row."""
     from softcue.evaluation import votes
     from softcue.types import label_text
 
     line: dict[str, Any] = {}
-    for cue, example in zip(cues, row, strict=True):
-        columns = (f"input.{name}" if name in PREDICTION_KEYS else name for name in cue.task.text)
+    for task, example in zip(tasks, row, strict=True):
+        columns = (f"input.{name}" if name in PREDICTION_KEYS else name for name in task.text)
         line |= dict(zip(columns, example.texts, strict=True))
     if join is not None:
         counts = {label_text(label): count for label, count in votes(predictions).items()}
@@ -169,11 +348,6 @@ def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool) ->
     return [first, *(load(path, first.backbone) for path in paths[1:])]
 
 
-def _typed_examples(cue: Cue, typed: list[Any]) -> list[Example]:
-    num_texts = len(cue.task.text)
-    return cue.examples([tuple(row.split("\t")) if isinstance(row, str) and num_texts > 1 else row for row in typed])
-
-
 def _standard_input() -> list[Any]:
     """JSON objects if the first line looks like one, otherwise one text per line (two separated by a tab)."""
     from softcue.errors import DataError
@@ -204,11 +378,11 @@ def _jsonl(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
         yield "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def _csv(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
-    """CSV lines: texts, then label, score, spans and votes, for each cue or for the ensemble."""
+def _csv(chunks: Iterable[list[dict[str, Any]]], with_scores: bool) -> Iterator[str]:
+    """CSV lines: texts, then label, score (of each label too), spans and votes, for each cue or for the ensemble."""
     fields: list[str] = []
     for lines in chunks:
-        rows = [_flatten(line) for line in lines]
+        rows = [_flatten(line, with_scores) for line in lines]
         is_first = not fields
         # Illegal predictions have other fields than the rest; the first chunk of rows shows all fields.
         fields = fields or list(dict.fromkeys(field for row in rows for field in row))
@@ -220,7 +394,7 @@ def _csv(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
         yield text.getvalue()
 
 
-def _flatten(line: dict[str, Any]) -> dict[str, Any]:
+def _flatten(line: dict[str, Any], with_scores: bool) -> dict[str, Any]:
     from softcue.types import label_text
 
     by_cue = line.pop("cues", None)
@@ -232,7 +406,9 @@ def _flatten(line: dict[str, Any]) -> dict[str, Any]:
             if key in prediction:
                 row[f"{prefix}{key}"] = label if key == "label" else prediction[key]
         if "scores" in prediction:
-            row[f"{prefix}score"] = round(prediction["scores"][label], 6)
+            row[f"{prefix}score"] = round(label_score(prediction), 6)
+            if with_scores:
+                row |= {f"{prefix}score.{name}": round(score, 6) for name, score in prediction["scores"].items()}
         if "spans" in prediction:  # 0-7:PER 12-15:PER
             row[f"{prefix}spans"] = " ".join(
                 f"{span['start']}-{span['end']}" + (f":{span['label']}" if "label" in span else "")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from softcue.cli.completion import complete_task
+
 if TYPE_CHECKING:
     from softcue.tasks.check_sizes import SplitCheck
     from softcue.tasks.task import Task
@@ -59,7 +61,7 @@ def tasks(context: typer.Context, as_json: Json = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A task, or a YAML file of your own.")],
+    name: Annotated[str, typer.Argument(help="A task, or a YAML file of your own.", autocompletion=complete_task)],
     as_json: Json = False,
 ) -> None:
     """Print one task in full: texts, labels, metrics, sizes, citation, licence."""
@@ -77,7 +79,10 @@ def show(
 @app.command("check")
 def check(
     data: Annotated[Path, typer.Option(help="The folder with the data files.")],
-    names: Annotated[list[str] | None, typer.Argument(help="Only these tasks, or YAML files of your own.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only these tasks, or YAML files of your own.", autocompletion=complete_task),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare the rows and labels of data files with the published figures; exit code 1 if any differ."""
@@ -121,23 +126,12 @@ def docs(
     ] = None,
 ) -> None:
     """Print docs/tasks.md."""
-    from softcue.errors import DataError
+    from softcue.cli.output import compare_or_print
     from softcue.tasks import library_names, library_task
     from softcue.tasks.task_docs import page
 
     text = page(library_task(name) for name in library_names())
-    if check_file is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        current = check_file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            setting="--check", got=check_file, expected="a text file that can be read", fix=str(error)
-        ) from error
-    if current != text:
-        typer.echo(f"{check_file} is not up to date: softcue tasks docs > {check_file}", err=True)
-        raise typer.Exit(1)
+    compare_or_print(text, check_file, "softcue tasks docs")
 
 
 def _labels(task: Task) -> str:

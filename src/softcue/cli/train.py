@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softcue.cli.completion import complete_backbone, complete_method, complete_task, complete_tasks
+
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
 
@@ -17,11 +19,19 @@ def train(
         typer.Argument(metavar="[CONFIG.yaml] [section.key=value ...]", help="A YAML file and dotted overrides."),
     ] = None,
     output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Where the cue folder goes.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="A model folder, a hub id, or an alias.")] = None,
-    method: Annotated[str | None, typer.Option(help="A name from `softcue methods`.")] = None,
-    task: Annotated[str | None, typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="A model folder, a hub id, or an alias.", autocompletion=complete_backbone)
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="A name from `softcue methods`.", autocompletion=complete_method)
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
+    ] = None,
     tasks: Annotated[
-        str | None, typer.Option(help="Several tasks, A,B,...: one shared prompt, a cue for each.")
+        str | None,
+        typer.Option(help="Several tasks, A,B,...: one shared prompt, a cue for each.", autocompletion=complete_tasks),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A folder with the tasks' published files.")] = None,
     train: Annotated[
@@ -33,6 +43,20 @@ def train(
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
     text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
     label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option("--learning-rate", help="Of the prompt vectors; fine-tuning: of all weights."),
+    ] = None,
+    network_learning_rate: Annotated[
+        float | None,
+        typer.Option("--network-learning-rate", help="Of heads, generators and adapters."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows per step.")] = None,
+    prompt_length: Annotated[int | None, typer.Option("--prompt-length", help="Number of prompt vectors.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Cut inputs to this many tokens, prompt included.")
+    ] = None,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     init_from: Annotated[
@@ -43,7 +67,11 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the content of --output-dir.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a cue: small learned prompts for one task on a frozen backbone."""
+    """Train a cue: small learned prompts for one task on a frozen backbone.
+
+    Every other setting is a word section.key=value, such as training.patience=3; `softcue config` lists them all.
+    A setting that is not given comes from the method's preset for this kind of backbone.
+    """
     from softcue.api import train as run
     from softcue.cli.output import print_json, print_table
     from softcue.errors import ConfigurationError
@@ -64,6 +92,12 @@ def train(
         "test": test,
         "text": text,
         "label": label,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "network_learning_rate": network_learning_rate,
+        "batch_size": batch_size,
+        "prompt_length": prompt_length,
+        "max_length": max_length,
         "few_shot": few_shot,
         "seed": seed,
         "init_from": init_from,

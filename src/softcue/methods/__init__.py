@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from softcue.listing import Listing, make_callable
 from softcue.methods.adapter import AdapterTuning, Compacter
 from softcue.methods.efl import EFL
 from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.idpg import MultiLayerDNN, MultiLayerGloVe, MultiLayerPHM, SingleLayerDNN, SingleLayerPHM
 from softcue.methods.linear_probe import LinearProbe, NoPrompt
 from softcue.methods.method import DeepConfig, Method, MethodConfig, Prompted, PromptedConfig
+from softcue.methods.method_list import ListedMethod, describe_methods
 from softcue.methods.p_tuning_v2 import PrefixTuning, PTuningV2
 from softcue.methods.prompt_tuning import PromptTuning
 from softcue.methods.registry import MethodRegistry
 from softcue.methods.vip import VIPCMethod, VIPIDPMethod, VIPMethod
 
-__all__ = ["METHODS", "DeepConfig", "Method", "MethodConfig", "Prompted", "PromptedConfig", "register_method"]
+__all__ = [
+    "METHODS",
+    "DeepConfig",
+    "ListedMethod",
+    "Method",
+    "MethodConfig",
+    "Prompted",
+    "PromptedConfig",
+    "list_methods",
+    "register_method",
+]
 
 METHODS = MethodRegistry(
     {
@@ -48,3 +60,19 @@ def register_method(name: str, method_class: type[Method]) -> None:
         softcue.train("cues/tickets", task="tickets", backbone="minilm", method="my-method")
     """
     METHODS.register(name, method_class)
+
+
+def list_methods() -> Listing[ListedMethod]:
+    """List the methods that can be trained: softcue's own, and those of other packages.
+
+    `softcue.methods()` is the same.
+
+    Example:
+        >>> import softcue
+        >>> softcue.methods()["prompt-tuning"].paper
+        'Lester et al. 2021'
+    """
+    return describe_methods(METHODS)
+
+
+make_callable(__name__, list_methods)

@@ -38,7 +38,9 @@ class IDPGConfig(DeepConfig, InitConfig):
     bottleneck: int = Field(16, ge=1, description="m, the generator's inner width")
     phm_n: int = Field(16, ge=1, description="n of the PHM layers; divides input, bottleneck and output")
     share_a: bool | None = Field(None, description="one set of A for both PHM layers; unset: only with depth=single")
-    activation: Literal["gelu", "relu", "tanh", "none"] = Field("gelu", description="after W1")
+    activation: Literal["gelu", "relu", "tanh", "none"] = Field(
+        "gelu", description="the generator's activation, after W1"
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="on the sentence vector and after the activation")
     residual: bool = Field(False, description="add the sentence vector to each token (appendix A.5.1)")
     layer_norm: bool = Field(False, description="normalise the generated tokens (appendix A.5.1)")

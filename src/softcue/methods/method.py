@@ -34,7 +34,7 @@ class MethodConfig(BaseModel):
     # Fields that only say how parameters start or how they are trained. A subclass names its own fields.
     fields_free_to_differ: ClassVar[tuple[str, ...]] = ("dropout",)
 
-    name: str = Field(description="what the user types")
+    name: str = Field(description="the method: a name from `softcue methods`")
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone that a method with these settings is built for."""

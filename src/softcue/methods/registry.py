@@ -45,6 +45,11 @@ class MethodRegistry(Mapping[str, type[Method]]):
         self._has_loaded_plugins = False
         self._lock = threading.RLock()  # reentrant: a plug-in may look at the registry while it is imported
 
+    @property
+    def built_in(self) -> Mapping[str, type[Method]]:
+        """The methods that come with softcue."""
+        return self._built_in
+
     def __getitem__(self, name: str) -> type[Method]:
         if name in self._built_in:
             return self._built_in[name]

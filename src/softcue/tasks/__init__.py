@@ -1,5 +1,6 @@
 """Tasks: a YAML file per task, readers for its rows, and the checked Examples of a run. Nothing here needs torch."""
 
+from softcue.listing import make_callable
 from softcue.tasks.catalogue import find_task, library_names, library_task, sources
 from softcue.tasks.readers import Source
 from softcue.tasks.rows import examples_from, stream_examples, stream_together, with_labels
@@ -14,10 +15,12 @@ from softcue.tasks.splits import (
     without_copies,
 )
 from softcue.tasks.task import SPLITS, Label, Published, Task, joint_task, portable
+from softcue.tasks.task_list import ListedTask, list_tasks
 
 __all__ = [
     "SPLITS",
     "Label",
+    "ListedTask",
     "Published",
     "Source",
     "Task",
@@ -28,6 +31,7 @@ __all__ = [
     "joint_task",
     "library_names",
     "library_task",
+    "list_tasks",
     "portable",
     "sample",
     "sample_examples",
@@ -40,3 +44,5 @@ __all__ = [
     "with_swapped",
     "without_copies",
 ]
+
+make_callable(__name__, list_tasks)

@@ -20,7 +20,9 @@ class TrainingConfig(BaseModel):
     micro_batch_tokens: int = Field(
         16384, ge=0, description="tokens at once in one process, prompt and padding included; 0 sets no limit"
     )
-    optimizer: Literal["adafactor", "adamw"] = Field("adamw", description="adafactor is Lester et al.'s rule")
+    optimizer: Literal["adafactor", "adamw"] = Field(
+        "adamw", description="the update rule; adafactor is Lester et al.'s"
+    )
     learning_rate: float = Field(
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
@@ -28,10 +30,12 @@ class TrainingConfig(BaseModel):
     weight_decay: float = Field(
         0.0, ge=0, description="adafactor: per step, not times the learning rate; adamw: times the learning rate"
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="adamw")
-    beta2: float = Field(0.999, ge=0, lt=1, description="adamw")
-    epsilon: float = Field(1e-8, gt=0, description="adamw")
-    schedule: Literal["constant", "linear", "inverse-sqrt"] = Field("constant", description="after the warm-up")
+    beta1: float = Field(0.9, ge=0, lt=1, description="adamw: decay of the mean of gradients")
+    beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the mean of squared gradients")
+    epsilon: float = Field(1e-8, gt=0, description="adamw: added to the divisor of a step")
+    schedule: Literal["constant", "linear", "inverse-sqrt"] = Field(
+        "constant", description="how the learning rates change after the warm-up"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
     warmup_share: float = Field(0.0, ge=0, lt=1, description="the same as a share of all steps, if warmup_steps is 0")
     clip_norm: float = Field(0.0, ge=0, description="largest gradient norm; 0 does not clip")

