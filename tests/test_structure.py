@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 # Data flows from left to right; a package imports only from itself and from those before it.
 FLOW = [
-    *("errors", "types", "files", "randomness", "phm"),
+    *("errors", "types", "files", "randomness", "phm", "drawing"),
     *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
     *("inference", "evaluation", "training", "configuration", "cue", "run", "api", "inspection", "serving", "cli"),
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbo
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
+from softcue.cue.score_table import name_baselines, score_table
+from softcue.cue.training_curve import TrainingCurve, read_training_curve
+from softcue.drawing import html_table
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation, read_evaluation_set
+from softcue.evaluation import Evaluation, count_rows, format_scores, read_evaluation_set
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
@@ -33,6 +37,11 @@ from softcue.types import Counts, Example, Prediction
 
 Text = str | Sequence[str]
 DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
+
+
+# counts of cue.json -> what they are
+PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
+MAX_LABELS_SHOWN = 12
 
 
 class Cue:
@@ -60,6 +69,11 @@ class Cue:
     def scores(self) -> dict[str, dict[str, float]]:
         """Scores by split and metric."""
         return self.cue_file.scores
+
+    @property
+    def training_curve(self) -> TrainingCurve:
+        """Loss and validation score by step, as far as the files of the run are in the cue's folder."""
+        return read_training_curve(self.path, self.cue_file)
 
     @property
     def counts(self) -> Counts:
@@ -106,6 +120,40 @@ class Cue:
         rows = read_evaluation_set(self.task, data, task, split, num_rows, skip_bad_rows)
         predicted = predict(self.backbone, [(self.model, example) for example in rows.examples], batch_size)
         return rows.score(predicted.predictions, predicted.num_truncated)
+
+    def __repr__(self) -> str:
+        """Task, method, backbone, labels, scores with row counts, and parameters."""
+        width = max(map(len, facts := self._facts()))
+        return "\n".join([f"Cue {self.name!r}", *(f"  {name:{width}}  {value}" for name, value in facts.items())])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, with the training curve, for a notebook."""
+        facts = {name: value for name, value in self._facts().items() if name not in self.scores}
+        parts = [f"<p><b>Cue {escape(self.name)}</b></p>", html_table(["", ""], [list(fact) for fact in facts.items()])]
+        if self.scores:
+            table = score_table(self.cue_file)
+            parts.append(html_table(table.columns, table.rows))
+            parts += [f"<p><small>{escape(note)}</small></p>" for note in table.notes]
+        return "".join([*parts, self.training_curve.as_html()])
+
+    def _facts(self) -> dict[str, str]:
+        cue_file, task = self.cue_file, self.task
+        counts = cue_file.counts
+        trained = [f"{counts[key]:,} {name}" for key, name in PARAMETER_NAMES.items() if counts.get(key)]
+        facts = {
+            "task": f"{task.name} ({task.kind}), reads {', '.join(task.text)}",
+            "method": str(cue_file.method["name"]),
+            "backbone": f"{cue_file.backbone.name} ({cue_file.backbone.kind})",
+        }
+        if task.labels:
+            facts["labels"] = _shorten(task.label_names)
+        for split, scores in self.scores.items():
+            facts[split] = f"{format_scores(scores)} ({count_rows(cue_file.num_rows(split))})"
+            for name, others in name_baselines(cue_file.baselines.get(split, {})).items():
+                main = {metric: others[metric] for metric in task.main_metrics if metric in others}
+                facts[split] += f"; {name}: {format_scores(main)}"
+        facts["parameters"] = ", ".join(trained) or "none"
+        return facts
 
     def examples(self, texts: Any, skip_bad_rows: bool = False) -> list[Example]:
         """Check the input of `predict` and turn it into examples.
@@ -278,6 +326,13 @@ def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[
         if not bool(torch.isfinite(value).all()):
             raise CueError(setting=where, got="NaN or infinity", expected="finite numbers", fix=TRY_AGAIN)
     return tensors
+
+
+def _shorten(labels: Sequence[str]) -> str:
+    """Labels in one line; of very many, the first ones and their number."""
+    if len(labels) <= MAX_LABELS_SHOWN:
+        return ", ".join(labels)
+    return f"{', '.join(labels[:MAX_LABELS_SHOWN])}, ... ({len(labels)} in all)"
 
 
 def _names_a_file(text: str) -> bool:
