@@ -28,7 +28,7 @@ from softcue.cue.score_table import name_baselines, score_table
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation, count_rows, format_scores, read_evaluation_set
+from softcue.evaluation import Evaluation, count_rows, format_score, read_evaluation_set
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
@@ -148,10 +148,13 @@ class Cue:
         if task.labels:
             facts["labels"] = _shorten(task.label_names)
         for split, scores in self.scores.items():
-            facts[split] = f"{format_scores(scores)} ({count_rows(cue_file.num_rows(split))})"
-            for name, others in name_baselines(cue_file.baselines.get(split, {})).items():
-                main = {metric: others[metric] for metric in task.main_metrics if metric in others}
-                facts[split] += f"; {name}: {format_scores(main)}"
+            baselines = name_baselines(cue_file.baselines.get(split, {}))
+            parts = []
+            for metric, value in scores.items():
+                part = f"{metric} {format_score(metric, value)}"
+                beside = [f"{name} {format_score(metric, others.get(metric))}" for name, others in baselines.items()]
+                parts.append(f"{part} ({', '.join(beside)})" if beside and metric in task.main_metrics else part)
+            facts[split] = f"{', '.join(parts)}; {count_rows(cue_file.num_rows(split))}"
         facts["parameters"] = ", ".join(trained) or "none"
         return facts
 

@@ -37,7 +37,7 @@ class TrainingCurve:
     def as_html(self) -> str:
         """Two charts as inline SVG, or a sentence if nothing was recorded."""
         loss = line_chart("training loss", self.losses, "step", ORANGE)
-        score = line_chart(f"validation {self.metric}", self.scores, "step", BLUE, self.best)
+        score = line_chart(f"validation {self.metric}", self.scores, "step", BLUE, self.best, min_span=10.0)
         return side_by_side([loss, score]) or f"<p>{NO_CURVE}</p>"
 
     def as_text(self, width: int = 40, bars: str = BARS) -> list[str]:
@@ -68,7 +68,7 @@ def read_training_curve(folder: Path | None, cue_file: CueFile) -> TrainingCurve
     """Read the curve of a cue's run. Files that are missing or damaged leave it empty; nothing is an error.
 
     Losses come from metrics.jsonl, which a copied cue may lack. Validation scores come from metrics.json, else from
-    metrics.jsonl. A run of several tasks has metrics.jsonl in the folder above its cues.
+    metrics.jsonl.
 
     Example:
         read_training_curve(Path("cues/tickets"), cue.cue_file).losses[-1]
@@ -77,7 +77,7 @@ def read_training_curve(folder: Path | None, cue_file: CueFile) -> TrainingCurve
     if folder is None:
         return TrainingCurve(metric, [], [])
     is_joint = "together_with" in cue_file.training
-    lines = _read_lines((folder.parent if is_joint else folder) / "metrics.jsonl")
+    lines = read_json_lines(step_log(folder, cue_file))
     losses = _points([line for line in lines if line.get("kind") == "step"], ("loss",))
     history = _read_history(folder / "metrics.json")
     if not history:
@@ -91,6 +91,15 @@ def read_training_curve(folder: Path | None, cue_file: CueFile) -> TrainingCurve
     return TrainingCurve(metric, losses, scores, best)
 
 
+def step_log(folder: Path, cue_file: CueFile) -> Path:
+    """The metrics.jsonl of a cue's run; a run of several tasks has it in the folder above its cues.
+
+    Example:
+        step_log(Path("cues/tickets"), cue.cue_file)     # cues/tickets/metrics.jsonl
+    """
+    return (folder.parent if "together_with" in cue_file.training else folder) / "metrics.jsonl"
+
+
 def _points(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[int, float]]:
     """Step and value of each entry; of several values, their mean."""
     points = []
@@ -101,7 +110,12 @@ def _points(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
     return points
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one per line; lines that are damaged, and missing files, are passed over.
+
+    Example:
+        read_json_lines(Path("cues/tickets/metrics.jsonl"))[0]["loss"]
+    """
     try:
         texts = path.read_text("utf-8").splitlines()
     except (OSError, ValueError):

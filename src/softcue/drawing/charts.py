@@ -18,10 +18,11 @@ MAX_CURVE_POINTS, MAX_SCATTER_POINTS, MAX_DOTS = 200, 1500, 40
 
 @dataclass(frozen=True)
 class _Axes:
-    """The ranges of a chart's two axes."""
+    """The ranges of a chart's two axes; on a logarithmic axis y holds powers of ten."""
 
     x: tuple[float, float]
     y: tuple[float, float]
+    is_log: bool = False
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """The position of a point in the picture."""
@@ -31,33 +32,45 @@ class _Axes:
 
 
 def line_chart(
-    title: str, points: Points, x_name: str, colour: str = BLUE, best: tuple[float, float] | None = None
+    title: str,
+    points: Points,
+    x_name: str,
+    colour: str = BLUE,
+    best: tuple[float, float] | None = None,
+    is_log: bool = False,
+    min_span: float = 0.0,
 ) -> str:
     """A curve; `best` is a point to mark. Of very long curves, neighbouring points are averaged.
+
+    With `is_log` the values are positive and their axis is logarithmic. The axis of values covers at least
+    `min_span`, so that small differences look small.
 
     Example:
         >>> line_chart("loss", [(1, 2.0), (2, 1.0)], "step").count("<polyline")
         1
     """
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if is_log:
+        finite = [(x, math.log10(y)) for x, y in finite if y > 0]
     if not finite:
         return ""
     drawn = group_means(finite, MAX_CURVE_POINTS)
     marked = [] if best is None else [best]
-    axes = _Axes(_range([x for x, _ in finite]), _range([y for _, y in [*drawn, *marked]]))
+    axes = _Axes(
+        _range([x for x, _ in finite]), _range([y for _, y in [*drawn, *marked]], min_span, margin=0.06), is_log
+    )
     places = [axes.place(x, y) for x, y in drawn]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>']
     if len(drawn) <= MAX_DOTS:
         parts += [
-            _dot(place, 3, colour, f"{x_name} {x:g}: {y:.4g}") for place, (x, y) in zip(places, drawn, strict=True)
+            _dot(place, 3, colour, f"{x_name} {x:g}: {10**y if is_log else y:.4g}")
+            for place, (x, y) in zip(places, drawn, strict=True)
         ]
     if best is not None:
         x, y = axes.place(*best)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="none" stroke="currentColor" stroke-width="1.5"/>')
-        below = y < TOP + 24
-        anchor = "end" if x > WIDTH * 0.6 else "start"
-        parts.append(_label(x, y + (20 if below else -11), f"best {best[1]:.4g} at {best[0]:g}", anchor))
+        title += f": best {best[1]:.4g} at {x_name} {best[0]:g}"
     return _svg(title, axes, x_name, "".join(parts))
 
 
@@ -119,7 +132,9 @@ def side_by_side(charts: Sequence[str]) -> str:
         >>> side_by_side([]), side_by_side(["<svg/>"]).count("<svg")
         ('', 1)
     """
-    boxes = "".join(f'<div style="flex: 1 1 300px; max-width: 480px">{chart}</div>' for chart in charts if chart)
+    boxes = "".join(
+        f'<div style="flex: 1 1 340px; min-width: 0; max-width: 460px">{chart}</div>' for chart in charts if chart
+    )
     return f'<div style="display: flex; flex-wrap: wrap; gap: 8px 24px">{boxes}</div>' if boxes else ""
 
 
@@ -133,7 +148,7 @@ def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             'stroke-opacity=".15"/>'
         )
-        parts.append(_label(LEFT - 6, y + 4, _number(value), "end"))
+        parts.append(_label(LEFT - 6, y + 4, f"{10**value:.2g}" if axes.is_log else _number(value), "end"))
     for value in _ticks(*axes.x):
         x, y = axes.place(value, axes.y[0])
         parts.append(_label(x, y + 16, _number(value), "middle"))
@@ -160,16 +175,17 @@ def _dot(place: tuple[float, float], radius: float, colour: str, title: str, opa
     )
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest value, apart from each other also if they are equal."""
+def _range(values: Sequence[float], min_span: float = 0.0, margin: float = 0.0) -> tuple[float, float]:
+    """The lowest and the highest value with a margin (a share of the span); apart from each other if they are equal."""
     low, high = min(values), max(values)
-    if low == high:
-        margin = abs(low) * 0.05 or 0.5
-        return low - margin, high + margin
-    return low, high
+    span = max(high - low, min_span)
+    if not span:
+        span = abs(low) * 0.1 or 1.0
+    missing = (span - (high - low)) / 2
+    return low - missing - margin * span, high + missing + margin * span
 
 
-def _ticks(low: float, high: float, count: int = 4) -> list[float]:
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers inside a range: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))

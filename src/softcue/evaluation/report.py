@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from statistics import fmean
 from typing import Any
 
@@ -118,6 +119,7 @@ class Evaluation:
                 f"{format_score('', scores.f1):>5}  {scores.support:>5}"
                 for label, scores in self.by_label.items()
             ]
+            lines += label_notes(self)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -215,9 +217,28 @@ def label_rows(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     return columns, lines
 
 
+def label_notes(evaluation: Evaluation) -> list[str]:
+    """A note if labels have few rows or spans.
+
+    Example:
+        >>> from softcue.tasks import Label
+        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")})
+        >>> label_notes(score(task, [Prediction("a")], [Example(("x",), "a")]))
+        ['a, b: fewer than 30 rows; with other rows their scores may be many points higher or lower']
+    """
+    few = [label for label, scores in evaluation.by_label.items() if scores.support < FEW_ROWS]
+    names = "all labels" if 2 < len(few) == len(evaluation.by_label) else ", ".join(few[:5])
+    if 5 < len(few) < len(evaluation.by_label):
+        names += f" and {len(few) - 5} more"
+    unit = evaluation.support_unit
+    note = f"{names}: fewer than {FEW_ROWS} {unit}; with other {unit} their scores may be many points higher or lower"
+    return [note] if few else []
+
+
 def label_table(evaluation: Evaluation) -> str:
-    """The table of labels as HTML."""
-    return html_table(*label_rows(evaluation))
+    """The table of labels as HTML, with a note on labels with few rows."""
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in label_notes(evaluation))
+    return html_table(*label_rows(evaluation)) + notes
 
 
 def confusion_table(confusion: ConfusionMatrix) -> str:
