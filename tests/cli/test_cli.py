@@ -419,8 +419,11 @@ def test_cues_of_one_name_are_refused(cues: Cues) -> None:
     check_error(ended, "cues", "teams, teams", "different folder names")
 
 
-def test_inspecting_a_cue_without_prompt_is_refused(cues: Cues) -> None:
-    check_error(run("inspect", cues["bare"]), "bare", "no-prompt")
+def test_inspecting_a_cue_without_prompt_shows_scores_and_curve(cues: Cues) -> None:
+    ended = run("inspect", cues["bare"])
+    assert (ended.code, ended.err) == (0, "")
+    assert "no-prompt has no prompt vectors" in ended.out
+    assert "training loss" in ended.out and "validation accuracy" in ended.out
 
 
 # --- a whole round ---
@@ -534,7 +537,8 @@ def test_evaluation_prints_a_table(cues: Cues) -> None:
 
 def test_scores_are_evaluated_and_predicted(cues: Cues, tmp_path: Path) -> None:
     printed = run("evaluate", cues["scores"], "--data", cues["rows.csv"], "--json").json
-    assert set(printed["scores"]) == {"pearson", "spearman", "pearson_spearman"}
+    assert set(printed["scores"]) == {"pearson", "spearman", "pearson_spearman", "r2", "mae", "rmse"}
+    assert set(printed["baselines"]) == {"mean_target"}
     answer = run("predict", cues["scores"], "--input", "-", "--json", stdin=b"refund please").json["rows"][0]
     assert set(answer) == {"message", "value"}
     assert isinstance(answer["value"], float)

@@ -141,7 +141,7 @@ def side_by_side(charts: Sequence[str]) -> str:
 def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
     """The picture: title, grid and axes around its content."""
     name = escape(title)
-    parts = [f'<text x="{LEFT}" y="17" font-size="13" font-weight="600" fill="currentColor">{name}</text>']
+    parts = [f'<text x="4" y="17" font-size="13" font-weight="600" fill="currentColor">{name}</text>']
     for value in _ticks(*axes.y):
         _, y = axes.place(axes.x[0], value)
         parts.append(

@@ -113,7 +113,9 @@ def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
     if evaluation.by_label:
         parts += ["<h3>Scores of each label</h3>", label_table(evaluation)]
     if evaluation.confusion is not None:
-        explained = "A line per true label, a column per predicted label. Darker cells hold more of their line's rows."
+        explained = (
+            "A line per true label, a column per predicted label. Stronger colours stand for more of the line's rows."
+        )
         parts += ["<h3>Confusion matrix</h3>", f'<p class="quiet">{explained}</p>']
         parts.append(confusion_table(evaluation.confusion))
     parts += _regression_parts(evaluation)
