@@ -162,7 +162,10 @@ def test_every_option_of_softcue_train_is_a_keyword_and_the_other_way_round() ->
 def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
     # `rows` is `num_rows` in Python; the backbone is an argument of softcue.load
     other = {"cues", "backbone", "by_vote", "by_mean", "as_json"}
-    assert option_names(evaluate.evaluate) - other - {"rows"} == option_names(Cue.evaluate) - {"self", "num_rows"}
+    assert option_names(evaluate.evaluate) - other - {"rows", "output"} == option_names(Cue.evaluate) - {
+        "self",
+        "num_rows",
+    }
     assert option_names(predict.predict) - other - {"source", "output"} == option_names(Cue.predict) - {"self", "texts"}
 
 

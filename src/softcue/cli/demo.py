@@ -77,7 +77,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
         "no training": baseline_scores["zero_shot"],
         "linear probe": fmean(probe_scores),
         "trained numbers": cue.counts.gradient + cue.counts.head,
-        "cue KB": round((cue.path / "cue.safetensors").stat().st_size / 1024, 1),
+        "cue KB": round((output_dir / name / "cue.safetensors").stat().st_size / 1024, 1),
         "seconds": round(seconds, 1),
     }
     if num_seeds > 1:

@@ -24,7 +24,7 @@ def evaluate(
     by_vote: Annotated[bool, typer.Option("--vote", help="Score a vote of the cues, and each cue.")] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="Score their mean probabilities, and each cue.")] = False,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
-    use_baselines: Annotated[
+    baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Score the majority class and zero-shot too.")
     ] = True,
     output: Annotated[
@@ -40,7 +40,7 @@ def evaluate(
     from softcue.cue.cue_file import read_cue_file
     from softcue.cue.score_table import baseline_notes
     from softcue.errors import ConfigurationError
-    from softcue.evaluation import BASELINES, baselines, read_evaluation_set
+    from softcue.evaluation import read_evaluation_set
     from softcue.inference import predict
     from softcue.inspection import CheckedRows, check_suffix, write_evaluation
 
@@ -67,28 +67,21 @@ def evaluate(
     ensemble = None if join is None else "vote" if by_vote else "mean"
     if join is not None and ensemble is not None:
         predictions[ensemble] = [join(predicted.predictions[row::num_rows]) for row in range(num_rows)]
-    evaluations = {name: evaluation_set.score(predictions[name]) for name in predictions}
-    baseline_evaluations = {}
-    if use_baselines:
-        constant = loaded[0].cue_file.constant_prediction
-        for name, guesses in baselines(loaded[0].backbone, cue_task, constant, evaluation_set.examples).items():
-            baseline_evaluations[name] = evaluation_set.score(guesses)
-    facts = _facts(evaluation_set.name, evaluations, ensemble, predicted.num_truncated)
-    facts["baselines"] = {name: evaluation.scores for name, evaluation in baseline_evaluations.items()}
+    guesses = loaded[0].baseline_predictions(evaluation_set) if baselines else {}
     best = ensemble or str(cues[0])
-    named_baselines = {BASELINES[name]: evaluation for name, evaluation in baseline_evaluations.items()}
+    evaluations = {
+        name: evaluation_set.score(predictions[name], baselines=guesses if name == best else None)
+        for name in predictions
+    }
+    facts = _facts(evaluation_set.name, evaluations, ensemble, predicted.num_truncated)
     if output is not None:
-        checked = CheckedRows(
-            evaluation_set.name, evaluations[best], named_baselines, evaluation_set.wrong_rows(predictions[best])
-        )
+        checked = CheckedRows(evaluation_set.name, evaluations[best], evaluation_set.wrong_rows(predictions[best]))
         write_evaluation(output, best, checked, facts)
     if as_json:
         print_json(facts)
         return
     title = f"{best} on {evaluation_set.name}" if ensemble is None else f"{len(cues)} cues on {evaluation_set.name}"
-    print_evaluations(title, {**evaluations, **named_baselines})
-    for note in baseline_notes(loaded[0].backbone.kind, cue_task) if use_baselines else ():
-        typer.echo(note)
+    print_evaluations(title, evaluations, baseline_notes(loaded[0].backbone.kind, cue_task) if baselines else ())
     print_labels(f"{best}: scores of each label", evaluations[best])
     _warn(evaluations)
     if predicted.num_truncated:
@@ -106,8 +99,16 @@ def _facts(data: str, evaluations: dict[str, Evaluation], ensemble: str | None, 
         return {"cue": cue, "data": data, **evaluation, "truncated": num_truncated}
     for evaluation in values.values():
         del evaluation["truncated"]  # texts are counted over all cues
+    guesses = {name: evaluation.pop("baselines") for name, evaluation in values.items()}
     joined = values.pop(ensemble)
-    return {"data": data, "rows": num_rows, ensemble: joined, "truncated": num_truncated, "cues": values}
+    return {
+        "data": data,
+        "rows": num_rows,
+        ensemble: joined,
+        "truncated": num_truncated,
+        "cues": values,
+        "baselines": guesses[ensemble],
+    }
 
 
 def _warn(evaluations: dict[str, Evaluation]) -> None:

@@ -57,7 +57,7 @@ def inspect(
     print_scores(loaded)
     print_curve(loaded)
     if checked is not None:
-        _print_checked(cue, checked)
+        _print_checked(loaded, checked)
     if words is not None:
         _print_words(cue, words, top)
     else:
@@ -97,13 +97,15 @@ def _write_page(
         write_atomically(folder / "index.html", page.encode())
 
 
-def _print_checked(cue: Path, checked: CheckedRows) -> None:
+def _print_checked(cue: Cue, checked: CheckedRows) -> None:
     """Print scores on the given rows, scores of each label, residuals and wrong rows."""
     from softcue.cli.output import print_table
     from softcue.cli.scores import print_evaluations, print_labels
+    from softcue.cue.score_table import baseline_notes
     from softcue.inspection.checked_rows import Residuals
 
-    print_evaluations(f"{cue} on {checked.name}", {str(cue): checked.evaluation, **checked.baselines})
+    evaluations = {str(cue.path): checked.evaluation}
+    print_evaluations(f"{cue.path} on {checked.name}", evaluations, baseline_notes(cue.backbone.kind, cue.task))
     print_labels("scores of each label", checked.evaluation)
     residuals = Residuals.of(checked.evaluation)
     if residuals is not None:

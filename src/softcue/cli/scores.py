@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -34,23 +34,16 @@ def score_facts(cue: Cue) -> dict[str, Any]:
     return {"scores": cue_file.scores, "rows": rows, "baselines": cue_file.baselines}
 
 
-def print_evaluations(title: str, evaluations: Mapping[str, Evaluation]) -> None:
-    """Print a line of scores for each evaluation, by the name of what was evaluated."""
+def print_evaluations(title: str, evaluations: Mapping[str, Evaluation], notes: Sequence[str] = ()) -> None:
+    """Print a line of scores for each evaluation, by name, and for the baselines of the last one; then the notes."""
     from softcue.cli.output import print_table
     from softcue.cue.score_table import few_rows_notes
-    from softcue.evaluation import count_rows, format_score
+    from softcue.evaluation.report import compare_rows
 
-    metrics = list(next(iter(evaluations.values())).scores)
-    rows = [
-        [
-            name,
-            count_rows(evaluation.num_rows, unit=""),
-            *(format_score(metric, evaluation.scores.get(metric)) for metric in metrics),
-        ]
-        for name, evaluation in evaluations.items()
-    ]
-    print_table(title, ["predictions of", "rows", *metrics], rows, numbers_from=1)
-    for note in few_rows_notes({name: evaluation.num_rows for name, evaluation in evaluations.items()}):
+    last = list(evaluations.values())[-1]
+    columns, rows = compare_rows({name: evaluation.scores for name, evaluation in evaluations.items()}, last)
+    print_table(title, columns, rows, numbers_from=1)
+    for note in [*few_rows_notes([last.num_rows]), *notes]:
         typer.echo(note)
 
 

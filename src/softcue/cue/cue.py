@@ -24,11 +24,12 @@ from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbo
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
-from softcue.cue.score_table import name_baselines, score_table
+from softcue.cue.score_table import score_table
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation, count_rows, format_score, read_evaluation_set
+from softcue.evaluation import Evaluation, EvaluationSet, count_rows, format_scores, read_evaluation_set
+from softcue.evaluation import baselines as predict_baselines
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
@@ -107,19 +108,40 @@ class Cue:
         split: str = "",
         num_rows: int = 0,
         skip_bad_rows: bool = False,
+        baselines: bool = True,
     ) -> Evaluation:
         """Score rows with known targets: a file, a DataFrame, a list of dictionaries, or another task's rows.
 
         Without `data`, the task's own rows are read; `split` names train, validation or test. `num_rows` scores a
-        sample of that many rows. `skip_bad_rows` leaves out rows that cannot be read.
+        sample of that many rows. `skip_bad_rows` leaves out rows that cannot be read. The majority class and the
+        zero-shot backbone are scored on the same rows; `baselines=False` saves their time.
 
         Example:
             cue.evaluate("held-out.csv").main
             cue.evaluate("../data", task="mrpc").scores     # out of domain: a folder with MRPC's published files
         """
         rows = read_evaluation_set(self.task, data, task, split, num_rows, skip_bad_rows)
+        return self.evaluate_set(rows, batch_size, baselines=baselines)[0]
+
+    def evaluate_set(
+        self, rows: EvaluationSet, batch_size: int = 64, *, baselines: bool = True
+    ) -> tuple[Evaluation, list[Prediction]]:
+        """Score rows that are already read; returns the predictions too.
+
+        Example:
+            evaluation, predictions = cue.evaluate_set(read_evaluation_set(cue.task, "held-out.csv"))
+        """
         predicted = predict(self.backbone, [(self.model, example) for example in rows.examples], batch_size)
-        return rows.score(predicted.predictions, predicted.num_truncated)
+        guesses = self.baseline_predictions(rows) if baselines else {}
+        return rows.score(predicted.predictions, predicted.num_truncated, guesses), predicted.predictions
+
+    def baseline_predictions(self, rows: EvaluationSet) -> dict[str, list[Prediction]]:
+        """Predictions of the baselines that the task has: `majority_class` or `mean_target`, and `zero_shot`.
+
+        Example:
+            cue.baseline_predictions(read_evaluation_set(cue.task, "held-out.csv"))["zero_shot"][0].label
+        """
+        return predict_baselines(self.backbone, self.task, self.cue_file.constant_prediction, rows.examples)
 
     def __repr__(self) -> str:
         """Task, method, backbone, labels, scores with row counts, and parameters."""
@@ -148,13 +170,8 @@ class Cue:
         if task.labels:
             facts["labels"] = _shorten(task.label_names)
         for split, scores in self.scores.items():
-            baselines = name_baselines(cue_file.baselines.get(split, {}))
-            parts = []
-            for metric, value in scores.items():
-                part = f"{metric} {format_score(metric, value)}"
-                beside = [f"{name} {format_score(metric, others.get(metric))}" for name, others in baselines.items()]
-                parts.append(f"{part} ({', '.join(beside)})" if beside and metric in task.main_metrics else part)
-            facts[split] = f"{', '.join(parts)}; {count_rows(cue_file.num_rows(split))}"
+            text = format_scores(scores, cue_file.baselines.get(split), task.main_metrics)
+            facts[split] = f"{text}; {count_rows(cue_file.num_rows(split))}"
         facts["parameters"] = ", ".join(trained) or "none"
         return facts
 

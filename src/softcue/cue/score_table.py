@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from softcue.cue.cue_file import CueFile
-from softcue.evaluation import BASELINES, FEW_ROWS, count_rows, format_score, why_no_zero_shot
+from softcue.evaluation import FEW_ROWS, count_rows, format_score, name_baselines, why_no_zero_shot
 from softcue.tasks import Task
 
 
@@ -40,7 +40,7 @@ def score_table(cue_file: CueFile) -> ScoreTable:
         for split, by_name in predictors.items()
         for name, scores in by_name.items()
     ]
-    notes = few_rows_notes({split: cue_file.num_rows(split) for split in cue_file.scores})
+    notes = few_rows_notes(cue_file.num_rows(split) for split in cue_file.scores)
     if "constant_prediction" in cue_file.training:
         notes += baseline_notes(cue_file.backbone.kind, cue_file.task)
     elif cue_file.scores:
@@ -48,24 +48,14 @@ def score_table(cue_file: CueFile) -> ScoreTable:
     return ScoreTable(["split", "rows", "predictions of", *metrics], rows, notes)
 
 
-def name_baselines(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-    """Scores of baselines by the names that people read.
+def few_rows_notes(num_rows: Iterable[int | None]) -> list[str]:
+    """A note if one of these numbers of rows is small.
 
     Example:
-        >>> name_baselines({"zero_shot": {"accuracy": 50.0}})
-        {'zero-shot': {'accuracy': 50.0}}
-    """
-    return {BASELINES.get(key, key): values for key, values in scores.items()}
-
-
-def few_rows_notes(num_rows: Mapping[str, int | None]) -> list[str]:
-    """A note for scores on few rows, by split.
-
-    Example:
-        >>> few_rows_notes({"validation": 12, "test": 500})
+        >>> few_rows_notes([12, 500])
         ['(few): fewer than 30 rows; with other rows the score may be many points higher or lower']
     """
-    has_few = any(count is not None and count < FEW_ROWS for count in num_rows.values())
+    has_few = any(count is not None and count < FEW_ROWS for count in num_rows)
     note = f"(few): fewer than {FEW_ROWS} rows; with other rows the score may be many points higher or lower"
     return [note] if has_few else []
 

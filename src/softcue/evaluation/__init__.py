@@ -1,7 +1,6 @@
 """Metrics as pure functions, scores of predictions, ensembles and baselines."""
 
 from softcue.evaluation.baselines import (
-    BASELINES,
     baselines,
     constant_prediction,
     linear_probe,
@@ -11,7 +10,16 @@ from softcue.evaluation.baselines import (
 from softcue.evaluation.ensemble import check_one_task, mean, vote, votes
 from softcue.evaluation.evaluation_set import EvaluationSet, LabelMapping, match_labels, read_evaluation_set
 from softcue.evaluation.label_scores import ConfusionMatrix, LabelScores
-from softcue.evaluation.report import FEW_ROWS, Evaluation, count_rows, evaluate, format_scores, score
+from softcue.evaluation.report import (
+    BASELINES,
+    FEW_ROWS,
+    Evaluation,
+    count_rows,
+    evaluate,
+    format_scores,
+    name_baselines,
+    score,
+)
 from softcue.evaluation.scoring import check_metric, format_score
 from softcue.evaluation.wrong_rows import WrongRow, wrong_rows
 
@@ -35,6 +43,7 @@ __all__ = [
     "linear_probe",
     "match_labels",
     "mean",
+    "name_baselines",
     "read_evaluation_set",
     "score",
     "vote",

@@ -20,7 +20,6 @@ from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
 from softcue.types import Example, Prediction
 
-BASELINES = {"majority_class": "majority class", "mean_target": "mean target", "zero_shot": "zero-shot"}  # key -> name
 MAX_RANKED_LABELS = 32  # a backbone that writes text reads each label of each row: more labels take too long
 
 

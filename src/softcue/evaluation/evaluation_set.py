@@ -54,9 +54,16 @@ class EvaluationSet:
     examples: list[Example]
     labels: LabelMapping
 
-    def score(self, predictions: Sequence[Prediction], num_truncated: int = 0) -> Evaluation:
-        """Score a cue's predictions for all rows."""
-        return self.labels.score(predictions, self.examples, num_truncated)
+    def score(
+        self,
+        predictions: Sequence[Prediction],
+        num_truncated: int = 0,
+        baselines: Mapping[str, Sequence[Prediction]] | None = None,
+    ) -> Evaluation:
+        """Score a cue's predictions for all rows, and those of baselines, by name."""
+        evaluation = self.labels.score(predictions, self.examples, num_truncated)
+        others = {name: self.labels.score(guesses, self.examples).scores for name, guesses in (baselines or {}).items()}
+        return replace(evaluation, baselines=others)
 
     def wrong_rows(self, predictions: Sequence[Prediction], limit: int = 10) -> list[WrongRow]:
         """The rows a cue gets wrong, the most confident prediction first."""

@@ -25,6 +25,8 @@ from softcue.inference.predict import predict
 from softcue.tasks import Task
 from softcue.types import Example, Prediction
 
+# key of a baseline -> its name for people
+BASELINES = {"majority_class": "majority class", "mean_target": "mean target", "zero_shot": "zero-shot"}
 FEW_ROWS = 30  # with fewer rows, one row changes a score by more than three points
 
 
@@ -46,6 +48,8 @@ class Evaluation:
     predicted_labels: dict[str, int]
     num_true_labels: int = 0
     rows: ScoredRows | None = field(default=None, compare=False)  # what the scores were computed from
+    # Scores of baselines on the same rows, by the keys of BASELINES; empty if they were not computed.
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
 
     @property
     def has_collapsed(self) -> bool:
@@ -103,11 +107,14 @@ class Evaluation:
             "predicted_labels": self.predicted_labels,
             "by_label": {label: scores.as_dict() for label, scores in self.by_label.items()},
             "confusion": None if self.confusion is None else self.confusion.as_dict(),
+            "baselines": self.baselines,
         }
 
     def __repr__(self) -> str:
         illegal = f", {self.num_illegal} illegal" if self.num_illegal else ""
-        return f"Evaluation({format_scores(self.scores)}; {count_rows(self.num_rows)}{illegal})"
+        main_metrics = self.rows.task.main_metrics if self.rows else tuple(self.scores)
+        scores = format_scores(self.scores, self.baselines, main_metrics)
+        return f"Evaluation({scores}; {count_rows(self.num_rows)}{illegal})"
 
     def __str__(self) -> str:
         lines = [repr(self)]
@@ -124,8 +131,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """Tables for a notebook: scores, scores of each label, confusion matrix."""
-        cells = [format_score(metric, value) for metric, value in self.scores.items()]
-        parts = [html_table(["rows", *self.scores], [[count_rows(self.num_rows, unit=""), *cells]])]
+        parts = [html_table(*compare_rows({"this cue": self.scores}, self))]
         if self.by_label:
             parts.append(label_table(self))
         if self.confusion is not None:
@@ -188,14 +194,51 @@ def count_rows(num_rows: int | None, unit: str = "row") -> str:
     return text + (f": fewer than {FEW_ROWS}" if unit else " (few)")
 
 
-def format_scores(scores: Mapping[str, float]) -> str:
-    """Scores in one line.
+def format_scores(
+    scores: Mapping[str, float],
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
+    main_metrics: Sequence[str] = (),
+) -> str:
+    """Scores in one line; those of the main metrics with the baselines behind them.
 
     Example:
-        >>> format_scores({"accuracy": 84.127, "macro_f1": 80.0})
-        'accuracy 84.1, macro_f1 80.0'
+        >>> format_scores({"accuracy": 84.127, "macro_f1": 80.0}, {"zero_shot": {"accuracy": 50.0}}, ["accuracy"])
+        'accuracy 84.1 (zero-shot 50.0), macro_f1 80.0'
     """
-    return ", ".join(f"{metric} {format_score(metric, value)}" for metric, value in scores.items())
+    named = name_baselines(baselines or {})
+    parts = []
+    for metric, value in scores.items():
+        beside = [f"{name} {format_score(metric, others.get(metric))}" for name, others in named.items()]
+        behind = f" ({', '.join(beside)})" if beside and metric in main_metrics else ""
+        parts.append(f"{metric} {format_score(metric, value)}{behind}")
+    return ", ".join(parts)
+
+
+def name_baselines(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+    """Scores of baselines by the names that people read.
+
+    Example:
+        >>> name_baselines({"zero_shot": {"accuracy": 50.0}})
+        {'zero-shot': {'accuracy': 50.0}}
+    """
+    return {BASELINES.get(key, key): values for key, values in scores.items()}
+
+
+def compare_rows(
+    scores: Mapping[str, Mapping[str, float]], evaluation: Evaluation
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and lines of a table of scores by predictor, with the baselines of an evaluation of the same rows.
+
+    Example:
+        columns, lines = compare_rows({"this cue": evaluation.scores}, evaluation)
+    """
+    metrics = list(evaluation.scores)
+    count = count_rows(evaluation.num_rows, unit="")
+    lines = [
+        [name, count, *(format_score(metric, values.get(metric)) for metric in metrics)]
+        for name, values in {**scores, **name_baselines(evaluation.baselines)}.items()
+    ]
+    return ["predictions of", "rows", *metrics], lines
 
 
 def label_rows(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
-from softcue.evaluation import BASELINES, Evaluation, WrongRow, baselines, read_evaluation_set
+from softcue.evaluation import Evaluation, WrongRow, read_evaluation_set
 from softcue.evaluation.report import label_rows
 from softcue.files import convert_write_errors, write_atomically
-from softcue.inference import predict
 from softcue.tasks import Source
 
 # suffix of an output file -> the kinds of task it can be written for; empty: all
@@ -34,7 +33,6 @@ class CheckedRows:
 
     name: str  # of the rows
     evaluation: Evaluation
-    baselines: dict[str, Evaluation]  # by the names that people read
     wrong: list[WrongRow]
 
     def as_dict(self) -> dict[str, Any]:
@@ -42,7 +40,6 @@ class CheckedRows:
         return {
             "data": self.name,
             **self.evaluation.as_dict(),
-            "baselines": {name: evaluation.scores for name, evaluation in self.baselines.items()},
             "wrong_rows": [row.as_dict() for row in self.wrong],
         }
 
@@ -54,14 +51,8 @@ def check_rows(cue: Cue, data: Source, num_wrong: int = 10, batch_size: int = 64
         check_rows(softcue.load("cues/tickets"), "held-out.csv").wrong[0].texts
     """
     rows = read_evaluation_set(cue.task, data)
-    predicted = predict(cue.backbone, [(cue.model, example) for example in rows.examples], batch_size)
-    guesses = baselines(cue.backbone, cue.task, cue.cue_file.constant_prediction, rows.examples)
-    return CheckedRows(
-        rows.name,
-        rows.score(predicted.predictions, predicted.num_truncated),
-        {BASELINES[name]: rows.score(predictions) for name, predictions in guesses.items()},
-        rows.wrong_rows(predicted.predictions, num_wrong),
-    )
+    evaluation, predictions = cue.evaluate_set(rows, batch_size)
+    return CheckedRows(rows.name, evaluation, rows.wrong_rows(predictions, num_wrong))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from softcue.cue.cue import Cue
 from softcue.cue.score_table import few_rows_notes, score_table
 from softcue.cue.training_curve import step_log
 from softcue.drawing import histogram, html_table, scatter_chart, side_by_side
-from softcue.evaluation import Evaluation, WrongRow, count_rows, format_score
-from softcue.evaluation.report import confusion_table, label_table
+from softcue.evaluation import Evaluation, WrongRow
+from softcue.evaluation.report import compare_rows, confusion_table, label_table
 from softcue.inspection.checked_rows import CheckedRows, Residuals
 from softcue.inspection.codebook_curves import codebook_curves
 from softcue.inspection.codes import CodesByLabel
@@ -91,23 +91,14 @@ def evaluation_page(title: str, checked: CheckedRows) -> str:
 
 def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
     evaluation = checked.evaluation
-    metrics = list(evaluation.scores)
-    lines = [
-        [
-            predictor,
-            count_rows(scored.num_rows, unit=""),
-            *(format_score(metric, scored.scores.get(metric)) for metric in metrics),
-        ]
-        for predictor, scored in {name: evaluation, **checked.baselines}.items()
-    ]
-    notes = few_rows_notes({name: evaluation.num_rows})
+    notes = few_rows_notes([evaluation.num_rows])
     if evaluation.num_illegal:
         notes.append(f"{evaluation.num_illegal:,} predictions are not allowed by the task and count as wrong")
     if evaluation.has_collapsed:
         notes.append("every row got the same label: this cue has learned nothing")
     parts = [
         f"<h2>On {escape(checked.name)}</h2>",
-        html_table(["predictions of", "rows", *metrics], lines),
+        html_table(*compare_rows({name: evaluation.scores}, evaluation)),
         *_notes(notes),
     ]
     if evaluation.by_label:
