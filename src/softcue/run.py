@@ -208,15 +208,15 @@ class Run:
         """The trained model of one task with the content of its cue.json."""
         config, backbone, task = self.config, self.backbone, splits.task
         scores = {"validation": evaluation.scores}
+        batch_size = config.training.evaluation_batch_size
         if splits.test:
-            batch_size = config.training.evaluation_batch_size
             scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
         scored = {"validation": splits.validation, "test": splits.test}
         constant = constant_prediction(task, splits.train)
         baseline_scores = {
             split: {
                 name: score(task, predictions, scored[split]).scores
-                for name, predictions in baselines(backbone, task, constant, scored[split]).items()
+                for name, predictions in baselines(backbone, task, constant, scored[split], batch_size).items()
             }
             for split in scores
         }

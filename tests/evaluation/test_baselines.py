@@ -81,3 +81,17 @@ def test_a_run_records_rows_and_baselines_of_every_scored_split(tmp_path: Path, 
     assert cue.cue_file.constant_prediction == "a"
     loaded = softcue.load(tmp_path / "cue", tiny(family))
     assert loaded.cue_file.baselines == cue.cue_file.baselines
+
+
+def test_a_zero_shot_pass_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("softcue.evaluation.baselines.zero_shot_predictions", fail)
+    few = {"training.steps": 1, "method.prompt_length": 2}
+    with pytest.warns(UserWarning, match="no zero-shot score: out of memory"):
+        cue = softcue.train(
+            tmp_path / "cue", backbone=tiny("bert"), train=ROWS, validation=ROWS, overrides=few, progress=False
+        )
+    assert set(cue.cue_file.baselines["validation"]) == {"majority_class"}
+    assert (tmp_path / "cue" / "cue.json").is_file()

@@ -67,7 +67,7 @@ def evaluate(
     ensemble = None if join is None else "vote" if by_vote else "mean"
     if join is not None and ensemble is not None:
         predictions[ensemble] = [join(predicted.predictions[row::num_rows]) for row in range(num_rows)]
-    guesses = loaded[0].baseline_predictions(evaluation_set) if baselines else {}
+    guesses = loaded[0].baseline_predictions(evaluation_set, batch_size) if baselines else {}
     best = ensemble or str(cues[0])
     evaluations = {
         name: evaluation_set.score(predictions[name], baselines=guesses if name == best else None)

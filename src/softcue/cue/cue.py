@@ -132,16 +132,16 @@ class Cue:
             evaluation, predictions = cue.evaluate_set(read_evaluation_set(cue.task, "held-out.csv"))
         """
         predicted = predict(self.backbone, [(self.model, example) for example in rows.examples], batch_size)
-        guesses = self.baseline_predictions(rows) if baselines else {}
+        guesses = self.baseline_predictions(rows, batch_size) if baselines else {}
         return rows.score(predicted.predictions, predicted.num_truncated, guesses), predicted.predictions
 
-    def baseline_predictions(self, rows: EvaluationSet) -> dict[str, list[Prediction]]:
+    def baseline_predictions(self, rows: EvaluationSet, batch_size: int = 64) -> dict[str, list[Prediction]]:
         """Predictions of the baselines that the task has: `majority_class` or `mean_target`, and `zero_shot`.
 
         Example:
             cue.baseline_predictions(read_evaluation_set(cue.task, "held-out.csv"))["zero_shot"][0].label
         """
-        return predict_baselines(self.backbone, self.task, self.cue_file.constant_prediction, rows.examples)
+        return predict_baselines(self.backbone, self.task, self.cue_file.constant_prediction, rows.examples, batch_size)
 
     def __repr__(self) -> str:
         """Task, method, backbone, labels, scores with row counts, and parameters."""

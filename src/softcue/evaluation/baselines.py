@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
@@ -11,7 +12,7 @@ from typing import Literal
 import torch
 
 from softcue.backbones import Backbone
-from softcue.errors import ConfigurationError
+from softcue.errors import ConfigurationError, SoftcueError
 from softcue.evaluation.report import Evaluation, evaluate, score
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
@@ -24,7 +25,11 @@ MAX_RANKED_LABELS = 32  # a backbone that writes text reads each label of each r
 
 
 def baselines(
-    backbone: Backbone, task: Task, constant: str | float | None, examples: Sequence[Example]
+    backbone: Backbone,
+    task: Task,
+    constant: str | float | None,
+    examples: Sequence[Example],
+    batch_size: int = 64,
 ) -> dict[str, list[Prediction]]:
     """Predictions to compare a cue's with, by the keys of `BASELINES`; those that the task does not have are left out.
 
@@ -34,7 +39,8 @@ def baselines(
       there, and other backbones would write text without an end, many times as long as a trained cue. For the same
       reason left out on backbones that write text if a task has more than 32 labels or asks for a referent.
 
-    They change no random state.
+    They change no random state. A zero-shot pass that fails, for example for lack of memory, is left out with a
+    warning: a finished run keeps its cue.
 
     Example:
         baselines(backbone, task, constant_prediction(task, splits.train), splits.test)["zero_shot"][0].label
@@ -45,7 +51,10 @@ def baselines(
     elif constant is not None and task.kind == "regression":
         predictions["mean_target"] = [Prediction(None, value=float(constant))] * len(examples)
     if task.labels and not why_no_zero_shot(backbone.kind, task):
-        predictions["zero_shot"] = zero_shot_predictions(backbone, task, examples)
+        try:
+            predictions["zero_shot"] = zero_shot_predictions(backbone, task, examples, batch_size)
+        except (SoftcueError, torch.OutOfMemoryError) as error:
+            warnings.warn(f"no zero-shot score: {error}", stacklevel=2)
     return predictions
 
 
@@ -78,7 +87,9 @@ def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Ev
     return score(task, zero_shot_predictions(backbone, task, examples), examples)
 
 
-def zero_shot_predictions(backbone: Backbone, task: Task, examples: Sequence[Example]) -> list[Prediction]:
+def zero_shot_predictions(
+    backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64
+) -> list[Prediction]:
     """Predict with the backbone as it is.
 
     Example:
@@ -96,13 +107,13 @@ def zero_shot_predictions(backbone: Backbone, task: Task, examples: Sequence[Exa
         return [Prediction(task.label_names[0])] * len(examples)
     if backbone.kind == "encoder":
         pooling = SentenceVector("backbone", backbone.default_pooling)
-        texts = sentence_vectors_of(pooling, backbone, task, examples)  # [N D]
+        texts = sentence_vectors_of(pooling, backbone, task, examples, batch_size=batch_size)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
         labels = sentence_vectors_of(pooling, backbone, task, described)  # [C D]
         cosines = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
         return [Prediction(task.label_names[index]) for index in cosines.argmax(dim=1).tolist()]
     model = _baseline("no-prompt", "auto", backbone, task).to(backbone.device).eval()
-    return predict(backbone, [(model, example) for example in examples]).predictions
+    return predict(backbone, [(model, example) for example in examples], batch_size).predictions
 
 
 def why_no_zero_shot(backbone_kind: str, task: Task) -> str:
