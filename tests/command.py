@@ -16,6 +16,9 @@ from softcue.cli.app import main
 
 # what `evaluate --json` tells of one cue
 EVALUATED = {
+    "baselines",
+    "by_label",
+    "confusion",
     "cue",
     "data",
     "rows",

@@ -194,11 +194,12 @@ def test_editors_and_type_checkers_see_every_argument_of_train() -> None:
 
 def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
     # `rows` is `num_rows` in Python; the backbone is an argument of softcue.load
-    other = {"cues", "backbone", "by_vote", "by_mean", "as_json", "columns"}
+    other = {"cues", "backbone", "by_vote", "by_mean", "as_json", "columns", "output"}
     assert option_names(evaluate.evaluate) - other - {"rows"} == option_names(Cue.evaluate) - {"self", "num_rows"}
-    assert option_names(predict.predict) - other - {"words", "source", "output", "with_scores"} == option_names(
-        Cue.predict
-    ) - {"self", "texts"}
+    assert option_names(predict.predict) - other - {"words", "source", "with_scores"} == option_names(Cue.predict) - {
+        "self",
+        "texts",
+    }
 
 
 def test_errors_name_python_arguments_in_python_and_options_on_the_command_line(

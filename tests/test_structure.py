@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 # Data flows from left to right; a package imports only from itself and from those before it.
 FLOW = [
-    *("errors", "types", "files", "randomness", "phm", "listing", "machine"),
+    *("errors", "types", "files", "randomness", "phm", "drawing", "listing", "machine"),
     *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
     *(
         "inference",

@@ -119,7 +119,7 @@ class TransferRuns:
                 "training.evaluate_every=100",
                 "task.train_rows=6400",
             )
-            return cue.evaluate(str(self.data), task=task, num_rows=1000).scores
+            return cue.evaluate(str(self.data), task=task, num_rows=1000, baselines=False).scores
 
         return TransferRun(self.output / f"learned-{task}-{method}", train_and_score)
 
@@ -201,7 +201,7 @@ class TransferRuns:
         )
 
     def score(self, cue: softcue.Cue, task: str) -> float:
-        return cue.evaluate(str(self.data), task=task, num_rows=TEST_ROWS.get(task, 200)).main
+        return cue.evaluate(str(self.data), task=task, num_rows=TEST_ROWS.get(task, 200), baselines=False).main
 
     def task_file(self, folder: Path, task: str) -> Path:
         """Write a task file with the training file only, so that validation rows are held out of it."""

@@ -19,7 +19,7 @@ from softcue.configuration import RunConfig, Settings, read_settings, resolve
 from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, package_versions
 from softcue.errors import ConfigurationError, RunError
-from softcue.evaluation import Evaluation, check_metric, evaluate
+from softcue.evaluation import Evaluation, baselines, check_metric, constant_prediction, evaluate, score
 from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
@@ -255,17 +255,27 @@ class Run:
 
     def _make_cue(self, model: TaskModel, splits: Splits, evaluation: Evaluation, result: TrainingResult) -> Cue:
         """The trained model of one task with the content of its cue.json."""
-        config, backbone = self.config, self.backbone
+        config, backbone, task = self.config, self.backbone, splits.task
         scores = {"validation": evaluation.scores}
+        batch_size = config.training.evaluation_batch_size
         if splits.test:
-            batch_size = config.training.evaluation_batch_size
             scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
+        scored = {"validation": splits.validation, "test": splits.test}
+        constant = constant_prediction(task, splits.train)
+        baseline_scores = {
+            split: {
+                name: score(task, predictions, scored[split]).scores
+                for name, predictions in baselines(backbone, task, constant, scored[split], batch_size).items()
+            }
+            for split in scores
+        }
         training = {
             **config.training.model_dump(mode="json"),
             "steps_done": result.state.step,
             "best_step": result.state.best_step,
             "train_rows": len(splits.train),
             "validation_rows": len(splits.validation),
+            "constant_prediction": constant,
             "run": self.checkpoints.run,
         }
         if config.mixture.tasks:
@@ -284,6 +294,8 @@ class Run:
             ),
             training=training,
             scores=scores,
+            rows=_count_rows(splits),
+            baselines=baseline_scores,
             counts=asdict(model.counts()),
             versions=package_versions(),
             tensors_sha256="",
@@ -317,6 +329,10 @@ def _absolute_name(backbone: Backbone) -> str:
     return str(backbone.folder.resolve()) if is_folder and backbone.folder else backbone.name
 
 
+def _count_rows(splits: Splits) -> dict[str, int]:
+    return {"train": len(splits.train), "validation": len(splits.validation), "test": len(splits.test)}
+
+
 def _metrics(cue: Cue, splits: Splits, result: TrainingResult) -> dict[str, Any]:
     """The content of metrics.json."""
     return {
@@ -328,6 +344,7 @@ def _metrics(cue: Cue, splits: Splits, result: TrainingResult) -> dict[str, Any]
         "seconds": round(result.seconds, 1),
         "peak_megabytes": round(result.peak_megabytes, 1),
         "truncated_training_texts": result.num_truncated,
-        "rows": {"train": len(splits.train), "validation": len(splits.validation), "test": len(splits.test)},
+        "rows": _count_rows(splits),
+        "baselines": cue.cue_file.baselines,
         "warnings": result.warnings,
     }

@@ -434,8 +434,11 @@ def test_cues_of_one_name_are_refused(cues: Cues) -> None:
     check_error(ended, "cues", "teams, teams", "different folder names")
 
 
-def test_inspecting_a_cue_without_prompt_is_refused(cues: Cues) -> None:
-    check_error(run("inspect", cues["bare"]), "bare", "no-prompt")
+def test_inspecting_a_cue_without_prompt_shows_scores_and_curve(cues: Cues) -> None:
+    ended = run("inspect", cues["bare"])
+    assert (ended.code, ended.err) == (0, "")
+    assert "no-prompt has no prompt vectors" in ended.out
+    assert "training loss" in ended.out and "validation accuracy" in ended.out
 
 
 # --- a whole round ---
@@ -549,7 +552,8 @@ def test_evaluation_prints_a_table(cues: Cues) -> None:
 
 def test_scores_are_evaluated_and_predicted(cues: Cues, tmp_path: Path) -> None:
     printed = run("evaluate", cues["scores"], "--data", cues["rows.csv"], "--json").json
-    assert set(printed["scores"]) == {"pearson", "spearman", "pearson_spearman"}
+    assert set(printed["scores"]) == {"pearson", "spearman", "pearson_spearman", "r2", "mae", "rmse"}
+    assert set(printed["baselines"]) == {"mean_target"}
     answer = run("predict", cues["scores"], "--input", "-", "--json", stdin=b"refund please").json["rows"][0]
     assert set(answer) == {"message", "value"}
     assert isinstance(answer["value"], float)
@@ -695,3 +699,28 @@ def test_demo_compares_three_cues_with_the_baselines(
     assert table.code == 0
     assert "linear probe" in table.out
     assert f"softcue inspect {tmp_path}/cues/tickets" in table.out
+
+
+def test_demo_with_several_seeds_shows_mean_and_standard_deviation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folders: dict[str, Path]
+) -> None:
+    from statistics import fmean, stdev
+
+    import softcue.api
+    from softcue.backbones import load_backbone
+
+    train, backbone = softcue.api.train, load_backbone(str(model_folders["bert"]))
+    quick = {"training.steps": 1, "task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 40}
+    monkeypatch.setattr("softcue.backbones.load_backbone", lambda name: backbone)
+    monkeypatch.setattr("softcue.api.train", lambda *words, **settings: train(*words, **settings, overrides=quick))
+    printed = run("demo", "--output-dir", tmp_path / "cues", "--seeds", "2", "--json").json
+    assert (tmp_path / "cues" / "tickets" / "cue.json").is_file()
+    assert (tmp_path / "cues" / "seed-1" / "tickets" / "cue.json").is_file()
+    for row in printed["rows"]:
+        assert len(row["scores"]) == 2 and row["rows"] == 40
+        assert row["score"] == pytest.approx(fmean(row["scores"]))
+        assert row["standard deviation"] == pytest.approx(stdev(row["scores"]))
+        assert row["linear probe standard deviation"] == 0.0
+    table = run("demo", "--output-dir", tmp_path / "cues", "--seeds", "2")
+    assert "sample standard deviation over 2 seeds" in table.out
+    assert " ± " in table.out and "majority class" in table.out and "test rows" in table.out

@@ -166,7 +166,7 @@ def test_evaluation_scores_the_vote_and_each_cue(cues: Cues, tmp_path: Path, mon
     file.write_text("message,team\nfirst,billing\nsecond,hardware\nthird,billing\n")
     passes = hold_the_vote(monkeypatch, BALLOTS)
     printed = run("evaluate", *cues.three, "--vote", "--data", file, "--json").json
-    assert set(printed) == {"data", "rows", "vote", "cues", "truncated"}
+    assert set(printed) == {"data", "rows", "vote", "cues", "truncated", "baselines"}
     assert (printed["data"], printed["rows"], printed["truncated"]) == (str(file), 3, 0)
     # billing, hardware, billing are true; the vote says billing, hardware, hardware
     assert printed["vote"]["scores"]["accuracy"] == pytest.approx(200 / 3)

@@ -226,6 +226,10 @@ def test_card_tells_task_method_backbone_scores_and_labels(trained: Cue) -> None
     for split, scores in trained.scores.items():
         row = next(line for line in card.splitlines() if line.startswith(f"| {split} |"))
         assert all(f" {score:.1f} " in row for score in scores.values())
+        assert row.startswith(f"| {split} | 10 (few) | prompt-tuning |")
+        assert f"| {split} | 10 (few) | majority class | 50.0 |" in card
+        assert f"| {split} | 10 (few) | zero-shot |" in card
+    assert "fewer than 30 rows" in card
     assert trained.backbone.fingerprint.weights in card
     assert torch.__version__ in card
 
@@ -237,8 +241,8 @@ def test_table_cells_of_the_card_hold_whatever_a_label_is(trained: Cue) -> None:
     scores = {"validation": {"accuracy": 50.0}, "test": {"macro_f1": 25.0}}
     card = model_card(trained.cue_file.model_copy(update={"task": task, "scores": scores}), "odd")
     assert "| x\\|y | a \\| b | two lines |" in card
-    assert "| validation | 50.0 | - |" in card
-    assert "| test | - | 25.0 |" in card
+    assert "| validation | 10 (few) | prompt-tuning | 50.0 | - |" in card
+    assert "| test | 10 (few) | prompt-tuning | - | 25.0 |" in card
 
 
 def test_card_names_data_and_licence_where_known(trained: Cue) -> None:

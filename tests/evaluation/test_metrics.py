@@ -13,11 +13,14 @@ from softcue.evaluation.metrics import (
     accuracy,
     f1,
     macro_f1,
+    mae,
     matthews,
     micro_f1,
     multirc_em,
     pearson,
     pearson_spearman,
+    r2,
+    rmse,
     semeval_f1,
     spearman,
 )
@@ -259,10 +262,49 @@ def test_metric_of_another_kind_is_refused(kind: str) -> None:
     settings = {"kind": kind, "positive": "A-B(e1,e2)"}  # labels with which no metric of the kind lacks anything
     check_metric(labelled("A-B(e1,e2)", "Other", **settings))
     check_metric(labelled("A-B(e1,e2)", "Other", **settings, metric="+".join(metrics_of(kind))))
-    for name in {"f2", *METRICS} - set(metrics_of(kind)):
+    errors = {name for name, metric in METRICS.items() if metric.is_error and kind in metric.kinds}
+    for name in {"f2", *METRICS} - set(metrics_of(kind)) - errors:
         message = f"task.metric: got '{name}'; expected a metric for {kind}; .*known: "
         with pytest.raises(ConfigurationError, match=message):
             check_metric(labelled("A-B(e1,e2)", "Other", **settings, metric=name))
+
+
+@pytest.mark.parametrize("name", ["mae", "rmse"])
+def test_an_error_cannot_be_the_metric_of_a_task_and_the_reason_is_said(name: str) -> None:
+    for metric in (name, f"pearson+{name}"):
+        with pytest.raises(ConfigurationError, match=f"got '{name}'; expected a metric where higher is better.*r2"):
+            check_metric(Task(name="t", kind="regression", metric=metric))
+    check_metric(Task(name="t", kind="regression", metric="r2"))
+
+
+NUMBERS = [
+    ([1.0, 2.0, 3.5], [1.5, 2.0, 3.0]),
+    ([0.0, 0.0, 9.0], [1.0, 2.0, 3.0]),
+    ([2.0, 2.0], [2.0, 2.0]),
+    ([1.0, 2.0], [2.0, 2.0]),
+    ([-4.0, 1e6, 3.0, 3.0], [7.0, 1e6 + 1, 3.0, -2.0]),
+]
+
+
+@pytest.mark.parametrize(("predicted", "true"), NUMBERS)
+def test_errors_and_r2_are_those_of_scikit_learn(predicted: list[float], true: list[float]) -> None:
+    from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+    assert mae(predicted, true) == pytest.approx(mean_absolute_error(true, predicted))
+    assert rmse(predicted, true) == pytest.approx(root_mean_squared_error(true, predicted))
+    assert r2(predicted, true) == pytest.approx(100 * r2_score(true, predicted))
+
+
+def test_errors_of_one_row_and_of_huge_numbers_are_finite() -> None:
+    assert (mae([3.0], [1.0]), rmse([3.0], [1.0]), r2([3.0], [1.0])) == (2.0, 2.0, 0.0)
+    assert rmse([1e200, 0.0], [0.0, 0.0]) == pytest.approx(1e200 / 2**0.5)
+    assert r2([1e200, 0.0], [1e200, 2e200]) == pytest.approx(-700.0)
+
+
+def test_the_step_with_the_best_r2_has_the_lowest_rmse() -> None:
+    true = [1.0, 2.0, 4.0, 3.0]
+    steps = [[1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 3.0], [5.0, 2.0, 4.0, 3.0]]
+    assert max(steps, key=lambda step: r2(step, true)) == min(steps, key=lambda step: rmse(step, true))
 
 
 def test_every_part_of_a_mean_is_checked() -> None:

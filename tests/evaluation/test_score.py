@@ -115,7 +115,8 @@ def test_referents_are_scored_by_accuracy() -> None:
 def test_numbers_are_scored_by_correlations() -> None:
     answers = [Prediction(None, value=value) for value in (1.0, 2.0, 3.0)]
     evaluation = score(Task(name="t", kind="regression"), answers, rows(0.0, 1.0, 2.0))
-    assert evaluation.scores == pytest.approx({"pearson": 100.0, "spearman": 100.0, "pearson_spearman": 100.0})
+    correlations = {"pearson": 100.0, "spearman": 100.0, "pearson_spearman": 100.0}
+    assert evaluation.scores == pytest.approx({**correlations, "r2": -50.0, "mae": 1.0, "rmse": 1.0})
     assert (evaluation.num_illegal, evaluation.predicted_labels, evaluation.num_true_labels) == (0, {}, 0)
 
 

@@ -28,14 +28,25 @@ def evaluate(
     by_vote: Annotated[bool, typer.Option("--vote", help="Score a vote of the cues, and each cue.")] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="Score their mean probabilities, and each cue.")] = False,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    baselines: Annotated[
+        bool, typer.Option("--baselines/--no-baselines", help="Score the majority class and zero-shot too.")
+    ] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Save scores per label and the confusion matrix: .json, .html, .csv or .png (matplotlib)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Score a cue, or an ensemble of several, on rows with known targets."""
+    """Score a cue, or an ensemble of several, on rows with known targets; with scores of each label."""
+    from softcue.cli.output import print_json
     from softcue.cli.predict import choose_join, load_together
+    from softcue.cli.scores import print_evaluations, print_labels
     from softcue.cue.cue_file import read_cue_file
+    from softcue.cue.score_table import baseline_notes
     from softcue.errors import ConfigurationError
     from softcue.evaluation import read_evaluation_set
     from softcue.inference import predict
+    from softcue.inspection import CheckedRows, check_suffix, write_evaluation
     from softcue.tasks.columns import parse_columns, rename_columns
 
     join = choose_join(by_vote, by_mean)
@@ -53,71 +64,71 @@ def evaluate(
             expected="a file with rows in --data",
             fix="leave it out for a task's rows",
         )
-    [row_task] = rename_columns([read_cue_file(cues[0]).task], parse_columns(columns or []))
+    cue_task = read_cue_file(cues[0]).task
+    if output is not None:
+        check_suffix(output, cue_task.kind)
+    [row_task] = rename_columns([cue_task], parse_columns(columns or []))
     evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
     loaded = load_together(cues, backbone, is_ensemble=join is not None)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)
     num_rows = len(evaluation_set.examples)
-    evaluations = {
-        str(path): evaluation_set.score(predicted.predictions[number * num_rows : (number + 1) * num_rows])
+    predictions = {
+        str(path): predicted.predictions[number * num_rows : (number + 1) * num_rows]
         for number, path in enumerate(cues)
     }
     ensemble = None if join is None else "vote" if by_vote else "mean"
     if join is not None and ensemble is not None:
-        evaluations[ensemble] = evaluation_set.score(
-            [join(predicted.predictions[row::num_rows]) for row in range(num_rows)]
-        )
+        predictions[ensemble] = [join(predicted.predictions[row::num_rows]) for row in range(num_rows)]
+    guesses = loaded[0].baseline_predictions(evaluation_set, batch_size) if baselines else {}
+    best = ensemble or str(cues[0])
+    evaluations = {
+        name: evaluation_set.score(predictions[name], baselines=guesses if name == best else None)
+        for name in predictions
+    }
+    facts = _facts(evaluation_set.name, evaluations, ensemble, predicted.num_truncated)
+    if output is not None:
+        checked = CheckedRows(evaluation_set.name, evaluations[best], evaluation_set.wrong_rows(predictions[best]))
+        write_evaluation(output, best, checked, facts)
     if as_json:
-        _print_json(evaluation_set.name, evaluations, ensemble, predicted.num_truncated)
+        print_json(facts)
         return
-    _print_tables(evaluation_set.name, evaluations, num_rows)
+    title = f"{best} on {evaluation_set.name}" if ensemble is None else f"{len(cues)} cues on {evaluation_set.name}"
+    print_evaluations(title, evaluations, baseline_notes(loaded[0].backbone.kind, cue_task) if baselines else ())
+    print_labels(f"{best}: scores of each label", evaluations[best])
+    _warn(evaluations)
     if predicted.num_truncated:
         typer.echo(f"{predicted.num_truncated} texts were cut to {loaded[0].model.formatter.limit} tokens", err=True)
+    if output is not None:
+        typer.echo(f"saved: {output}")
 
 
-def _print_json(data: str, evaluations: dict[str, Evaluation], ensemble: str | None, num_truncated: int) -> None:
-    from softcue.cli.output import print_json
-
-    rows = next(iter(evaluations.values())).num_rows
+def _facts(data: str, evaluations: dict[str, Evaluation], ensemble: str | None, num_truncated: int) -> dict[str, Any]:
+    """The content of the JSON object."""
+    values = {name: evaluation.as_dict() for name, evaluation in evaluations.items()}
+    num_rows = next(iter(evaluations.values())).num_rows
     if ensemble is None:
-        [(cue, evaluation)] = evaluations.items()
-        print_json({"cue": cue, "data": data, "rows": rows, "truncated": num_truncated, **_as_dict(evaluation)})
-        return
-    print_json(
-        {
-            "data": data,
-            "rows": rows,
-            ensemble: _as_dict(evaluations.pop(ensemble)),
-            "truncated": num_truncated,
-            "cues": {path: _as_dict(evaluation) for path, evaluation in evaluations.items()},
-        }
-    )
+        [(cue, evaluation)] = values.items()
+        return {"cue": cue, "data": data, **evaluation, "truncated": num_truncated}
+    for evaluation in values.values():
+        del evaluation["truncated"]  # texts are counted over all cues
+    guesses = {name: evaluation.pop("baselines") for name, evaluation in values.items()}
+    joined = values.pop(ensemble)
+    return {
+        "data": data,
+        "rows": num_rows,
+        ensemble: joined,
+        "truncated": num_truncated,
+        "cues": values,
+        "baselines": guesses[ensemble],
+    }
 
 
-def _print_tables(data: str, evaluations: dict[str, Evaluation], num_rows: int) -> None:
-    from softcue.cli.output import print_table
-
-    metrics = list(next(iter(evaluations.values())).scores)
-    if len(evaluations) == 1:
-        [(cue, evaluation)] = evaluations.items()
-        print_table(f"{cue} on {data}", ["rows", *metrics], [[num_rows, *evaluation.scores.values()]])
-    else:
-        rows = [[name, num_rows, *evaluation.scores.values()] for name, evaluation in evaluations.items()]
-        print_table(f"{len(evaluations) - 1} cues on {data}", ["predictions of", "rows", *metrics], rows)
+def _warn(evaluations: dict[str, Evaluation]) -> None:
+    """Say what is odd about predictions."""
     for name, evaluation in evaluations.items():
         if evaluation.num_illegal:
             share = f"{evaluation.num_illegal} predictions of {name} ({100 * evaluation.illegal_share:.1f} %)"
             typer.echo(f"{share} are not allowed by the task and count as wrong", err=True)
         if evaluation.has_collapsed:
             typer.echo(f"every row got the same label from {name}: this cue has learned nothing", err=True)
-
-
-def _as_dict(evaluation: Evaluation) -> dict[str, Any]:
-    return {
-        "scores": evaluation.scores,
-        "main": evaluation.main,
-        "illegal": evaluation.num_illegal,
-        "illegal_share": evaluation.illegal_share,
-        "predicted_labels": evaluation.predicted_labels,
-    }

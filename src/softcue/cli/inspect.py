@@ -1,4 +1,4 @@
-"""`softcue inspect`: the nearest words of prompt vectors, and the codes that indicate each label."""
+"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes of each label."""
 
 from __future__ import annotations
 
@@ -9,65 +9,129 @@ import typer
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
-    from softcue.inspection import CodesByLabel, NearestWords
+    from softcue.inspection import CheckedRows, CodesByLabel, NearestWords
+
+MAX_TEXT = 100  # characters of a wrong row's text in the terminal
 
 
 def inspect(
     cue: Annotated[Path, typer.Argument(help="A cue folder.")],
-    top: Annotated[int, typer.Option(min=1, max=50, help="Neighbours per prompt vector, codes per label.")] = 5,
+    top: Annotated[
+        int, typer.Option(min=1, max=50, help="Neighbours per prompt vector, codes per label, wrong rows.")
+    ] = 5,
     data: Annotated[
-        Path | None, typer.Option(help="Rows with targets, for codes per label; without it, the run's own.")
+        Path | None,
+        typer.Option(help="Rows with targets, for scores of each label, wrong rows and codes per label."),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Write index.html and its pictures (PNG) here.")] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Write index.html (and a map of codes, PNG) here.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the nearest words of each prompt vector, and the codes of a codebook that indicate each label."""
+    """Show scores and training curve of a cue, its mistakes on --data, nearest words of prompts, codes of labels."""
     from dataclasses import asdict
 
     from softcue.cli.output import print_json
+    from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
-    from softcue.inspection import nearest_words
+    from softcue.inspection import check_rows, nearest_words
 
     loaded = load(cue, backbone)
-    # Without word neighbours, a page can still show scores and curves.
+    checked = None if data is None else check_rows(loaded, data, num_wrong=top)
     encoder = loaded.model.method.prompt_encoder()
-    words = None if output_dir and encoder and encoder.static_vectors() is None else nearest_words(loaded, top)
+    words = None if encoder is None or encoder.static_vectors() is None else nearest_words(loaded, top)
     codes = _codes(loaded, cue, data)
     if output_dir is not None:
-        _write_page(loaded, words, codes, output_dir, top)
+        _write_page(loaded, words, codes, checked, output_dir, top)
     if as_json:
         print_json(
-            {"cue": str(cue), **(asdict(words) if words else {}), "codes": None if codes is None else asdict(codes)}
+            {
+                "cue": str(cue),
+                **score_facts(loaded),
+                "curve": loaded.training_curve.as_dict(),
+                "evaluation": None if checked is None else checked.as_dict(),
+                **(asdict(words) if words else {}),
+                "codes": None if codes is None else asdict(codes),
+            }
         )
         return
+    print_scores(loaded)
+    print_curve(loaded)
+    if checked is not None:
+        _print_checked(loaded, checked)
     if words is not None:
         _print_words(cue, words, top)
+    else:
+        typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:
         _print_codes(codes, top)
     if output_dir is not None:
         typer.echo(f"page: {output_dir / 'index.html'}")
 
 
-def _write_page(cue: Cue, words: NearestWords | None, codes: CodesByLabel | None, folder: Path, top: int) -> None:
-    """Write index.html and its pictures."""
+def _write_page(
+    cue: Cue,
+    words: NearestWords | None,
+    codes: CodesByLabel | None,
+    checked: CheckedRows | None,
+    folder: Path,
+    top: int,
+) -> None:
+    """Write index.html, and a map of the codes if there are any and matplotlib is installed."""
+    from softcue.errors import MissingExtraError
     from softcue.files import convert_write_errors, write_atomically
-    from softcue.inspection import code_map, cue_page, training_curves
+    from softcue.inspection import code_map, cue_page
 
-    assert cue.path is not None
     encoder = cue.model.method.prompt_encoder()
     codebook = None if encoder is None else encoder.codebook()
-    files: dict[str, bytes] = {}
-    if curves := training_curves(cue.path / "metrics.jsonl"):
-        files["training.png"] = curves
+    pictures: dict[str, bytes] = {}
     if codes is not None and codebook is not None:
-        files["codes.png"] = code_map(codes, codebook.cpu())
-    captions = {"training.png": "Codebook and prompt in training", "codes.png": "Codes by the label they indicate"}
-    page = cue_page(cue, words, codes, {captions[name]: image for name, image in files.items()}, top)
+        try:
+            pictures["Codes by the label they indicate"] = code_map(codes, codebook.cpu())
+        except MissingExtraError as error:
+            typer.echo(f"the page has no map of the codes: {error}", err=True)
+    page = cue_page(cue, words, codes, pictures, top, checked)
     with convert_write_errors("output_dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in {**files, "index.html": page.encode()}.items():
-            write_atomically(folder / name, content)
+        for image in pictures.values():
+            write_atomically(folder / "codes.png", image)
+        write_atomically(folder / "index.html", page.encode())
+
+
+def _print_checked(cue: Cue, checked: CheckedRows) -> None:
+    """Print scores on the given rows, scores of each label, residuals and wrong rows."""
+    from softcue.cli.output import print_table
+    from softcue.cli.scores import print_evaluations, print_labels
+    from softcue.cue.score_table import baseline_notes
+    from softcue.inspection.checked_rows import Residuals
+
+    evaluations = {str(cue.path): checked.evaluation}
+    print_evaluations(f"{cue.path} on {checked.name}", evaluations, baseline_notes(cue.backbone.kind, cue.task))
+    print_labels("scores of each label", checked.evaluation)
+    residuals = Residuals.of(checked.evaluation)
+    if residuals is not None:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in residuals.as_dict().items())
+        typer.echo(f"residuals (predicted minus true): {figures}")
+    rows = [
+        [
+            row.number,
+            _shorten(" / ".join(row.texts)),
+            row.true,
+            row.predicted,
+            "-" if row.score is None else f"{row.score:.3g}",
+        ]
+        for row in checked.wrong
+    ]
+    measure = "score" if residuals is None else "error"
+    title = "most confident wrong rows" if residuals is None else "largest errors"
+    if rows:
+        print_table(title, ["row", "text", "true", "predicted", measure], rows, numbers_from=4)
+    else:
+        typer.echo(f"{title}: none")
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + " ..."
 
 
 def _print_words(cue: Path, words: NearestWords, top: int) -> None:
@@ -98,19 +162,18 @@ def _print_codes(codes: CodesByLabel, top: int) -> None:
 
 
 def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
-    """Codes per label on the given rows, or on the run's own validation rows."""
+    """Codes per label on the given rows, or on the run's own validation rows; None without a codebook."""
     from softcue.errors import SoftcueError
     from softcue.inspection import codes_by_label
     from softcue.run import splits_of_run
     from softcue.tasks import examples_from
 
     encoder = cue.model.method.prompt_encoder()
-    if data is None and (not cue.task.labels or encoder is None or encoder.codebook() is None):
+    if not cue.task.labels or encoder is None or encoder.codebook() is None:
         return None
-    if data is not None:
-        return codes_by_label(cue, examples_from(data, cue.task))
     try:
-        return codes_by_label(cue, splits_of_run(folder).validation)
+        return codes_by_label(cue, examples_from(data, cue.task) if data else splits_of_run(folder).validation)
     except SoftcueError as error:
-        typer.echo(f"codes per label: pass --data FILE, the run's own rows cannot be used ({error})", err=True)
+        advice = "" if data else "pass --data FILE, the run's own rows cannot be used: "
+        typer.echo(f"no codes per label: {advice}{error}", err=True)
         return None

@@ -13,14 +13,17 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table on standard output; numbers are aligned to the right."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers_from: int | None = None
+) -> None:
+    """Print a table on standard output; numbers are aligned to the right, and so are columns from `numbers_from` on."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left")
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
+        is_number = is_number or (numbers_from is not None and index >= numbers_from)
         table.add_column(column, justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*[format_cell(cell) for cell in row])

@@ -73,7 +73,8 @@ def train(
     A setting that is not given comes from the method's preset for this kind of backbone.
     """
     from softcue.api import train as run
-    from softcue.cli.output import print_json, print_table
+    from softcue.cli.output import print_json
+    from softcue.cli.scores import print_scores
     from softcue.errors import ConfigurationError
     from softcue.training import Processes
 
@@ -118,18 +119,17 @@ def train(
         if as_json:
             print_json(summaries[0] if tasks is None else {"cues": summaries})
         for cue in cues if not as_json else ():
-            metrics = list(next(iter(cue.scores.values())))
-            rows = [[split, *(scores.get(metric, "-") for metric in metrics)] for split, scores in cue.scores.items()]
-            title = f"{cue.path}: {cue.cue_file.method['name']} on {cue.cue_file.backbone.name}"
-            print_table(title, ["rows", *metrics], rows)
+            print_scores(cue)
     Processes.leave()
 
 
 def _summarise(cue: Cue) -> dict[str, Any]:
+    from softcue.cli.scores import score_facts
+
     cue_file = cue.cue_file
     return {
         "cue": str(cue.path),
-        "scores": cue_file.scores,
+        **score_facts(cue),
         "counts": cue_file.counts,
         "best_step": cue_file.training["best_step"],
         "steps": cue_file.training["steps_done"],

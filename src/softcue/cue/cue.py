@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,12 @@ from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbo
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
+from softcue.cue.score_table import score_table
+from softcue.cue.training_curve import TrainingCurve, read_training_curve
+from softcue.drawing import html_table
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation, read_evaluation_set
+from softcue.evaluation import Evaluation, EvaluationSet, count_rows, format_scores, read_evaluation_set
+from softcue.evaluation import baselines as predict_baselines
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
@@ -34,6 +39,11 @@ from softcue.types import Counts, Example, Prediction
 
 Text = str | Sequence[str]
 DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
+
+
+# counts of cue.json -> what they are
+PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
+MAX_LABELS_SHOWN = 12
 
 
 class Cue:
@@ -61,6 +71,11 @@ class Cue:
     def scores(self) -> dict[str, dict[str, float]]:
         """Scores by split and metric."""
         return self.cue_file.scores
+
+    @property
+    def training_curve(self) -> TrainingCurve:
+        """Loss and validation score by step, as far as the files of the run are in the cue's folder."""
+        return read_training_curve(self.path, self.cue_file)
 
     @property
     def counts(self) -> Counts:
@@ -95,19 +110,72 @@ class Cue:
         split: str = "",
         num_rows: int = 0,
         skip_bad_rows: bool = False,
+        baselines: bool = True,
     ) -> Evaluation:
         """Score rows with known targets: a file, a DataFrame, a list of dictionaries, or another task's rows.
 
         Without `data`, the task's own rows are read; `split` names train, validation or test. `num_rows` scores a
-        sample of that many rows. `skip_bad_rows` leaves out rows that cannot be read.
+        sample of that many rows. `skip_bad_rows` leaves out rows that cannot be read. The majority class and the
+        zero-shot backbone are scored on the same rows; `baselines=False` saves their time.
 
         Example:
             cue.evaluate("held-out.csv").main
             cue.evaluate("../data", task="mrpc").scores     # out of domain: a folder with MRPC's published files
         """
         rows = read_evaluation_set(self.task, data, task, split, num_rows, skip_bad_rows)
+        return self.evaluate_set(rows, batch_size, baselines=baselines)[0]
+
+    def evaluate_set(
+        self, rows: EvaluationSet, batch_size: int = 64, *, baselines: bool = True
+    ) -> tuple[Evaluation, list[Prediction]]:
+        """Score rows that are already read; returns the predictions too.
+
+        Example:
+            evaluation, predictions = cue.evaluate_set(read_evaluation_set(cue.task, "held-out.csv"))
+        """
         predicted = predict(self.backbone, [(self.model, example) for example in rows.examples], batch_size)
-        return rows.score(predicted.predictions, predicted.num_truncated)
+        guesses = self.baseline_predictions(rows, batch_size) if baselines else {}
+        return rows.score(predicted.predictions, predicted.num_truncated, guesses), predicted.predictions
+
+    def baseline_predictions(self, rows: EvaluationSet, batch_size: int = 64) -> dict[str, list[Prediction]]:
+        """Predictions of the baselines that the task has: `majority_class` or `mean_target`, and `zero_shot`.
+
+        Example:
+            cue.baseline_predictions(read_evaluation_set(cue.task, "held-out.csv"))["zero_shot"][0].label
+        """
+        return predict_baselines(self.backbone, self.task, self.cue_file.constant_prediction, rows.examples, batch_size)
+
+    def __repr__(self) -> str:
+        """Task, method, backbone, labels, scores with row counts, and parameters."""
+        width = max(map(len, facts := self._facts()))
+        return "\n".join([f"Cue {self.name!r}", *(f"  {name:{width}}  {value}" for name, value in facts.items())])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, with the training curve, for a notebook."""
+        facts = {name: value for name, value in self._facts().items() if name not in self.scores}
+        parts = [f"<p><b>Cue {escape(self.name)}</b></p>", html_table(["", ""], [list(fact) for fact in facts.items()])]
+        if self.scores:
+            table = score_table(self.cue_file)
+            parts.append(html_table(table.columns, table.rows))
+            parts += [f"<p><small>{escape(note)}</small></p>" for note in table.notes]
+        return "".join([*parts, self.training_curve.as_html()])
+
+    def _facts(self) -> dict[str, str]:
+        cue_file, task = self.cue_file, self.task
+        counts = cue_file.counts
+        trained = [f"{counts[key]:,} {name}" for key, name in PARAMETER_NAMES.items() if counts.get(key)]
+        facts = {
+            "task": f"{task.name} ({task.kind}), reads {', '.join(task.text)}",
+            "method": str(cue_file.method["name"]),
+            "backbone": f"{cue_file.backbone.name} ({cue_file.backbone.kind})",
+        }
+        if task.labels:
+            facts["labels"] = _shorten(task.label_names)
+        for split, scores in self.scores.items():
+            text = format_scores(scores, cue_file.baselines.get(split), task.main_metrics)
+            facts[split] = f"{text}; {count_rows(cue_file.num_rows(split))}"
+        facts["parameters"] = ", ".join(trained) or "none"
+        return facts
 
     def examples(self, texts: Any, skip_bad_rows: bool = False) -> list[Example]:
         """Check the input of `predict` and turn it into examples.
@@ -280,6 +348,13 @@ def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[
         if not bool(torch.isfinite(value).all()):
             raise CueError(setting=where, got="NaN or infinity", expected="finite numbers", fix=TRY_AGAIN)
     return tensors
+
+
+def _shorten(labels: Sequence[str]) -> str:
+    """Labels in one line; of very many, the first ones and their number."""
+    if len(labels) <= MAX_LABELS_SHOWN:
+        return ", ".join(labels)
+    return f"{', '.join(labels[:MAX_LABELS_SHOWN])}, ... ({len(labels)} in all)"
 
 
 def _names_a_file(text: str) -> bool:

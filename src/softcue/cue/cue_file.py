@@ -53,10 +53,27 @@ class CueFile(BaseModel):
     backbone: CueBackbone
     training: dict[str, Any] = Field(default_factory=dict)
     scores: dict[str, dict[str, float]] = Field(default_factory=dict)  # split -> metric -> score
+    rows: dict[str, int] = Field(default_factory=dict)  # split -> number of rows; empty in cues of version 0.1
+    baselines: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)  # split -> baseline -> metric
     counts: dict[str, int] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     tensors_sha256: str
     record_sha256: str = ""  # of everything above, so that an edited file is an error
+
+    def num_rows(self, split: str) -> int | None:
+        """The number of rows of a split; None if the cue does not say it (the test rows of version 0.1).
+
+        Example:
+            read_cue_file(Path("cues/tickets")).num_rows("test")
+        """
+        num_rows = self.rows.get(split, self.training.get(f"{split}_rows"))
+        return num_rows if isinstance(num_rows, int) else None
+
+    @property
+    def constant_prediction(self) -> str | float | None:
+        """The most frequent label of the training rows, or the mean of their targets; None if it is not recorded."""
+        value = self.training.get("constant_prediction")
+        return value if isinstance(value, (str, float)) else None
 
 
 def read_cue_file(folder: Path) -> CueFile:

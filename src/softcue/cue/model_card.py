@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from softcue.cue.cue_file import CueFile
+from softcue.cue.score_table import score_table
 from softcue.methods import METHODS
 
 
@@ -44,13 +45,12 @@ def model_card(cue_file: CueFile, name: str) -> str:
         "",
     ]
     if cue_file.scores:
-        metrics = list(dict.fromkeys(metric for scores in cue_file.scores.values() for metric in scores))
-        lines += ["## Scores", "", f"| rows | {' | '.join(metrics)} |", "|---" * (len(metrics) + 1) + "|"]
-        lines += [
-            f"| {split} | " + " | ".join(_score(scores.get(metric)) for metric in metrics) + " |"
-            for split, scores in cue_file.scores.items()
-        ]
+        table = score_table(cue_file)
+        lines += ["## Scores", "", f"| {' | '.join(table.columns)} |", "|---" * len(table.columns) + "|"]
+        lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in table.rows]
         lines.append("")
+        if table.notes:
+            lines += [*(f"- {note}" for note in table.notes), ""]
     if task.labels:
         lines += ["## Labels", "", "| label | words | meaning |", "|---|---|---|"]
         lines += [
@@ -89,10 +89,6 @@ def model_card(cue_file: CueFile, name: str) -> str:
 def _text(num_texts: int) -> str:
     texts = ", ".join(['"..."'] * num_texts)
     return texts if num_texts == 1 else f"({texts})"
-
-
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 def _cell(text: str) -> str:

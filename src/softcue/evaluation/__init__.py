@@ -1,23 +1,54 @@
 """Metrics as pure functions, scores of predictions, ensembles and baselines."""
 
-from softcue.evaluation.baselines import linear_probe, zero_shot
+from softcue.evaluation.baselines import (
+    baselines,
+    constant_prediction,
+    linear_probe,
+    why_no_zero_shot,
+    zero_shot,
+)
 from softcue.evaluation.ensemble import check_one_task, mean, vote, votes
 from softcue.evaluation.evaluation_set import EvaluationSet, LabelMapping, match_labels, read_evaluation_set
-from softcue.evaluation.scoring import Evaluation, check_metric, evaluate, score
+from softcue.evaluation.label_scores import ConfusionMatrix, LabelScores
+from softcue.evaluation.report import (
+    BASELINES,
+    FEW_ROWS,
+    Evaluation,
+    count_rows,
+    evaluate,
+    format_scores,
+    name_baselines,
+    score,
+)
+from softcue.evaluation.scoring import check_metric, format_score
+from softcue.evaluation.wrong_rows import WrongRow, wrong_rows
 
 __all__ = [
+    "BASELINES",
+    "FEW_ROWS",
+    "ConfusionMatrix",
     "Evaluation",
     "EvaluationSet",
     "LabelMapping",
+    "LabelScores",
+    "WrongRow",
+    "baselines",
     "check_metric",
     "check_one_task",
+    "constant_prediction",
+    "count_rows",
     "evaluate",
+    "format_score",
+    "format_scores",
     "linear_probe",
     "match_labels",
     "mean",
+    "name_baselines",
     "read_evaluation_set",
     "score",
     "vote",
     "votes",
+    "why_no_zero_shot",
+    "wrong_rows",
     "zero_shot",
 ]

@@ -1,22 +1,81 @@
-"""Baselines: the backbone without training (zero-shot), and a linear probe on its sentence vectors."""
+"""Baselines: the most frequent label, the backbone without training (zero-shot), a linear probe on its vectors."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 import torch
 
 from softcue.backbones import Backbone
-from softcue.errors import ConfigurationError
-from softcue.evaluation.scoring import Evaluation, evaluate, score
-from softcue.inference import TaskModel, make_task_model
+from softcue.errors import ConfigurationError, SoftcueError
+from softcue.evaluation.report import Evaluation, evaluate, score
+from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
 from softcue.types import Example, Prediction
+
+MAX_RANKED_LABELS = 32  # a backbone that writes text reads each label of each row: more labels take too long
+
+
+def baselines(
+    backbone: Backbone,
+    task: Task,
+    constant: str | float | None,
+    examples: Sequence[Example],
+    batch_size: int = 64,
+) -> dict[str, list[Prediction]]:
+    """Predictions to compare a cue's with, by the keys of `BASELINES`; those that the task does not have are left out.
+
+    - `majority_class`: always the most frequent label of the training rows; `constant` says which one.
+    - `mean_target`: always the mean of the training rows' targets (regression), also as `constant`.
+    - `zero_shot`: the backbone without training. Left out for tasks without classes: an encoder has no prediction
+      there, and other backbones would write text without an end, many times as long as a trained cue. For the same
+      reason left out on backbones that write text if a task has more than 32 labels or asks for a referent.
+
+    They change no random state. A zero-shot pass that fails, for example for lack of memory, is left out with a
+    warning: a finished run keeps its cue.
+
+    Example:
+        baselines(backbone, task, constant_prediction(task, splits.train), splits.test)["zero_shot"][0].label
+    """
+    predictions: dict[str, list[Prediction]] = {}
+    if isinstance(constant, str) and task.has_classes:
+        predictions["majority_class"] = [Prediction(constant)] * len(examples)
+    elif constant is not None and task.kind == "regression":
+        predictions["mean_target"] = [Prediction(None, value=float(constant))] * len(examples)
+    if task.labels and not why_no_zero_shot(backbone.kind, task):
+        try:
+            predictions["zero_shot"] = zero_shot_predictions(backbone, task, examples, batch_size)
+        except (SoftcueError, torch.OutOfMemoryError) as error:
+            warnings.warn(f"no zero-shot score: {error}", stacklevel=2)
+    return predictions
+
+
+def constant_prediction(task: Task, train: Sequence[Example]) -> str | float | None:
+    """The best prediction that ignores the text: the most frequent label, or the mean target; None for other tasks.
+
+    Of equally frequent labels, the first in the task's order is taken.
+
+    Example:
+        >>> from softcue.tasks import Label
+        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")})
+        >>> constant_prediction(task, [Example(("x",), "b"), Example(("y",), "b"), Example(("z",), "a")])
+        'b'
+    """
+    targets = [example.target for example in train if example.target is not None]
+    if task.has_classes and targets:
+        counts = Counter(str(target) for target in targets)
+        return max([*task.label_names, *sorted(counts)], key=lambda label: counts[label])
+    if task.kind == "regression" and targets:
+        return fmean(float(target) for target in targets)
+    return None
 
 
 def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
@@ -24,6 +83,17 @@ def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Ev
 
     Example:
         zero_shot(backbone, library_task("tickets"), examples).main
+    """
+    return score(task, zero_shot_predictions(backbone, task, examples), examples)
+
+
+def zero_shot_predictions(
+    backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64
+) -> list[Prediction]:
+    """Predict with the backbone as it is.
+
+    Example:
+        zero_shot_predictions(backbone, library_task("tickets"), examples)[0].label
     """
     if backbone.kind == "encoder" and not task.has_classes:
         raise ConfigurationError(
@@ -34,16 +104,32 @@ def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Ev
         )
     if backbone.kind == "encoder" and task.num_sentences == 2:
         # Nothing in a zero-shot encoder relates two texts to a label: it always predicts the first one.
-        return score(task, [Prediction(task.label_names[0])] * len(examples), examples)
+        return [Prediction(task.label_names[0])] * len(examples)
     if backbone.kind == "encoder":
         pooling = SentenceVector("backbone", backbone.default_pooling)
-        texts = sentence_vectors_of(pooling, backbone, task, examples)  # [N D]
+        texts = sentence_vectors_of(pooling, backbone, task, examples, batch_size=batch_size)  # [N D]
         described = [Example((f"{label.words}: {label.description}".rstrip(": "),)) for label in task.labels.values()]
         labels = sentence_vectors_of(pooling, backbone, task, described)  # [C D]
         cosines = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
-        predictions = [Prediction(task.label_names[index]) for index in cosines.argmax(dim=1).tolist()]
-        return score(task, predictions, examples)
-    return evaluate(backbone, _baseline("no-prompt", "auto", backbone, task), examples)
+        return [Prediction(task.label_names[index]) for index in cosines.argmax(dim=1).tolist()]
+    model = _baseline("no-prompt", "auto", backbone, task).to(backbone.device).eval()
+    return predict(backbone, [(model, example) for example in examples], batch_size).predictions
+
+
+def why_no_zero_shot(backbone_kind: str, task: Task) -> str:
+    """Why there is no zero-shot score; empty if there is one, which costs about as much as the score of a cue.
+
+    Example:
+        >>> why_no_zero_shot("encoder", Task(name="t", kind="regression"))
+        'an encoder without training has no prediction for regression'
+    """
+    if backbone_kind == "encoder":
+        return "" if task.has_classes else f"an encoder without training has no prediction for {task.kind}"
+    if task.kind != "classification":
+        return f"a backbone that writes text for {task.kind} does not know where to end before it is trained"
+    if len(task.labels) > MAX_RANKED_LABELS:
+        return f"ranking {len(task.labels)} labels takes too long (at most {MAX_RANKED_LABELS})"
+    return ""
 
 
 def linear_probe(
@@ -74,4 +160,5 @@ def linear_probe(
 
 def _baseline(name: str, readout: Literal["auto", "classifier"], backbone: Backbone, task: Task) -> TaskModel:
     method = METHODS[name]
-    return make_task_model(task, (method, method.Config(name=name)), ReadoutConfig(name=readout), backbone, None)
+    with torch.random.fork_rng(devices=[]):  # a head draws initial values
+        return make_task_model(task, (method, method.Config(name=name)), ReadoutConfig(name=readout), backbone, None)

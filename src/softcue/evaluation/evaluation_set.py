@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation.scoring import Evaluation, score
+from softcue.evaluation.report import Evaluation, score
+from softcue.evaluation.wrong_rows import WrongRow, wrong_rows
 from softcue.tasks import SPLITS, Label, Source, Task, examples_from, find_task, sources
 from softcue.tasks.readers import Dataset, name_of, splits_of
 from softcue.tasks.rows import has_targets
@@ -32,12 +33,18 @@ class LabelMapping:
         self, predictions: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0
     ) -> Evaluation:
         """Score a cue's predictions in the common labels."""
+        return score(self.task, *self.map_labels(predictions, examples), num_truncated)
+
+    def map_labels(
+        self, predictions: Sequence[Prediction], examples: Sequence[Example]
+    ) -> tuple[list[Prediction], list[Example]]:
+        """A cue's predictions and the examples, both in the common labels."""
         mapped = [_map_prediction(prediction, self.predicted) for prediction in predictions]
-        if self.targets:
-            examples = [
-                replace(example, target=self.targets.get(str(example.target), example.target)) for example in examples
-            ]
-        return score(self.task, mapped, examples, num_truncated)
+        if not self.targets:
+            return mapped, list(examples)
+        return mapped, [
+            replace(example, target=self.targets.get(str(example.target), example.target)) for example in examples
+        ]
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,20 @@ class EvaluationSet:
     examples: list[Example]
     labels: LabelMapping
 
-    def score(self, predictions: Sequence[Prediction], num_truncated: int = 0) -> Evaluation:
-        """Score a cue's predictions for all rows."""
-        return self.labels.score(predictions, self.examples, num_truncated)
+    def score(
+        self,
+        predictions: Sequence[Prediction],
+        num_truncated: int = 0,
+        baselines: Mapping[str, Sequence[Prediction]] | None = None,
+    ) -> Evaluation:
+        """Score a cue's predictions for all rows, and those of baselines, by name."""
+        evaluation = self.labels.score(predictions, self.examples, num_truncated)
+        others = {name: self.labels.score(guesses, self.examples).scores for name, guesses in (baselines or {}).items()}
+        return replace(evaluation, baselines=others)
+
+    def wrong_rows(self, predictions: Sequence[Prediction], limit: int = 10) -> list[WrongRow]:
+        """The rows a cue gets wrong, the most confident prediction first."""
+        return wrong_rows(self.labels.task, *self.labels.map_labels(predictions, self.examples), limit)
 
 
 def read_evaluation_set(

@@ -1,7 +1,8 @@
 """Metrics as pure functions of predicted and true values.
 
-All lie in 0..100 or -100..100. Each is tested against a hand-worked or official example. Among predicted labels and
-texts, None stands for an illegal prediction. It is never right; where it counts as more than wrong, the metric says so.
+All lie in 0..100 or -100..100, except R2, which has no lower bound, and the two errors (MAE, RMSE), which are in the
+unit of the targets. Each is tested against a hand-worked or official example. Among predicted labels and texts, None
+stands for an illegal prediction. It is never right; where it counts as more than wrong, the metric says so.
 
 Text metrics follow the evaluate script of SQuAD v1.1, which MRQA and ReCoRD use unchanged with their own answers. Its
 order of operations: lower case, remove punctuation, remove articles, join spaces. Its F1 is 0 if no word is shared,
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 import numpy
+import numpy.typing
 
 from softcue.types import Span
 
@@ -165,6 +167,48 @@ def pearson_spearman(predicted: Sequence[float], true: Sequence[float]) -> float
         99.1
     """
     return (pearson(predicted, true) + spearman(predicted, true)) / 2
+
+
+def mae(predicted: Sequence[float], true: Sequence[float]) -> float:
+    """Mean absolute error, in the unit of the targets.
+
+    Example:
+        >>> mae([1.0, 2.0, 3.0], [1.0, 4.0, 4.0])
+        1.0
+    """
+    return float(numpy.abs(_errors(predicted, true)).mean())
+
+
+def rmse(predicted: Sequence[float], true: Sequence[float]) -> float:
+    """Root mean squared error, in the unit of the targets.
+
+    Example:
+        >>> rmse([1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 3.0, 4.0])
+        1.0
+    """
+    errors = _errors(predicted, true)
+    largest = float(numpy.abs(errors).max())
+    return largest * math.sqrt(float(((errors / largest) ** 2).mean())) if largest else 0.0  # no square overflows
+
+
+def r2(predicted: Sequence[float], true: Sequence[float]) -> float:
+    """Share of the targets' variance that is predicted: 100 is perfect, 0 is as good as the mean of these targets.
+
+    With constant targets it is 0, or 100 if every prediction is right, as in scikit-learn.
+
+    Example:
+        >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])  # errors 0, 0, 1; deviations from 7/3
+        78.57142857142857
+    """
+    error = rmse(predicted, true)
+    spread = rmse([float(numpy.mean(true))] * len(true), true) if numpy.ptp(true) else 0.0
+    if not spread:
+        return 0.0 if error else 100.0
+    return 100.0 * (1.0 - (error / spread) ** 2)
+
+
+def _errors(predicted: Sequence[float], true: Sequence[float]) -> numpy.typing.NDArray[numpy.float64]:
+    return numpy.asarray(predicted, dtype=numpy.float64) - numpy.asarray(true, dtype=numpy.float64)
 
 
 def relation_of(label: str | None) -> str:

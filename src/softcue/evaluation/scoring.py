@@ -1,28 +1,28 @@
-"""Scores of a task's predictions: which metrics a kind of task has, and how they are computed from rows."""
+"""The metrics of each kind of task, and how they are computed from rows with predictions."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Self
 
-from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError, near_matches
 from softcue.evaluation.metrics import (
     accuracy,
     exact_match,
     f1,
     macro_f1,
+    mae,
     matthews,
     micro_f1,
     multirc_em,
     normalise_text,
     pearson,
     pearson_spearman,
+    r2,
     relation_of,
+    rmse,
     semeval_f1,
     span_f1,
     span_precision,
@@ -30,8 +30,6 @@ from softcue.evaluation.metrics import (
     spearman,
     word_f1,
 )
-from softcue.inference import TaskModel
-from softcue.inference.predict import predict
 from softcue.tasks import Task
 from softcue.types import Example, Prediction, Span
 
@@ -99,13 +97,16 @@ class ScoredRows:
 class Metric:
     """A metric: its kinds of task, its function, what a task must have, and when it is reported.
 
-    A metric the task names is reported in any case.
+    A metric the task names is reported in any case. A task cannot name an error (`is_error`): training keeps the step
+    with the highest score, and averages scores over metrics and tasks, which numbers in the unit of a task's targets
+    do not allow. `r2` takes the place of `rmse`: on the same rows, the highest R2 is the lowest RMSE.
     """
 
     kinds: tuple[str, ...]
     compute: Callable[[ScoredRows], float]
     missing: Callable[[Task], str] = lambda _: ""  # what the task would need beside its kind; empty if it has it
     is_usual: Callable[[ScoredRows], bool] = lambda _: True
+    is_error: bool = False  # in the unit of the targets, and lower is better
 
 
 def legal_text(task: Task, prediction: Prediction, example: Example) -> str | None:
@@ -194,6 +195,9 @@ METRICS: dict[str, Metric] = {
     "pearson": Metric(_NUMBERS, lambda rows: pearson(rows.values, rows.true_values)),
     "spearman": Metric(_NUMBERS, lambda rows: spearman(rows.values, rows.true_values)),
     "pearson_spearman": Metric(_NUMBERS, lambda rows: pearson_spearman(rows.values, rows.true_values)),
+    "r2": Metric(_NUMBERS, lambda rows: r2(rows.values, rows.true_values)),
+    "mae": Metric(_NUMBERS, lambda rows: mae(rows.values, rows.true_values), is_error=True),
+    "rmse": Metric(_NUMBERS, lambda rows: rmse(rows.values, rows.true_values), is_error=True),
     "span_f1": Metric(_SPANS, lambda rows: span_f1(rows.spans, rows.true_spans)),
     "span_precision": Metric(_SPANS, lambda rows: span_precision(rows.spans, rows.true_spans)),
     "span_recall": Metric(_SPANS, lambda rows: span_recall(rows.spans, rows.true_spans)),
@@ -201,13 +205,25 @@ METRICS: dict[str, Metric] = {
 
 
 def metrics_of(kind: str) -> tuple[str, ...]:
-    """The metrics a task of this kind may name.
+    """The metrics a task of this kind may name: those where higher is better.
 
     Example:
         >>> metrics_of("span")
         ('exact_match', 'word_f1')
     """
-    return tuple(name for name, metric in METRICS.items() if kind in metric.kinds)
+    return tuple(name for name, metric in METRICS.items() if kind in metric.kinds and not metric.is_error)
+
+
+def format_score(metric: str, score: float | None) -> str:
+    """A score as text: one decimal, or three significant digits for an error in the unit of the targets.
+
+    Example:
+        >>> format_score("accuracy", 84.127), format_score("rmse", 0.03141), format_score("f1", None)
+        ('84.1', '0.0314', '-')
+    """
+    if score is None:
+        return "-"
+    return f"{score:.3g}" if metric in METRICS and METRICS[metric].is_error else f"{score:.1f}"
 
 
 def scores_of(rows: ScoredRows) -> dict[str, float]:
@@ -218,7 +234,11 @@ def scores_of(rows: ScoredRows) -> dict[str, float]:
         {'exact_match': 100.0, 'word_f1': 100.0}
     """
     task = rows.task
-    usual = [n for n in metrics_of(task.kind) if METRICS[n].is_usual(rows) and not METRICS[n].missing(task)]
+    usual = [
+        name
+        for name, metric in METRICS.items()
+        if task.kind in metric.kinds and metric.is_usual(rows) and not metric.missing(task)
+    ]
     return {name: METRICS[name].compute(rows) for name in dict.fromkeys([*usual, *task.main_metrics])}
 
 
@@ -233,6 +253,13 @@ def check_metric(task: Task) -> None:
     """
     metrics = metrics_of(task.kind)
     for part in task.main_metrics:
+        if part in METRICS and METRICS[part].is_error and task.kind in METRICS[part].kinds:
+            raise ConfigurationError(
+                setting="task.metric",
+                got=part,
+                expected=f"a metric where higher is better: {', '.join(metrics)}",
+                fix=f"take r2, whose best step has the lowest rmse; {part} is reported in any case",
+            )
         if part not in metrics:
             fix = near_matches(part, metrics)
             if part in METRICS:
@@ -242,68 +269,3 @@ def check_metric(task: Task) -> None:
             raise ConfigurationError(
                 setting="task.metric", got=part, expected=f"{missing} for it", fix="name another metric"
             )
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of a task on rows, with counts that explain them."""
-
-    scores: dict[str, float]
-    main: float  # the task's metric, or the mean of several; early stopping watches it
-    num_rows: int
-    num_truncated: int
-    num_illegal: int  # predictions the task or the row does not allow; they count as wrong
-    predicted_labels: dict[str, int]
-    num_true_labels: int = 0
-
-    @property
-    def has_collapsed(self) -> bool:
-        """Whether all rows got the same label although the true labels differ."""
-        return len(self.predicted_labels) == 1 and self.num_true_labels > 1
-
-    @property
-    def illegal_share(self) -> float:
-        """Share of illegal predictions, from 0 to 1.
-
-        Example:
-            >>> Evaluation({}, 0.0, num_rows=8, num_truncated=0, num_illegal=2, predicted_labels={}).illegal_share
-            0.25
-        """
-        return self.num_illegal / self.num_rows if self.num_rows else 0.0
-
-
-def evaluate(backbone: Backbone, model: TaskModel, examples: Sequence[Example], batch_size: int = 64) -> Evaluation:
-    """Score a task's model on examples with known targets.
-
-    Example:
-        evaluate(backbone, model, examples).scores["accuracy"]
-    """
-    predicted = predict(backbone, [(model, example) for example in examples], batch_size)
-    return score(model.task, predicted.predictions, examples, predicted.num_truncated)
-
-
-def score(
-    task: Task, predictions: Sequence[Prediction], examples: Sequence[Example], num_truncated: int = 0
-) -> Evaluation:
-    """Score predictions with the usual metrics of the task's kind and with those the task names.
-
-    Example:
-        >>> from softcue.tasks import Label
-        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")}, metric="accuracy+macro_f1")
-        >>> score(task, [Prediction("a"), Prediction("nonsense")], [Example(("x",), "a"), Example(("y",), "b")]).main
-        50.0
-    """
-    check_metric(task)
-    rows = ScoredRows.of(task, predictions, examples)
-    scores = scores_of(rows)
-    has_labels = bool(task.has_classes and task.labels)
-    counts = Counter(str(prediction.label_text) for prediction in predictions) if has_labels else {}
-    return Evaluation(
-        scores,
-        main=fmean(scores[name] for name in task.main_metrics),
-        num_rows=len(examples),
-        num_truncated=num_truncated,
-        num_illegal=sum(rows.is_illegal),
-        predicted_labels=dict(sorted(counts.items())),
-        num_true_labels=len(set(rows.true)) if has_labels else 0,
-    )

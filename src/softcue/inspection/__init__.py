@@ -1,16 +1,25 @@
-"""Inspection of a cue: nearest words, codes per label, pictures and an HTML page."""
+"""What a cue has learned: its curve, its mistakes, the nearest words of its prompt vectors, its codes; as a page."""
 
-from softcue.inspection.codes import CodesByLabel, codes_by_label
+from softcue.inspection.checked_rows import CheckedRows, check_rows, check_suffix, write_evaluation
+from softcue.inspection.codebook_curves import codebook_curves
+from softcue.inspection.codes import Code, CodesByLabel, codes_by_label
 from softcue.inspection.nearest import NearestWords, nearest_words
-from softcue.inspection.page import cue_page
-from softcue.inspection.pictures import code_map, training_curves
+from softcue.inspection.page import cue_page, evaluation_page
+from softcue.inspection.pictures import code_map, evaluation_picture
 
 __all__ = [
+    "CheckedRows",
+    "Code",
     "CodesByLabel",
     "NearestWords",
+    "check_rows",
+    "check_suffix",
     "code_map",
+    "codebook_curves",
     "codes_by_label",
     "cue_page",
+    "evaluation_page",
+    "evaluation_picture",
     "nearest_words",
-    "training_curves",
+    "write_evaluation",
 ]

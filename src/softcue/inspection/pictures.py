@@ -1,17 +1,16 @@
-"""Pictures of a cue as PNG bytes: a map of the codebook, and curves of the training run."""
+"""Pictures as PNG bytes: a map of the codebook, and a confusion matrix. They need matplotlib."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
-from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from softcue.errors import MissingExtraError
+from softcue.evaluation import Evaluation, count_rows
 from softcue.inspection.codes import CodesByLabel
 
 # colours that people with colour blindness can tell apart (Okabe and Ito)
@@ -65,52 +64,51 @@ def code_map(codes: CodesByLabel, codebook: Tensor) -> bytes:
     return _png(figure)
 
 
-def training_curves(metrics: Path) -> bytes | None:
-    """Curves of codes in use and of the prompt's dependence on the input, from metrics.jsonl; None if it has neither.
+def evaluation_picture(title: str, evaluation: Evaluation) -> bytes:
+    """The confusion matrix; for regression, predicted against true values.
 
     Example:
-        training_curves(Path("cues/mine/metrics.jsonl"))
+        Path("matrix.png").write_bytes(evaluation_picture("tickets", cue.evaluate("held-out.csv")))
     """
-    if not metrics.is_file():
-        return None
-    lines = []
-    for line in metrics.read_text("utf-8").splitlines():
-        with contextlib.suppress(ValueError):  # a killed run may leave an incomplete line
-            lines.append(json.loads(line))
-    panels = {
-        "codes drawn in the epoch, and perplexity": ("codes_drawn", "perplexity"),
-        "size of P^q beside P, and variation over inputs": ("prompt_ratio", "prompt_variation"),
-    }
-    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for title, names in panels.items():
-        series = {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
-        if series := {name: points for name, points in series.items() if points}:
-            curves[title] = series
-    if not curves:
-        return None
-    figure, all_axes = _figure(4.5 * len(curves), 3.0, columns=len(curves))
-    for axes, (title, series) in zip(all_axes if len(curves) > 1 else [all_axes], curves.items(), strict=True):
-        for colour, (name, points) in zip(COLOURS, series.items(), strict=False):
-            axes.plot(
-                *zip(*points, strict=True), color=colour, label=name.replace("_", " "), marker="." * (len(points) < 20)
-            )
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("step")
-        if "prompt_variation" in series:  # values from a fraction of a percent to one half
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8)
+    confusion, rows = evaluation.confusion, evaluation.rows
+    if confusion is None:
+        figure, axes = _figure(5.5, 5.0)
+        assert rows is not None
+        axes.scatter(rows.true_values, rows.values, s=18, alpha=0.6, color=COLOURS[0])
+        ends = [min(*rows.true_values, *rows.values), max(*rows.true_values, *rows.values)]
+        axes.plot(ends, ends, color="#888888", linestyle="--", linewidth=1)
+        axes.set_xlabel("true")
+        axes.set_ylabel("predicted")
+    else:
+        side = max(4.0, min(16.0, 2.0 + 0.55 * len(confusion.predicted)))
+        figure, axes = _figure(side + 0.6, side)
+        counts = numpy.array(confusion.counts)  # [C P]
+        shares = counts / numpy.maximum(1, counts.sum(axis=1, keepdims=True))
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for (row, column), count in numpy.ndenumerate(counts):
+            if count:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=9)
+        axes.set_xticks(range(len(confusion.predicted)), confusion.predicted, rotation=45, ha="right")
+        axes.set_yticks(range(len(confusion.labels)), confusion.labels)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
+    axes.set_title(f"{title}: {count_rows(evaluation.num_rows)}", fontsize=10)
     return _png(figure)
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+def check_matplotlib() -> None:
+    """Check that matplotlib is installed."""
+    _figure(1.0, 1.0)
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(1, columns)
+    return figure, figure.subplots()
 
 
 def _png(figure: Any) -> bytes:

@@ -1,0 +1,11 @@
+"""Tables as HTML, charts as inline SVG and sparklines. It knows no task, model or cue.
+
+Colours work on light and on dark pages: text takes the colour of the page around it, and no script, style sheet or
+file is needed, so that the same text serves a page and a notebook.
+"""
+
+from softcue.drawing.charts import histogram, line_chart, scatter_chart, side_by_side
+from softcue.drawing.sparkline import sparkline
+from softcue.drawing.tables import heat_table, html_table
+
+__all__ = ["heat_table", "histogram", "html_table", "line_chart", "scatter_chart", "side_by_side", "sparkline"]

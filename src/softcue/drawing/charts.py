@@ -1,0 +1,199 @@
+"""Charts as inline SVG: curves, points and bars. Lines and text take the page's colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from softcue.drawing.sparkline import group_means
+
+Points = Sequence[tuple[float, float]]
+BLUE, ORANGE = "#3b82c4", "#d9822b"  # readable on white and on black
+WIDTH, HEIGHT = 400, 240
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 38  # margins: the plot lies inside
+MAX_CURVE_POINTS, MAX_SCATTER_POINTS, MAX_DOTS = 200, 1500, 40
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """The ranges of a chart's two axes; on a logarithmic axis y holds powers of ten."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    is_log: bool = False
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """The position of a point in the picture."""
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+
+def line_chart(
+    title: str,
+    points: Points,
+    x_name: str,
+    colour: str = BLUE,
+    best: tuple[float, float] | None = None,
+    is_log: bool = False,
+    min_span: float = 0.0,
+) -> str:
+    """A curve; `best` is a point to mark. Of very long curves, neighbouring points are averaged.
+
+    With `is_log` the values are positive and their axis is logarithmic. The axis of values covers at least
+    `min_span`, so that small differences look small.
+
+    Example:
+        >>> line_chart("loss", [(1, 2.0), (2, 1.0)], "step").count("<polyline")
+        1
+    """
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if is_log:
+        finite = [(x, math.log10(y)) for x, y in finite if y > 0]
+    if not finite:
+        return ""
+    drawn = group_means(finite, MAX_CURVE_POINTS)
+    marked = [] if best is None else [best]
+    axes = _Axes(
+        _range([x for x, _ in finite]), _range([y for _, y in [*drawn, *marked]], min_span, margin=0.06), is_log
+    )
+    places = [axes.place(x, y) for x, y in drawn]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>']
+    if len(drawn) <= MAX_DOTS:
+        parts += [
+            _dot(place, 3, colour, f"{x_name} {x:g}: {10**y if is_log else y:.4g}")
+            for place, (x, y) in zip(places, drawn, strict=True)
+        ]
+    if best is not None:
+        x, y = axes.place(*best)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="none" stroke="currentColor" stroke-width="1.5"/>')
+        title += f": best {best[1]:.4g} at {x_name} {best[0]:g}"
+    return _svg(title, axes, x_name, "".join(parts))
+
+
+def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: str = BLUE) -> str:
+    """Points, and the diagonal on which both values are the same. Of very many points an even share is drawn.
+
+    Example:
+        >>> scatter_chart("values", [(1, 2.0), (2, 1.0)], "true", "predicted").count("<circle")
+        2
+    """
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if not finite:
+        return ""
+    both = _range([value for point in finite for value in point])
+    axes = _Axes(both, both)
+    every = math.ceil(len(finite) / MAX_SCATTER_POINTS)
+    (x1, y1), (x2, y2) = axes.place(both[0], both[0]), axes.place(both[1], both[1])
+    diagonal = (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="currentColor" '
+        'stroke-opacity=".5" stroke-dasharray="4 4"/>'
+    )
+    dots = "".join(
+        _dot(axes.place(x, y), 3.5, colour, f"{x_name} {x:.4g}, {y_name} {y:.4g}", opacity=0.6)
+        for x, y in finite[::every]
+    )
+    return _svg(title, axes, f"{x_name} (across), {y_name} (up)", diagonal + dots)
+
+
+def histogram(title: str, values: Sequence[float], x_name: str, colour: str = ORANGE, num_bars: int = 15) -> str:
+    """Bars that count the values of equal ranges.
+
+    Example:
+        >>> histogram("errors", [0.0, 0.1, 0.9], "error", num_bars=2).count("<rect")
+        2
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = _range(finite)
+    counts = [0] * num_bars
+    for value in finite:
+        counts[min(num_bars - 1, int((value - low) / (high - low) * num_bars))] += 1
+    axes = _Axes((low, high), (0.0, float(max(counts))))
+    bars = []
+    for number, count in enumerate(counts):
+        start, end = (low + (high - low) * (number + edge) / num_bars for edge in (0, 1))
+        (x1, y1), (x2, y2) = axes.place(start, count), axes.place(end, 0)
+        bars.append(
+            f'<rect x="{x1 + 0.5:.1f}" y="{y1:.1f}" width="{max(0.5, x2 - x1 - 1):.1f}" height="{y2 - y1:.1f}" '
+            f'fill="{colour}"><title>{start:.3g} to {end:.3g}: {count:,}</title></rect>'
+        )
+    return _svg(title, axes, x_name, "".join(bars))
+
+
+def side_by_side(charts: Sequence[str]) -> str:
+    """Charts in a row; on a narrow screen one below the other.
+
+    Example:
+        >>> side_by_side([]), side_by_side(["<svg/>"]).count("<svg")
+        ('', 1)
+    """
+    boxes = "".join(
+        f'<div style="flex: 1 1 340px; min-width: 0; max-width: 460px">{chart}</div>' for chart in charts if chart
+    )
+    return f'<div style="display: flex; flex-wrap: wrap; gap: 8px 24px">{boxes}</div>' if boxes else ""
+
+
+def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
+    """The picture: title, grid and axes around its content."""
+    name = escape(title)
+    parts = [f'<text x="4" y="17" font-size="13" font-weight="600" fill="currentColor">{name}</text>']
+    for value in _ticks(*axes.y):
+        _, y = axes.place(axes.x[0], value)
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
+            'stroke-opacity=".15"/>'
+        )
+        parts.append(_label(LEFT - 6, y + 4, f"{10**value:.2g}" if axes.is_log else _number(value), "end"))
+    for value in _ticks(*axes.x):
+        x, y = axes.place(value, axes.y[0])
+        parts.append(_label(x, y + 16, _number(value), "middle"))
+    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(x_name), "middle"))
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}" '
+        'style="width: 100%; height: auto; font-family: system-ui, sans-serif" xmlns="http://www.w3.org/2000/svg">'
+        f"{''.join(parts)}{content}</svg>"
+    )
+
+
+def _label(x: float, y: float, text: str, anchor: str) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" text-anchor="{anchor}" fill="currentColor" '
+        f'fill-opacity=".8">{text}</text>'
+    )
+
+
+def _dot(place: tuple[float, float], radius: float, colour: str, title: str, opacity: float = 1.0) -> str:
+    x, y = place
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}" fill-opacity="{opacity}">'
+        f"<title>{escape(title)}</title></circle>"
+    )
+
+
+def _range(values: Sequence[float], min_span: float = 0.0, margin: float = 0.0) -> tuple[float, float]:
+    """The lowest and the highest value with a margin (a share of the span); apart from each other if they are equal."""
+    low, high = min(values), max(values)
+    span = max(high - low, min_span)
+    if not span:
+        span = abs(low) * 0.1 or 1.0
+    missing = (span - (high - low)) / 2
+    return low - missing - margin * span, high + missing + margin * span
+
+
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers inside a range: multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{round(value, 12):g}"

@@ -1,0 +1,76 @@
+"""HTML tables: plain ones, and matrices of counts with shaded cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+HIT, MISS = "59, 130, 196", "217, 130, 43"  # blue and orange: people with colour blindness can tell them apart
+MANY_COLUMNS = 6  # from here on the names of a matrix's columns are written from top to bottom
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( \(few\))?|-")
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; columns of numbers are aligned to the right, fractions have two decimals.
+
+    Example:
+        >>> html_table(["label", "rows"], [["a<b", 3]]).count("a&lt;b")
+        1
+    """
+    lines = [[_text(cell) for cell in row] for row in rows]
+    alignments = [
+        "right" if lines and all(_NUMBER.fullmatch(line[column]) for line in lines) else "left"
+        for column in range(len(columns))
+    ]
+    head = "".join(_cell("th", name, align) for name, align in zip(columns, alignments, strict=True))
+    body = "".join(
+        f"<tr>{''.join(_cell('td', text, align) for text, align in zip(line, alignments, strict=True))}</tr>"
+        for line in lines
+    )
+    return _wide(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def heat_table(corner: str, rows: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """A matrix of counts. Cells are shaded by their share of the row: blue where row and column are the same.
+
+    Example:
+        >>> heat_table("true", ["a"], ["a", "b"], [[3, 1]]).count("rgba(59, 130, 196")
+        1
+    """
+    is_upright = len(columns) > MANY_COLUMNS
+    turned = "writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; " if is_upright else ""
+    names = "".join(f'<th scope="col" style="{turned}font-weight: 600">{escape(name)}</th>' for name in columns)
+    lines = []
+    for row, (name, row_counts) in enumerate(zip(rows, counts, strict=True)):
+        total = sum(row_counts)
+        cells = []
+        for column, count in enumerate(row_counts):
+            share = count / total if total else 0.0
+            colour = f"rgba({HIT if row == column else MISS}, {0.12 + 0.68 * share:.2f})" if count else "transparent"
+            title = f"true {name}, predicted {columns[column]}: {count:,} of {total:,}"
+            text = f"{count:,}" if count else '<span style="opacity: .35">0</span>'
+            cells.append(
+                f'<td title="{escape(title)}" style="text-align: center; font-variant-numeric: tabular-nums; '
+                f'background: {colour}">{text}</td>'
+            )
+        lines.append(f'<tr><th scope="row" style="text-align: right">{escape(name)}</th>{"".join(cells)}</tr>')
+    head = f'<th style="font-weight: 400; opacity: .75; text-align: right">{escape(corner)}</th>{names}'
+    table = f'<table style="width: auto"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return _wide(table)
+
+
+def _wide(table: str) -> str:
+    """A table that scrolls sideways on a narrow screen."""
+    return f'<div style="overflow-x: auto">{table}</div>'
+
+
+def _cell(tag: str, text: str, align: str) -> str:
+    digits = " font-variant-numeric: tabular-nums;" if align == "right" else ""
+    return f'<{tag} style="text-align: {align};{digits}">{escape(text)}</{tag}>'
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)):
+        return str(cell)
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:.2f}"

@@ -1,0 +1,164 @@
+"""Scores of each label, and the confusion matrix: which true label is predicted as which."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from softcue.evaluation.metrics import Labels, SpanRows, span_f1, span_precision, span_recall
+from softcue.types import Span
+
+ILLEGAL = "(illegal)"  # the column of predictions that the task does not allow
+_NO_LABEL = "\0"  # stands for an illegal prediction: no task can have such a label
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Precision, recall and F1 of one label, from 0 to 100; None where there is nothing to divide by."""
+
+    precision: float | None  # None if the label is never predicted
+    recall: float | None  # None if no row has the label
+    f1: float | None
+    support: int  # rows with this true label; for tags, spans
+    num_predicted: int  # rows or spans that are predicted as this label
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """All values, for JSON.
+
+        Example:
+            >>> LabelScores(50.0, 100.0, 66.7, 1, 2).as_dict()["support"]
+            1
+        """
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """Rows by true label and predicted label. The last column holds illegal predictions, if there are any."""
+
+    labels: tuple[str, ...]  # of the rows: the true labels
+    predicted: tuple[str, ...]  # of the columns
+    counts: tuple[tuple[int, ...], ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """Labels and counts, for JSON.
+
+        Example:
+            >>> confusion_matrix(["a", "a"], ["a", "b"], ["a", "b"]).as_dict()
+            {'true': ['a', 'b'], 'predicted': ['a', 'b'], 'counts': [[1, 0], [1, 0]]}
+        """
+        return {
+            "true": list(self.labels),
+            "predicted": list(self.predicted),
+            "counts": [list(row) for row in self.counts],
+        }
+
+    def as_csv(self) -> str:
+        """A csv table: one line per true label, one column per predicted label.
+
+        Example:
+            >>> print(confusion_matrix(["a", None], ["a", "b"], ["a", "b"]).as_csv(), end="")
+            true,a,b,(illegal)
+            a,1,0,0
+            b,0,0,1
+        """
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["true", *self.predicted])
+        writer.writerows([label, *counts] for label, counts in zip(self.labels, self.counts, strict=True))
+        return buffer.getvalue()
+
+
+def confusion_matrix(predicted: Labels, true: Sequence[str], labels: Sequence[str]) -> ConfusionMatrix:
+    """Count the rows of each pair of true and predicted label; None among the predictions is an illegal one.
+
+    True labels that are not in `labels` come after them.
+
+    Example:
+        >>> confusion_matrix(["a", "b", "b"], ["a", "a", "b"], ["a", "b"]).counts
+        ((1, 1), (0, 1))
+    """
+    from sklearn.metrics import confusion_matrix as count_pairs
+
+    all_labels = _all_labels(predicted, true, labels)
+    columns = [*all_labels, *([_NO_LABEL] if None in predicted else [])]
+    if not true:
+        return ConfusionMatrix(tuple(all_labels), tuple(all_labels), tuple((0,) * len(columns) for _ in all_labels))
+    counts = count_pairs(list(true), _without_none(predicted), labels=columns)  # [C C]; no row is truly illegal
+    names = tuple(ILLEGAL if label == _NO_LABEL else label for label in columns)
+    rows = tuple(tuple(int(count) for count in counts[number]) for number in range(len(all_labels)))
+    return ConfusionMatrix(tuple(all_labels), names, rows)
+
+
+def label_scores(predicted: Labels, true: Sequence[str], labels: Sequence[str]) -> dict[str, LabelScores]:
+    """Precision, recall and F1 of each label. An illegal prediction is a miss of the true label and of no other.
+
+    The metric `f1` of a task with a positive label is stricter: there an illegal prediction counts as the wrong one of
+    the two labels.
+
+    Example:
+        >>> label_scores(["a", "b", "b"], ["a", "a", "b"], ["a", "b"])["a"]
+        LabelScores(precision=100.0, recall=50.0, f1=66.66666666666666, support=2, num_predicted=1)
+    """
+    from sklearn.metrics import precision_recall_fscore_support
+
+    all_labels = _all_labels(predicted, true, labels)
+    if not true:
+        return {label: LabelScores(None, None, None, 0, 0) for label in all_labels}
+    precisions, recalls, f1s, supports = precision_recall_fscore_support(
+        list(true), _without_none(predicted), labels=all_labels, zero_division=math.nan
+    )
+    return {
+        label: LabelScores(
+            _percent(precisions[number]),
+            _percent(recalls[number]),
+            _percent(f1s[number]),
+            int(supports[number]),
+            sum(other == label for other in predicted),
+        )
+        for number, label in enumerate(all_labels)
+    }
+
+
+def span_label_scores(predicted: SpanRows, true: SpanRows, labels: Sequence[str]) -> dict[str, LabelScores]:
+    """Precision, recall and F1 of the spans of each label.
+
+    Example:
+        >>> rows = [[Span(0, 3, "PER"), Span(8, 12, "LOC")]], [[Span(0, 3, "PER")]]
+        >>> span_label_scores(*rows, ["PER", "LOC"])["LOC"].precision
+        0.0
+    """
+    other_labels = {span.label for spans in true for span in spans} - set(labels)
+    scores = {}
+    for label in [*labels, *sorted(other_labels)]:
+        label_spans = _spans_of(predicted, label), _spans_of(true, label)
+        num_predicted, support = (sum(len(set(spans)) for spans in rows) for rows in label_spans)
+        scores[label] = LabelScores(
+            span_precision(*label_spans) if num_predicted else None,
+            span_recall(*label_spans) if support else None,
+            span_f1(*label_spans) if num_predicted or support else None,
+            support,
+            num_predicted,
+        )
+    return scores
+
+
+def _all_labels(predicted: Labels, true: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The given labels, then the other true ones; without given labels, also those that are predicted."""
+    others = set(true) | (set() if labels else {label for label in predicted if label is not None})
+    return [*labels, *sorted(others - set(labels))]
+
+
+def _without_none(predicted: Labels) -> list[str]:
+    return [_NO_LABEL if label is None else label for label in predicted]
+
+
+def _spans_of(rows: SpanRows, label: str) -> list[list[Span]]:
+    return [[span for span in spans if span.label == label] for spans in rows]
+
+
+def _percent(share: float) -> float | None:
+    return None if math.isnan(share) else 100.0 * float(share)

@@ -1,0 +1,81 @@
+"""The rows that a cue gets wrong, worst first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from softcue.evaluation.metrics import normalise_text
+from softcue.evaluation.scoring import legal_text, legal_value
+from softcue.tasks import Task
+from softcue.types import Example, Prediction, Span
+
+
+@dataclass(frozen=True)
+class WrongRow:
+    """A row with a wrong prediction."""
+
+    number: int  # of the row, from 1
+    texts: tuple[str, ...]
+    true: str
+    predicted: str
+    score: float | None  # probability of the predicted label; for regression the error; None if there is neither
+
+    def as_dict(self) -> dict[str, object]:
+        """All values, for JSON."""
+        return asdict(self)
+
+
+def wrong_rows(
+    task: Task, predictions: Sequence[Prediction], examples: Sequence[Example], limit: int = 10
+) -> list[WrongRow]:
+    """The wrong rows: the most confident ones first, for regression those with the largest error.
+
+    Rows without a probability come last, in their order.
+
+    Example:
+        >>> from softcue.tasks import Label
+        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")})
+        >>> rows = [Example(("x",), "a"), Example(("y",), "a")]
+        >>> unsure, sure = (Prediction("b", scores={"a": 1 - p, "b": p}) for p in (0.6, 0.9))
+        >>> [(row.texts, row.score) for row in wrong_rows(task, [unsure, sure], rows)]
+        [(('y',), 0.9), (('x',), 0.6)]
+    """
+    pairs = zip(predictions, examples, strict=True)
+    rows = [row for number, pair in enumerate(pairs, start=1) if (row := _wrong_row(task, number, *pair)) is not None]
+    return sorted(rows, key=lambda row: -math.inf if row.score is None else row.score, reverse=True)[:limit]
+
+
+def _wrong_row(task: Task, number: int, prediction: Prediction, example: Example) -> WrongRow | None:
+    """The row if its prediction is wrong."""
+    if task.kind == "regression":
+        value = legal_value(prediction)
+        true = float(example.target or 0.0)
+        if value == true:
+            return None
+        error = None if value is None else abs(value - true)
+        return WrongRow(number, example.texts, f"{true:g}", "none" if value is None else f"{value:.4g}", error)
+    if task.kind == "tags":
+        spans = prediction.spans or ()
+        if not prediction.is_illegal and set(spans) == set(example.spans):
+            return None
+        text = example.texts[-1]
+        return WrongRow(number, example.texts, _name_spans(text, example.spans), _name_spans(text, spans), None)
+    label = legal_text(task, prediction, example)
+    answers = example.answers or (str(example.target),)
+    is_right = label is not None and (
+        label == str(example.target)
+        if task.has_classes
+        else normalise_text(label) in {normalise_text(answer) for answer in answers}
+    )
+    if is_right:
+        return None
+    shown = label if label is not None else f"{prediction.label_text} (illegal)"
+    score = None if prediction.scores is None or prediction.label is None else prediction.scores.get(prediction.label)
+    return WrongRow(number, example.texts, answers[0], shown, score)
+
+
+def _name_spans(text: str, spans: Sequence[Span]) -> str:
+    """Spans as text with their labels."""
+    return ", ".join(f"{text[span.start : span.end]} ({span.label})" for span in sorted(spans)) or "none"

@@ -1,0 +1,77 @@
+"""Charts and tables are well-formed, whatever they are given, and say what they show."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from softcue.drawing import heat_table, histogram, html_table, line_chart, scatter_chart, side_by_side, sparkline
+
+SERIES = [
+    [(1, 2.0)],
+    [(1, 2.0), (2, 2.0), (3, 2.0)],
+    [(1, -5.0), (2, 0.0), (10, 1e9)],
+    [(1, 1e-9), (2, 2e-9)],
+    [(step, math.sin(step)) for step in range(5000)],
+    [(1, math.nan), (2, 1.0), (3, math.inf), (4, 3.0)],
+]
+
+
+@pytest.mark.parametrize("points", SERIES)
+@pytest.mark.parametrize("is_log", [False, True])
+def test_any_curve_stays_inside_its_picture(points: list[tuple[int, float]], is_log: bool) -> None:
+    chart = line_chart("a < b & c", points, "step", is_log=is_log)
+    ElementTree.fromstring(chart)
+    [line] = re.findall(r'<polyline points="([^"]*)"', chart)
+    for place in line.split():
+        x, y = map(float, place.split(","))
+        assert 0 <= x <= 400 and 0 <= y <= 240
+    assert len(line.split()) <= 200
+    assert "a &lt; b &amp; c" in chart
+
+
+def test_a_curve_without_a_finite_value_is_no_chart() -> None:
+    assert line_chart("loss", [(1, math.nan)], "step") == ""
+    assert line_chart("loss", [], "step") == scatter_chart("x", [], "a", "b") == histogram("x", [], "a") == ""
+    assert side_by_side(["", ""]) == ""
+
+
+def test_the_best_point_is_in_the_title() -> None:
+    assert "validation f1: best 90 at step 4" in line_chart(
+        "validation f1", [(2, 80.0), (4, 90.0)], "step", best=(4, 90.0)
+    )
+
+
+def test_points_and_bars_are_well_formed() -> None:
+    points = [(float(number), number * 1.1) for number in range(4000)]
+    chart = scatter_chart("values", points, "true", "predicted")
+    ElementTree.fromstring(chart)
+    assert 1000 <= chart.count("<circle") <= 1500
+    bars = histogram("errors", [0.0, 0.0, 1.0], "error", num_bars=4)
+    ElementTree.fromstring(bars)
+    assert [re.search(r": (\d+)<", bar)[1] for bar in bars.split("<rect")[1:]] == ["2", "0", "0", "1"]  # type: ignore[index]
+
+
+def test_charts_take_the_colour_of_the_text_around_them() -> None:
+    chart = line_chart("loss", [(1, 2.0), (2, 1.0)], "step")
+    assert "currentColor" in chart
+    assert "#000" not in chart and "#fff" not in chart
+
+
+def test_tables_escape_and_align() -> None:
+    table = html_table(["name", "score"], [["<b>", "87.5"], ["x", "-"]])
+    ElementTree.fromstring(table)
+    assert "&lt;b&gt;" in table
+    assert table.count("text-align: right") == 3
+    matrix = heat_table("true", ["<a>", "b"], ["<a>", "b"], [[3, 1], [0, 0]])
+    ElementTree.fromstring(matrix)
+    assert "true &lt;a&gt;, predicted b: 1 of 4" in matrix
+
+
+def test_sparklines_have_at_most_their_width() -> None:
+    assert len(sparkline(list(range(1000)), width=40)) == 40
+    assert sparkline([]) == sparkline([math.nan]) == ""
+    assert sparkline([3.0, 1.0]) == "█▁"

@@ -1,0 +1,97 @@
+"""The baselines beside a cue's scores: what they predict, where there are none, and that they draw nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny
+
+import softcue
+from softcue.evaluation import baselines, constant_prediction, score, why_no_zero_shot
+from softcue.tasks import Label, Task
+from softcue.types import Example
+
+TASK = Task(name="t", labels={"a": Label(words="account"), "b": Label(words="bill")})
+EXAMPLES = [Example((f"my order {number}",), "a" if number % 3 else "b") for number in range(9)]
+ROWS = [{"text": example.texts[0], "label": example.target} for example in EXAMPLES]
+
+
+def test_the_majority_class_is_that_of_the_training_rows() -> None:
+    train = [Example(("x",), "b")] * 3 + [Example(("x",), "a")] * 2
+    assert constant_prediction(TASK, train) == "b"
+    assert constant_prediction(TASK, train[1:4]) == "b"
+    assert constant_prediction(TASK, [train[0], train[-1]]) == "a"  # the first label of equally frequent ones
+    predictions = baselines(tiny("bert"), TASK, "b", EXAMPLES)["majority_class"]
+    assert score(TASK, predictions, EXAMPLES).main == pytest.approx(100 / 3)
+
+
+def test_regression_has_the_mean_target_and_no_zero_shot() -> None:
+    task = Task(name="t", kind="regression")
+    train = [Example(("x",), 1.0), Example(("x",), 4.0)]
+    assert constant_prediction(task, train) == 2.5
+    predicted = baselines(tiny("bert"), task, 2.5, train)
+    assert [prediction.value for prediction in predicted["mean_target"]] == [2.5, 2.5]
+    assert set(predicted) == {"mean_target"}
+
+
+@pytest.mark.parametrize("kind", ["generation", "span", "tags"])
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_other_kinds_have_no_baseline_and_a_reason(kind: str, family: str) -> None:
+    task = Task.model_validate({"name": "t", "kind": kind, "labels": {"PER": Label(words="person")}})
+    backbone = tiny(family)
+    assert constant_prediction(task, EXAMPLES) is None
+    assert baselines(backbone, task, None, EXAMPLES) == {}
+    assert kind in why_no_zero_shot(backbone.kind, task)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+def test_baselines_change_no_random_state(family: str) -> None:
+    backbone = tiny(family)
+    before = torch.random.get_rng_state()
+    predicted = baselines(backbone, TASK, "a", EXAMPLES)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert set(predicted) == {"majority_class", "zero_shot"}
+    assert {prediction.label for prediction in predicted["zero_shot"]} <= {"a", "b"}
+
+
+def test_many_labels_are_not_ranked_by_a_backbone_that_writes_text() -> None:
+    names = [f"label {number}" for number in range(33)]
+    task = Task(name="t", labels={name: Label(words=name) for name in names})
+    assert "33 labels" in why_no_zero_shot("decoder", task)
+    assert why_no_zero_shot("encoder", task) == ""
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_run_records_rows_and_baselines_of_every_scored_split(tmp_path: Path, family: str) -> None:
+    few = {"training.steps": 1, "method.prompt_length": 2}
+    cue = softcue.train(
+        tmp_path / "cue",
+        backbone=tiny(family),
+        train=ROWS,
+        validation=ROWS[:6],
+        test=ROWS[:4],
+        overrides=few,
+        progress=False,
+    )
+    assert cue.cue_file.rows == {"train": 9, "validation": 6, "test": 4}
+    assert cue.cue_file.baselines["validation"]["majority_class"]["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert set(cue.cue_file.baselines["test"]) == {"majority_class", "zero_shot"}
+    assert cue.cue_file.constant_prediction == "a"
+    loaded = softcue.load(tmp_path / "cue", tiny(family))
+    assert loaded.cue_file.baselines == cue.cue_file.baselines
+
+
+def test_a_zero_shot_pass_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("softcue.evaluation.baselines.zero_shot_predictions", fail)
+    few = {"training.steps": 1, "method.prompt_length": 2}
+    with pytest.warns(UserWarning, match="no zero-shot score: out of memory"):
+        cue = softcue.train(
+            tmp_path / "cue", backbone=tiny("bert"), train=ROWS, validation=ROWS, overrides=few, progress=False
+        )
+    assert set(cue.cue_file.baselines["validation"]) == {"majority_class"}
+    assert (tmp_path / "cue" / "cue.json").is_file()
