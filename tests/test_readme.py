@@ -106,7 +106,7 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytes
             server.terminate()
             server.wait(timeout=60)
     assert (tmp_path / "predictions.csv").read_text("utf-8").count("\n") == 10
-    assert "<svg" in (tmp_path / "requests.html").read_text("utf-8")
+    assert "<svg" in (tmp_path / "page/index.html").read_text("utf-8")
 
 
 def free_port() -> int:

@@ -238,10 +238,10 @@ def split_rows(cue_file: CueFile) -> dict[str, int]:
     """The number of rows behind the scores of each split, as far as the cue file has it.
 
     Example:
-        split_rows(cue.cue_file)     # {"validation": 66}
+        split_rows(cue.cue_file)     # {"validation": 66, "test": 126}
     """
-    num_rows = cue_file.training.get("validation_rows")
-    return {"validation": num_rows} if isinstance(num_rows, int) else {}
+    counts = {split: cue_file.num_rows(split) for split in cue_file.scores}
+    return {split: num_rows for split, num_rows in counts.items() if num_rows is not None}
 
 
 def recorded_dtype(folder: Path) -> str:
