@@ -252,3 +252,28 @@ def test_a_run_says_what_it_trains_on_how_many_rows(tmp_path: Path, capsys: pyte
     assert lines[0] == f"prompt-tuning on {tiny('bert').name}: encoder, cpu, float32, {attention} attention"
     assert lines[1] == "readout classifier with cls pooling; 64 trainable parameters and a head of 66"
     assert lines[2] == "rows: 16 training, 4 validation, 6 test"
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "setting", "other"),
+    [
+        ("bert", "adapter", "learning_rate", "network_learning_rate"),
+        ("gpt2", "prompt-tuning", "network_learning_rate", "learning_rate"),
+    ],
+)
+def test_a_learning_rate_without_effect_is_reported(
+    family: str, method: str, setting: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {"training.steps": 1}
+    arguments: dict[str, Any] = {"backbone": tiny(family), "method": method, "overrides": steps, "train": ROWS}
+    quick(tmp_path / "wrong", **arguments, **{setting: 0.01})
+    assert f"warning: training.{setting} has no effect on {method}" in capsys.readouterr().err
+    quick(tmp_path / "right", **arguments, **{other: 0.01})
+    assert "has no effect" not in capsys.readouterr().err
+
+
+def test_epochs_win_over_the_steps_of_a_file_and_clash_with_those_of_an_override(settings_of: Any) -> None:
+    settings, _ = settings_of(config={"training": {"steps": 9, "epochs": 2}}, epochs=3)
+    assert settings["training"] == {"steps": 0, "epochs": 3}
+    with pytest.raises(ConfigurationError, match=r"training\.steps: got 9.*beside `epochs=3`"):
+        softcue.train("out", epochs=3, overrides={"training.steps": 9})

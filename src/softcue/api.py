@@ -168,6 +168,8 @@ def _merge_settings(
     else:
         override_settings = parse_overrides(overrides)
     _check_no_conflict(given, override_settings)
+    if "epochs" in given.get("training", {}) and base.get("training", {}).get("steps"):
+        base = merged(base, {"training": {"steps": 0}})  # a number of steps would win over the epochs
     return merged(base, given, override_settings)
 
 
@@ -183,6 +185,14 @@ def _check_no_conflict(arguments: Settings, overrides: Settings) -> None:
                     expected=f"one value; the argument `{PYTHON_NAMES.get((section, key), key)}` says {value}",
                     fix="leave one of the two out",
                 )
+    epochs = arguments.get("training", {}).get("epochs")
+    if epochs is not None and (num_steps := overrides.get("training", {}).get("steps")):
+        raise ConfigurationError(
+            setting="training.steps",
+            got=num_steps,
+            expected=f"no number of steps beside `epochs={epochs}`",
+            fix="leave one of the two out",
+        )
 
 
 def _as_text(path: str | Path | None) -> str | None:

@@ -61,6 +61,7 @@ class Run:
         self.models = self._build_models()
         self.config = self._replace_auto(self.config)
         first_cues = self._initialise_models()
+        self.warnings = _settings_without_effect(settings, self.models[0])
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
@@ -186,6 +187,7 @@ class Run:
             recorder.note(line)
         stack.enter_context(recorder)
         recorder.start(trainer.state.step)
+        recorder.warn(self.warnings)
         recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
         trainer.listener = recorder
         return recorder
@@ -311,6 +313,19 @@ def splits_of_run(folder: str | Path) -> Splits:
     """
     settings = read_settings(Path(folder) / "config.yaml")
     return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
+
+
+def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
+    """Warnings about learning rates that the user has set and that no parameter uses."""
+    given = settings.get("training", {})
+    prompt_ids = {id(parameter) for parameter in model.method.prompt_parameters()}
+    has_networks = any(parameter.requires_grad and id(parameter) not in prompt_ids for parameter in model.parameters())
+    name = model.method.config.name
+    if "learning_rate" in given and not prompt_ids:
+        return [f"training.learning_rate has no effect on {name}: set training.network_learning_rate"]
+    if "network_learning_rate" in given and not has_networks:
+        return [f"training.network_learning_rate has no effect on {name} with this readout: set training.learning_rate"]
+    return []
 
 
 def _dtype_name(backbone: Backbone) -> str:
