@@ -19,7 +19,7 @@ from softcue.configuration import RunConfig, Settings, read_settings, resolve
 from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, package_versions
 from softcue.errors import ConfigurationError, RunError
-from softcue.evaluation import Evaluation, baselines, check_metric, constant_prediction, evaluate, score
+from softcue.evaluation import Evaluation, check_metric, constant_prediction, evaluate, predict_baselines, score
 from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
@@ -267,7 +267,7 @@ class Run:
         baseline_scores = {
             split: {
                 name: score(task, predictions, scored[split]).scores
-                for name, predictions in baselines(backbone, task, constant, scored[split], batch_size).items()
+                for name, predictions in predict_baselines(backbone, task, constant, scored[split], batch_size).items()
             }
             for split in scores
         }

@@ -161,7 +161,7 @@ def test_incompatible_rows_are_refused(cues: Path, data: Path) -> None:
 def test_two_cues_as_one_by_vote_and_by_mean(cues: Path, data: Path) -> None:
     both = [cues / "same0", cues / "same1"]
     events = json.loads(run("evaluate", *both, "--mean", "--data", data, "--json").out)
-    assert set(events) == {"data", "rows", "mean", "truncated", "cues"}
+    assert set(events) == {"data", "rows", "mean", "truncated", "cues", "baselines"}
     assert len(events["cues"]) == 2
     line = run("predict", *both, "--mean", "--input", "-", stdin=b"the parcel is here\tit came\n")
     scores = json.loads(line.out)["scores"]

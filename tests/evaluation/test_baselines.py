@@ -9,7 +9,7 @@ import torch
 from tiny import tiny
 
 import softcue
-from softcue.evaluation import baselines, constant_prediction, score, why_no_zero_shot
+from softcue.evaluation import constant_prediction, predict_baselines, score, why_no_zero_shot
 from softcue.tasks import Label, Task
 from softcue.types import Example
 
@@ -23,7 +23,7 @@ def test_the_majority_class_is_that_of_the_training_rows() -> None:
     assert constant_prediction(TASK, train) == "b"
     assert constant_prediction(TASK, train[1:4]) == "b"
     assert constant_prediction(TASK, [train[0], train[-1]]) == "a"  # the first label of equally frequent ones
-    predictions = baselines(tiny("bert"), TASK, "b", EXAMPLES)["majority_class"]
+    predictions = predict_baselines(tiny("bert"), TASK, "b", EXAMPLES)["majority_class"]
     assert score(TASK, predictions, EXAMPLES).main == pytest.approx(100 / 3)
 
 
@@ -31,7 +31,7 @@ def test_regression_has_the_mean_target_and_no_zero_shot() -> None:
     task = Task(name="t", kind="regression")
     train = [Example(("x",), 1.0), Example(("x",), 4.0)]
     assert constant_prediction(task, train) == 2.5
-    predicted = baselines(tiny("bert"), task, 2.5, train)
+    predicted = predict_baselines(tiny("bert"), task, 2.5, train)
     assert [prediction.value for prediction in predicted["mean_target"]] == [2.5, 2.5]
     assert set(predicted) == {"mean_target"}
 
@@ -42,7 +42,7 @@ def test_other_kinds_have_no_baseline_and_a_reason(kind: str, family: str) -> No
     task = Task.model_validate({"name": "t", "kind": kind, "labels": {"PER": Label(words="person")}})
     backbone = tiny(family)
     assert constant_prediction(task, EXAMPLES) is None
-    assert baselines(backbone, task, None, EXAMPLES) == {}
+    assert predict_baselines(backbone, task, None, EXAMPLES) == {}
     assert kind in why_no_zero_shot(backbone.kind, task)
 
 
@@ -50,7 +50,7 @@ def test_other_kinds_have_no_baseline_and_a_reason(kind: str, family: str) -> No
 def test_baselines_change_no_random_state(family: str) -> None:
     backbone = tiny(family)
     before = torch.random.get_rng_state()
-    predicted = baselines(backbone, TASK, "a", EXAMPLES)
+    predicted = predict_baselines(backbone, TASK, "a", EXAMPLES)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert set(predicted) == {"majority_class", "zero_shot"}
     assert {prediction.label for prediction in predicted["zero_shot"]} <= {"a", "b"}

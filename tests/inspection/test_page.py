@@ -75,7 +75,15 @@ def test_inspect_shows_mistakes_in_the_terminal_and_in_json(folders: dict[str, P
     words = ["inspect", folders["teams"], "--data", folders["rows.jsonl"]]
     shown = run(*words, "--output-dir", tmp_path / "page")
     assert shown.code == 0
-    for part in ("training loss", "precision", "recall", "zero-shot", "12 (few)", "fewer than 30 rows"):
+    for part in (
+        "training loss",
+        "confusion matrix",
+        "precision",
+        "recall",
+        "zero-shot",
+        "12 (few)",
+        "fewer than 30 rows",
+    ):
         assert part in shown.out
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["index.html"]
     printed = run(*words, "--json").json

@@ -150,10 +150,10 @@ def test_another_seed_and_another_task_with_the_same_texts_run_nothing(tmp_path:
             )
         return ran
 
-    assert sum(train("first", seed=0)) == 12
+    assert train("first", seed=0) == [12, 2]  # the texts, and the two labels for the zero-shot score
     assert train("again", seed=0) == []
     assert train("seed", seed=7) == []
-    assert train("task", label="other", seed=3, task="another name") == []
+    assert train("task", label="other", seed=3, task="another name") == [3]  # its three labels, and no text
 
 
 def test_a_method_reads_what_another_method_left(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
     from statistics import fmean, stdev
 
     from softcue.api import train
-    from softcue.evaluation import baselines, constant_prediction, linear_probe, score
+    from softcue.evaluation import constant_prediction, linear_probe, predict_baselines, score
     from softcue.tasks import examples_from, library_task
 
     task = library_task(name)
@@ -66,7 +66,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
         seconds += json.loads((cue.path / "metrics.json").read_text("utf-8"))["seconds"]
         probe_scores.append(linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"]).main)
     constant = constant_prediction(task, rows["train"])
-    guesses = baselines(backbone, task, constant, rows["test"])
+    guesses = predict_baselines(backbone, task, constant, rows["test"])
     baseline_scores = {key: score(task, predictions, rows["test"]).main for key, predictions in guesses.items()}
     result = {
         "task": name,

@@ -100,13 +100,15 @@ def _write_page(
 def _print_checked(cue: Cue, checked: CheckedRows) -> None:
     """Print scores on the given rows, scores of each label, residuals and wrong rows."""
     from softcue.cli.output import print_table
-    from softcue.cli.scores import print_evaluations, print_labels
+    from softcue.cli.scores import print_confusion, print_evaluations, print_labels
     from softcue.cue.score_table import baseline_notes
     from softcue.inspection.checked_rows import Residuals
 
     evaluations = {str(cue.path): checked.evaluation}
     print_evaluations(f"{cue.path} on {checked.name}", evaluations, baseline_notes(cue.backbone.kind, cue.task))
     print_labels("scores of each label", checked.evaluation)
+    if checked.evaluation.confusion is not None:
+        print_confusion(checked.evaluation.confusion)
     residuals = Residuals.of(checked.evaluation)
     if residuals is not None:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in residuals.as_dict().items())

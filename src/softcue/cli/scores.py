@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from softcue.evaluation import ConfusionMatrix, Evaluation
 
 NUM_MISTAKES = 5  # of the most frequent pairs of labels
+MAX_COLUMNS = 12  # of a matrix in a terminal
 
 
 def print_scores(cue: Cue) -> None:
@@ -60,6 +61,17 @@ def print_labels(title: str, evaluation: Evaluation) -> None:
         typer.echo(note)
     if evaluation.confusion is not None and (mistakes := frequent_mistakes(evaluation.confusion)):
         typer.echo(f"most frequent mistakes (true -> predicted): {mistakes}")
+
+
+def print_confusion(confusion: ConfusionMatrix) -> None:
+    """Print the confusion matrix, if a terminal has room for its columns."""
+    from softcue.cli.output import print_table
+
+    if len(confusion.predicted) > MAX_COLUMNS:
+        typer.echo(f"the confusion matrix has {len(confusion.predicted)} columns: see it on a page, with --output-dir")
+        return
+    rows = [[label, *counts] for label, counts in zip(confusion.labels, confusion.counts, strict=True)]
+    print_table("confusion matrix", ["true \\ predicted", *confusion.predicted], rows, numbers_from=1)
 
 
 def frequent_mistakes(confusion: ConfusionMatrix) -> str:

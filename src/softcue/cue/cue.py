@@ -28,8 +28,14 @@ from softcue.cue.score_table import score_table
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
-from softcue.evaluation import Evaluation, EvaluationSet, count_rows, format_scores, read_evaluation_set
-from softcue.evaluation import baselines as predict_baselines
+from softcue.evaluation import (
+    Evaluation,
+    EvaluationSet,
+    count_rows,
+    format_scores,
+    predict_baselines,
+    read_evaluation_set,
+)
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS

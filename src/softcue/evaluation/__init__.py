@@ -1,9 +1,9 @@
 """Metrics as pure functions, scores of predictions, ensembles and baselines."""
 
 from softcue.evaluation.baselines import (
-    baselines,
     constant_prediction,
     linear_probe,
+    predict_baselines,
     why_no_zero_shot,
     zero_shot,
 )
@@ -32,7 +32,6 @@ __all__ = [
     "LabelMapping",
     "LabelScores",
     "WrongRow",
-    "baselines",
     "check_metric",
     "check_one_task",
     "constant_prediction",
@@ -44,6 +43,7 @@ __all__ = [
     "match_labels",
     "mean",
     "name_baselines",
+    "predict_baselines",
     "read_evaluation_set",
     "score",
     "vote",

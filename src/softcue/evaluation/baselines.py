@@ -24,7 +24,7 @@ from softcue.types import Example, Prediction
 MAX_RANKED_LABELS = 32  # a backbone that writes text reads each label of each row: more labels take too long
 
 
-def baselines(
+def predict_baselines(
     backbone: Backbone,
     task: Task,
     constant: str | float | None,
@@ -43,7 +43,7 @@ def baselines(
     warning: a finished run keeps its cue.
 
     Example:
-        baselines(backbone, task, constant_prediction(task, splits.train), splits.test)["zero_shot"][0].label
+        predict_baselines(backbone, task, constant_prediction(task, splits.train), splits.test)["zero_shot"][0].label
     """
     predictions: dict[str, list[Prediction]] = {}
     if isinstance(constant, str) and task.has_classes:

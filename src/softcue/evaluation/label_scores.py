@@ -12,7 +12,6 @@ from softcue.evaluation.metrics import Labels, SpanRows, span_f1, span_precision
 from softcue.types import Span
 
 ILLEGAL = "(illegal)"  # the column of predictions that the task does not allow
-_NO_LABEL = "\0"  # stands for an illegal prediction: no task can have such a label
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ def confusion_matrix(predicted: Labels, true: Sequence[str], labels: Sequence[st
     from sklearn.metrics import confusion_matrix as count_pairs
 
     all_labels = _all_labels(predicted, true, labels)
-    columns = [*all_labels, *([_NO_LABEL] if None in predicted else [])]
+    codes, true_codes = _codes(predicted, all_labels), _codes(true, all_labels)
+    num_columns = len(all_labels) + (len(all_labels) in codes)
+    names = (*all_labels, ILLEGAL)[:num_columns]
     if not true:
-        return ConfusionMatrix(tuple(all_labels), tuple(all_labels), tuple((0,) * len(columns) for _ in all_labels))
-    counts = count_pairs(list(true), _without_none(predicted), labels=columns)  # [C C]; no row is truly illegal
-    names = tuple(ILLEGAL if label == _NO_LABEL else label for label in columns)
-    rows = tuple(tuple(int(count) for count in counts[number]) for number in range(len(all_labels)))
-    return ConfusionMatrix(tuple(all_labels), names, rows)
+        return ConfusionMatrix(tuple(all_labels), names, ((0,) * num_columns,) * len(all_labels))
+    counts = count_pairs(true_codes, codes, labels=range(num_columns)).tolist()  # no row is truly illegal
+    return ConfusionMatrix(tuple(all_labels), names, tuple(tuple(row) for row in counts[: len(all_labels)]))
 
 
 def label_scores(predicted: Labels, true: Sequence[str], labels: Sequence[str]) -> dict[str, LabelScores]:
@@ -108,8 +107,9 @@ def label_scores(predicted: Labels, true: Sequence[str], labels: Sequence[str]) 
     all_labels = _all_labels(predicted, true, labels)
     if not true:
         return {label: LabelScores(None, None, None, 0, 0) for label in all_labels}
+    codes, true_codes = _codes(predicted, all_labels), _codes(true, all_labels)
     precisions, recalls, f1s, supports = precision_recall_fscore_support(
-        list(true), _without_none(predicted), labels=all_labels, zero_division=math.nan
+        true_codes, codes, labels=range(len(all_labels)), zero_division=math.nan
     )
     return {
         label: LabelScores(
@@ -117,7 +117,7 @@ def label_scores(predicted: Labels, true: Sequence[str], labels: Sequence[str]) 
             _percent(recalls[number]),
             _percent(f1s[number]),
             int(supports[number]),
-            sum(other == label for other in predicted),
+            codes.count(number),
         )
         for number, label in enumerate(all_labels)
     }
@@ -152,8 +152,10 @@ def _all_labels(predicted: Labels, true: Sequence[str], labels: Sequence[str]) -
     return [*labels, *sorted(others - set(labels))]
 
 
-def _without_none(predicted: Labels) -> list[str]:
-    return [_NO_LABEL if label is None else label for label in predicted]
+def _codes(predicted: Labels, labels: Sequence[str]) -> list[int]:
+    """The number of each label; an illegal prediction has the number after the last label."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    return [len(labels) if label is None else numbers.get(label, len(labels)) for label in predicted]
 
 
 def _spans_of(rows: SpanRows, label: str) -> list[list[Span]]:

@@ -72,9 +72,8 @@ def cue_page(
         parts += ["<h2>Prompts in training</h2>", side_by_side(curves)]
     if checked is not None:
         parts += _checked_parts(cue.name, checked)
-    parts += [_picture(caption, image) for caption, image in pictures.items()]
-    if codes is not None:
-        parts += _codes(codes, top)
+    images = [_picture(caption, image) for caption, image in pictures.items()]
+    parts += images if codes is None else _codes(codes, images, top)
     if words is not None:
         parts += _words(words)
     return _page(cue.name, parts)
@@ -154,7 +153,7 @@ def _words(words: NearestWords) -> list[str]:
     return ["<h2>Nearest words of the prompt vectors</h2>", table]
 
 
-def _codes(codes: CodesByLabel, top: int) -> list[str]:
+def _codes(codes: CodesByLabel, images: Sequence[str], top: int) -> list[str]:
     row_counts = ", ".join(f"{escape(label)} {count}" for label, count in codes.rows.items())
     num_idle = sum(code.is_idle for code in codes.codes)
     num_unspecific = sum(not code.label for code in codes.codes) - num_idle
@@ -163,6 +162,7 @@ def _codes(codes: CodesByLabel, top: int) -> list[str]:
         f"<p>{codes.num_codes} codes for {codes.num_tokens} vectors; perplexity of their use {codes.perplexity:.1f}, "
         f"idle {num_idle}, taken for all labels alike {num_unspecific}. Rows: {row_counts}. "
         "Odds are those of the label against the mean of the others.</p>",
+        *images,
     ]
     for label in codes.rows:
         rows = [
