@@ -47,7 +47,7 @@ class Evaluation:
     num_illegal: int  # predictions the task or the row does not allow; they count as wrong
     predicted_labels: dict[str, int]
     num_true_labels: int = 0
-    rows: ScoredRows | None = field(default=None, compare=False)  # what the scores were computed from
+    scored_rows: ScoredRows | None = field(default=None, compare=False)  # what the scores were computed from
     # Scores of baselines on the same rows, by the keys of BASELINES; empty if they were not computed.
     baselines: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
 
@@ -69,7 +69,7 @@ class Evaluation:
     @cached_property
     def by_label(self) -> dict[str, LabelScores]:
         """Precision, recall and F1 of each label, for tasks with classes and for tags (there of spans); else empty."""
-        rows = self.rows
+        rows = self.scored_rows
         if rows is None:
             return {}
         if rows.task.kind == "tags":
@@ -81,7 +81,7 @@ class Evaluation:
     @cached_property
     def confusion(self) -> ConfusionMatrix | None:
         """Rows by true and predicted label, for tasks with classes."""
-        rows = self.rows
+        rows = self.scored_rows
         if rows is None or not rows.task.has_classes:
             return None
         return confusion_matrix(rows.predicted, rows.true, rows.task.label_names)
@@ -89,7 +89,7 @@ class Evaluation:
     @property
     def support_unit(self) -> str:
         """What the `support` of a label counts: rows, or spans."""
-        return "spans" if self.rows is not None and self.rows.task.kind == "tags" else "rows"
+        return "spans" if self.scored_rows is not None and self.scored_rows.task.kind == "tags" else "rows"
 
     def as_dict(self) -> dict[str, Any]:
         """Scores, counts, scores of each label and the confusion matrix, for JSON.
@@ -112,7 +112,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         illegal = f", {self.num_illegal} illegal" if self.num_illegal else ""
-        main_metrics = self.rows.task.main_metrics if self.rows else tuple(self.scores)
+        main_metrics = self.scored_rows.task.main_metrics if self.scored_rows else tuple(self.scores)
         scores = format_scores(self.scores, self.baselines, main_metrics)
         return f"Evaluation({scores}; {count_rows(self.num_rows)}{illegal})"
 
@@ -173,7 +173,7 @@ def score(
         num_illegal=sum(rows.is_illegal),
         predicted_labels=dict(sorted(counts.items())),
         num_true_labels=len(set(rows.true)) if has_labels else 0,
-        rows=rows,
+        scored_rows=rows,
     )
 
 

@@ -64,7 +64,7 @@ class Residuals:
     @classmethod
     def of(cls, evaluation: Evaluation) -> Residuals | None:
         """The residuals of an evaluation; None if it is of another kind of task."""
-        rows = evaluation.rows
+        rows = evaluation.scored_rows
         if rows is None or not rows.values:
             return None
         return cls([value - true for value, true in zip(rows.values, rows.true_values, strict=True)])
@@ -135,7 +135,7 @@ def evaluation_csv(evaluation: Evaluation) -> str:
     """
     if evaluation.confusion is not None:
         return evaluation.confusion.as_csv()
-    rows = evaluation.rows
+    rows = evaluation.scored_rows
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     if rows is not None and rows.values:

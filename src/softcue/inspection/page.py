@@ -109,15 +109,15 @@ def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
         parts += ["<h3>Confusion matrix</h3>", f'<p class="quiet">{explained}</p>']
         parts.append(confusion_table(evaluation.confusion))
     parts += _regression_parts(evaluation)
-    parts += _wrong_parts(checked.wrong, is_error=bool(evaluation.rows and evaluation.rows.values))
+    parts += _wrong_parts(checked.wrong, is_error=bool(evaluation.scored_rows and evaluation.scored_rows.values))
     return parts
 
 
 def _regression_parts(evaluation: Evaluation) -> list[str]:
     residuals = Residuals.of(evaluation)
-    if residuals is None or evaluation.rows is None:
+    if residuals is None or evaluation.scored_rows is None:
         return []
-    points = list(zip(evaluation.rows.true_values, evaluation.rows.values, strict=True))
+    points = list(zip(evaluation.scored_rows.true_values, evaluation.scored_rows.values, strict=True))
     charts = [
         scatter_chart("predicted and true values", points, "true", "predicted"),
         histogram("residuals (predicted minus true)", residuals.values, "residual"),

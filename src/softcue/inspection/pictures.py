@@ -70,7 +70,7 @@ def evaluation_picture(title: str, evaluation: Evaluation) -> bytes:
     Example:
         Path("matrix.png").write_bytes(evaluation_picture("tickets", cue.evaluate("held-out.csv")))
     """
-    confusion, rows = evaluation.confusion, evaluation.rows
+    confusion, rows = evaluation.confusion, evaluation.scored_rows
     if confusion is None:
         figure, axes = _figure(5.5, 5.0)
         assert rows is not None
