@@ -24,6 +24,13 @@ class TrainingCurve:
     losses: list[tuple[int, float]]  # step, loss of its batch
     scores: list[tuple[int, float]]  # step, score of all validation rows
     best: tuple[int, float] | None = None  # the step whose parameters the cue holds, and its score
+    num_validation_rows: int | None = None
+
+    @property
+    def score_title(self) -> str:
+        """What the scores are, with their number of rows."""
+        rows = "" if self.num_validation_rows is None else f" on {self.num_validation_rows:,} rows"
+        return f"validation {self.metric}{rows}"
 
     @property
     def is_empty(self) -> bool:
@@ -37,19 +44,19 @@ class TrainingCurve:
     def as_html(self) -> str:
         """Two charts as inline SVG, or a sentence if nothing was recorded."""
         loss = line_chart("training loss", self.losses, "step", ORANGE)
-        score = line_chart(f"validation {self.metric}", self.scores, "step", BLUE, self.best, min_span=10.0)
+        score = line_chart(self.score_title, self.scores, "step", BLUE, self.best, min_span=10.0)
         return side_by_side([loss, score]) or f"<p>{NO_CURVE}</p>"
 
     def as_text(self, width: int = 40, bars: str = BARS) -> list[str]:
         """A line per curve for a terminal; `bars` are the characters, low to high.
 
         Example:
-            >>> curve = TrainingCurve("accuracy", [], [(1, 50.0), (2, 80.0), (3, 75.0)], best=(2, 80.0))
-            >>> curve.as_text()
-            ['validation accuracy  50 -> 75  ▁█▇  best 80 at step 2']
+            >>> scores = [(1, 50.0), (2, 80.0), (3, 75.0)]
+            >>> TrainingCurve("accuracy", [], scores, best=(2, 80.0), num_validation_rows=20).as_text()
+            ['validation accuracy on 20 rows  50 -> 75  ▁█▇  best 80 at step 2']
         """
         lines = []
-        names = {"training loss": self.losses, f"validation {self.metric}": self.scores}
+        names = {"training loss": self.losses, self.score_title: self.scores}
         names = {name: points for name, points in names.items() if points}
         for name, points in names.items():
             values = [value for _, value in points]
@@ -88,7 +95,7 @@ def read_training_curve(folder: Path | None, cue_file: CueFile) -> TrainingCurve
     scores = _points(history, names)
     best_step = cue_file.training.get("best_step")
     best = next(((step, score) for step, score in scores if step == best_step), None)
-    return TrainingCurve(metric, losses, scores, best)
+    return TrainingCurve(metric, losses, scores, best, cue_file.num_rows("validation"))
 
 
 def step_log(folder: Path, cue_file: CueFile) -> Path:
