@@ -107,7 +107,9 @@ def test_curve_has_the_loss_of_every_step_and_every_validation_score(cue: Cue) -
     assert [step for step, _ in curve.scores] == [2, 4, 6]
     assert curve.metric == "accuracy"
     assert curve.best == (cue.cue_file.training["best_step"], cue.scores["validation"]["accuracy"])
-    assert [line.split("  ")[0].strip() for line in curve.as_text()] == ["training loss", "validation accuracy"]
+    num_rows = cue.cue_file.rows["validation"]
+    titles = [line.split("  ")[0].strip() for line in curve.as_text()]
+    assert titles == ["training loss", f"validation accuracy on {num_rows} rows"]
 
 
 def test_a_cue_copied_without_its_step_log_keeps_the_validation_curve(cue: Cue, tmp_path: Path) -> None:
