@@ -39,10 +39,8 @@ def test_a_curve_without_a_finite_value_is_no_chart() -> None:
     assert side_by_side(["", ""]) == ""
 
 
-def test_the_best_point_is_in_the_title() -> None:
-    assert "validation f1: best 90 at step 4" in line_chart(
-        "validation f1", [(2, 80.0), (4, 90.0)], "step", best=(4, 90.0)
-    )
+def test_the_best_point_is_named_below_the_chart() -> None:
+    assert "step (circle: best, 90 at 4)" in line_chart("validation f1", [(2, 80.0), (4, 90.0)], "step", best=(4, 90.0))
 
 
 def test_points_and_bars_are_well_formed() -> None:

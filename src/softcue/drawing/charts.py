@@ -70,7 +70,7 @@ def line_chart(
     if best is not None:
         x, y = axes.place(*best)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="none" stroke="currentColor" stroke-width="1.5"/>')
-        title += f": best {best[1]:.4g} at {x_name} {best[0]:g}"
+        x_name += f" (circle: best, {best[1]:.4g} at {best[0]:g})"
     return _svg(title, axes, x_name, "".join(parts))
 
 
