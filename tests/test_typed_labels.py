@@ -15,8 +15,7 @@ from sklearn.metrics import accuracy_score
 from tiny import tiny
 
 import softcue
-from softcue.evaluation import Evaluation, mean, vote, votes
-from softcue.evaluation.scoring import score
+from softcue.evaluation import Evaluation, mean, score, vote, votes
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction
 

@@ -434,8 +434,11 @@ def test_tasks_are_listed_loaded_replaced_and_unloaded(serve: Serve, own_folder:
 
 def test_scores_come_with_the_number_of_rows(cues: dict[str, Cue]) -> None:
     cue_file = cues["topics"].cue_file
-    trained = cue_file.model_copy(update={"training": {"validation_rows": 66, "seed": 0}})
-    assert split_rows(trained) == {"validation": 66}
+    scores = {"validation": {"accuracy": 80.0}, "test": {"accuracy": 75.0}}
+    trained = cue_file.model_copy(update={"scores": scores, "rows": {"train": 252, "validation": 66, "test": 126}})
+    assert split_rows(trained) == {"validation": 66, "test": 126}
+    old = cue_file.model_copy(update={"scores": scores, "training": {"validation_rows": 66, "seed": 0}})
+    assert split_rows(old) == {"validation": 66}  # a cue of version 0.1 does not say how many test rows there were
     assert split_rows(cue_file) == {}
 
 
