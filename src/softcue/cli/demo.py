@@ -39,7 +39,7 @@ def demo(
         typer.echo(f"mean and sample standard deviation over {seeds} seeds; the linear probe draws nothing at random")
     typer.echo(f"Cues are in {output_dir}/. Try next:")
     cues = f"{output_dir}/tickets {output_dir}/urgency"
-    typer.echo(f"  echo 'My parcel never came!' | softcue predict {cues} --input -")
+    typer.echo(f"  softcue predict {cues} 'My parcel never came!'")
     typer.echo(f"  softcue inspect {output_dir}/tickets")
     flags = "--text COLUMN --label COLUMN --backbone minilm --output-dir cues/mine"
     typer.echo(f"  softcue train --train YOUR.csv {flags}")
