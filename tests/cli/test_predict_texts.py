@@ -103,6 +103,19 @@ def test_the_first_word_is_a_cue_folder(cues: Path) -> None:
     check_error(run("predict", cues / "tems", "my badge is lost"), "tems", "a folder with cue.json")
 
 
+def test_a_text_with_the_name_of_a_folder_gets_an_error_that_says_so(
+    cues: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "invoices").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_error(run("predict", cues / "teams", "invoices"), "'invoices'", "cue.json, or a text", "--input -")
+
+
+def test_texts_are_refused_for_cues_that_read_different_numbers_of_them(cues: Path) -> None:
+    shown = run("predict", cues / "same-request", cues / "teams", "my badge is lost", "refund")
+    check_error(shown, "first, second; text", "the same number of texts", "--input")
+
+
 def test_cue_folders_come_before_texts(cues: Path) -> None:
     check_error(run("predict", cues / "teams", "a text", cues / "urgency"), "all cue folders before the texts")
 
