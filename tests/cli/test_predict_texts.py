@@ -214,3 +214,15 @@ def test_wrong_columns_are_refused(cues: Path, renamed: Path, words: list[str], 
 
 def test_columns_are_only_for_files(cues: Path) -> None:
     check_error(run("evaluate", cues / "urgency", "--column", "message=text"), "--column", "a file with rows in --data")
+
+
+@pytest.mark.parametrize("column", ["score", "prediction", "label"])
+def test_texts_stay_beside_predictions_of_the_same_name(cues: Path, tmp_path: Path, column: str) -> None:
+    rows, output = tmp_path / "rows.csv", tmp_path / "predictions.csv"
+    rows.write_text(f"{column}\nmy badge is lost\n")
+    words = ["--column", f"{column}=text"]
+    assert run("predict", cues / "teams", "--input", rows, *words, "--output", output).code == 0
+    [row] = csv.DictReader(output.read_text("utf-8").splitlines())
+    assert row[f"input.{column}"] == "my badge is lost"
+    assert row["label"] in ("billing", "hardware") and 0 <= float(row["score"]) <= 1
+    assert "my badge is lost" in run("predict", cues / "teams", "my badge is lost", *words).out

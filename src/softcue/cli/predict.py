@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 4096
 # a text column with one of these names is printed as input.NAME
-PREDICTION_KEYS = ("label", "value", "illegal", "scores", "spans", "cues", "votes")
+PREDICTION_KEYS = ("label", "value", "illegal", "score", "scores", "spans", "cue", "cues", "votes", "prediction")
 
 
 def predict(
