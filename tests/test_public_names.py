@@ -131,7 +131,7 @@ def test_a_list_prints_as_a_table_and_finds_records_by_name() -> None:
         "plum    blue, red  yes",
         "<lime>  green      no",
     ]
-    assert "<td>&lt;lime&gt;</td>" in fruits._repr_html_()
+    assert "&lt;lime&gt;</td>" in fruits._repr_html_()
     assert fruits["plum"] is fruits[0]
     assert fruits[1:].names == ["<lime>"]
     assert "plum" in fruits and fruits[0] in fruits and "fig" not in fruits

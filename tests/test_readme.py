@@ -18,6 +18,7 @@ from command import run
 from typer.main import get_command
 
 from softcue.cli.app import app
+from softcue.cli.demo import TASKS as DEMO_TASKS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -112,6 +113,11 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytes
             server.wait(timeout=60)
     assert (tmp_path / "predictions.csv").read_text("utf-8").count("\n") == 10
     assert "<svg" in (tmp_path / "page/index.html").read_text("utf-8")
+
+
+def test_the_commands_work_beside_the_cues_of_the_demo() -> None:
+    folders = re.findall(r"--output-dir (cues/\S+)", block("Command line"))
+    assert folders and not set(folders) & {f"cues/{task}" for task in DEMO_TASKS}
 
 
 def free_port() -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from html import escape
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, overload
 
+from softcue.drawing import html_table
 from softcue.errors import ConfigurationError, near_matches
 
 MAX_CELL = 88  # characters of a cell in text
@@ -98,10 +98,7 @@ class Listing(Sequence[Record], Generic[Record]):
         )
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(column)}</th>" for column in self._columns())
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self._rows()]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(self._columns(), self._rows())
 
     def _columns(self) -> list[str]:
         """The fields of the records that a table shows: all but those with `repr=False`."""

@@ -241,7 +241,7 @@ class Run:
             raise RunError(
                 setting="resume",
                 got=folder,
-                expected="a run with the same backbone, data and settings",
+                expected="a run with the same backbone, data, settings and softcue version",
                 fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
             )
         return load(folder, self.backbone)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,6 +146,29 @@ def test_table_shows_brackets_and_colons_as_they_are(capsys: pytest.CaptureFixtu
     result = capsys.readouterr().out
     assert all(part in result for part in ("[title]", "[a]", "[unused1] [/b] :bug:", "7,680"))
     assert [format_cell(cell) for cell in (True, 84.127, "x", None)] == ["True", "84.1", "x", "None"]
+
+
+@pytest.mark.parametrize("width", [*range(33, 90, 3), 120])
+def test_tables_cut_no_number_in_a_narrow_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ["predictions of", "rows", "accuracy", "macro_f1", "matthews"]
+    print_table("scores", columns, [["cues/a-long-name", "1,200 (few)", "100.0", "99.2", "-10.5"]], numbers_from=1)
+    result = capsys.readouterr().out
+    assert all(number in result for number in ("1,200 (few)", "100.0", "99.2", "-10.5"))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in result
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", result).splitlines()
+    assert max(map(len, lines)) <= width
+    assert ("accuracy: 100.0" in lines) == (width < 50)  # no room for five columns
+
+
+def test_tables_in_a_file_cut_no_number_either(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = [f"label-{number}" for number in range(40)]
+    print_table("", ["text", *labels], [["a text", *(f"0.{number:03}" for number in range(40))]], numbers_from=1)
+    result = capsys.readouterr().out
+    assert all(f"0.{number:03}" in result for number in range(40))
 
 
 # --- how the program ends ---

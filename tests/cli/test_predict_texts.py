@@ -103,6 +103,19 @@ def test_the_first_word_is_a_cue_folder(cues: Path) -> None:
     check_error(run("predict", cues / "tems", "my badge is lost"), "tems", "a folder with cue.json")
 
 
+def test_a_text_with_the_name_of_a_folder_gets_an_error_that_says_so(
+    cues: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "invoices").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_error(run("predict", cues / "teams", "invoices"), "'invoices'", "cue.json, or a text", "--input -")
+
+
+def test_texts_are_refused_for_cues_that_read_different_numbers_of_them(cues: Path) -> None:
+    shown = run("predict", cues / "same-request", cues / "teams", "my badge is lost", "refund")
+    check_error(shown, "first, second; text", "the same number of texts", "--input")
+
+
 def test_cue_folders_come_before_texts(cues: Path) -> None:
     check_error(run("predict", cues / "teams", "a text", cues / "urgency"), "all cue folders before the texts")
 
@@ -201,3 +214,15 @@ def test_wrong_columns_are_refused(cues: Path, renamed: Path, words: list[str], 
 
 def test_columns_are_only_for_files(cues: Path) -> None:
     check_error(run("evaluate", cues / "urgency", "--column", "message=text"), "--column", "a file with rows in --data")
+
+
+@pytest.mark.parametrize("column", ["score", "prediction", "label"])
+def test_texts_stay_beside_predictions_of_the_same_name(cues: Path, tmp_path: Path, column: str) -> None:
+    rows, output = tmp_path / "rows.csv", tmp_path / "predictions.csv"
+    rows.write_text(f"{column}\nmy badge is lost\n")
+    words = ["--column", f"{column}=text"]
+    assert run("predict", cues / "teams", "--input", rows, *words, "--output", output).code == 0
+    [row] = csv.DictReader(output.read_text("utf-8").splitlines())
+    assert row[f"input.{column}"] == "my badge is lost"
+    assert row["label"] in ("billing", "hardware") and 0 <= float(row["score"]) <= 1
+    assert "my badge is lost" in run("predict", cues / "teams", "my badge is lost", *words).out

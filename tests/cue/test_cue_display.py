@@ -13,7 +13,7 @@ from tiny import tiny
 import softcue
 from softcue import Cue
 from softcue.cue.cue_file import CueFile
-from softcue.cue.score_table import score_table
+from softcue.cue.score_table import baseline_notes, score_table
 from softcue.cue.training_curve import NO_CURVE, read_training_curve
 
 ROWS = [
@@ -39,6 +39,18 @@ def as_version_01(cue_file: CueFile) -> CueFile:
     """The content of cue.json as version 0.1 wrote it: without rows and baselines."""
     training = {key: value for key, value in cue_file.training.items() if key != "constant_prediction"}
     return cue_file.model_copy(update={"rows": {}, "baselines": {}, "training": training})
+
+
+def test_notes_name_the_baseline_that_an_older_cue_did_not_record(cue: Cue) -> None:
+    assert baseline_notes(cue.cue_file) == []
+    [note] = baseline_notes(as_version_01(cue.cue_file))
+    assert "no majority class" in note and "earlier version" in note
+
+
+def test_notes_say_that_zero_shot_is_constant_for_pairs_on_encoders(cue: Cue) -> None:
+    pairs = cue.task.model_copy(update={"text": ("first", "second")})
+    [note] = baseline_notes(cue.cue_file.model_copy(update={"task": pairs}))
+    assert "zero-shot is always 'a<b>'" in note
 
 
 def test_repr_says_task_method_backbone_labels_scores_rows_and_parameters(cue: Cue) -> None:

@@ -94,7 +94,7 @@ def evaluate(
         print_json(facts)
         return
     title = f"{best} on {evaluation_set.name}" if ensemble is None else f"{len(cues)} cues on {evaluation_set.name}"
-    print_evaluations(title, evaluations, baseline_notes(loaded[0].backbone.kind, cue_task) if baselines else ())
+    print_evaluations(title, evaluations, baseline_notes(loaded[0].cue_file) if baselines else ())
     print_labels(f"{best}: scores of each label", evaluations[best])
     _warn(evaluations)
     if predicted.num_truncated:

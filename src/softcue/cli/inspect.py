@@ -105,7 +105,7 @@ def _print_checked(cue: Cue, checked: CheckedRows) -> None:
     from softcue.inspection.checked_rows import Residuals
 
     evaluations = {str(cue.path): checked.evaluation}
-    print_evaluations(f"{cue.path} on {checked.name}", evaluations, baseline_notes(cue.backbone.kind, cue.task))
+    print_evaluations(f"{cue.path} on {checked.name}", evaluations, baseline_notes(cue.cue_file))
     print_labels("scores of each label", checked.evaluation)
     if checked.evaluation.confusion is not None:
         print_confusion(checked.evaluation.confusion)

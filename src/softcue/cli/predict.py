@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 4096
 # a text column with one of these names is printed as input.NAME
-PREDICTION_KEYS = ("label", "value", "illegal", "scores", "spans", "cues", "votes")
+PREDICTION_KEYS = ("label", "value", "illegal", "score", "scores", "spans", "cue", "cues", "votes", "prediction")
 
 
 def predict(
@@ -81,7 +81,7 @@ def predict(
         raise ConfigurationError(
             setting="cues", got=", ".join(names), expected="cues with different folder names", fix="rename one"
         )
-    tasks = rename_columns([cue.task for cue in cues], renamed)
+    tasks = rename_columns([cue.task for cue in cues], renamed, needs_target=False)
     if source is None:
         rows = _typed_rows(cues, _group_texts(tasks, texts), renamed)
     elif source == "-":
@@ -143,6 +143,13 @@ def split_words(words: Sequence[str], source: str | None) -> tuple[list[Path], l
             fix=f"leave out --input, or the text '{texts[0]}'",
         )
     if source is None and not texts and (cues[0] / "cue.json").is_file():
+        if other := next((cue for cue in cues if not (cue / "cue.json").is_file()), None):
+            raise ConfigurationError(
+                setting="cue",
+                got=str(other),
+                expected="a folder with cue.json, or a text",
+                fix="this folder has none; a text with the name of a folder can be read with --input -",
+            )
         raise ConfigurationError(
             setting="texts",
             got="none",
@@ -180,6 +187,14 @@ def _group_texts(tasks: Sequence[Task], texts: list[str]) -> list[Any]:
     from softcue.errors import DataError
 
     num_texts = max(len(task.text) for task in tasks)
+    if any(len(task.text) != num_texts for task in tasks):
+        reads = "; ".join(dict.fromkeys(", ".join(task.text) for task in tasks))
+        raise DataError(
+            setting="texts",
+            got=f"cues that read different columns: {reads}",
+            expected="cues that read the same number of texts",
+            fix="pass a file with all these columns as --input, or ask one cue at a time",
+        )
     if num_texts == 1 or all("\t" in text for text in texts):
         return list(texts)
     if len(texts) == num_texts and not any("\t" in text for text in texts):

@@ -6,8 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from softcue.cue.cue_file import CueFile
-from softcue.evaluation import FEW_ROWS, count_rows, format_score, name_baselines, why_no_zero_shot
-from softcue.tasks import Task
+from softcue.evaluation import (
+    BASELINES,
+    FEW_ROWS,
+    count_rows,
+    format_score,
+    is_constant_zero_shot,
+    name_baselines,
+    why_no_zero_shot,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ def score_table(cue_file: CueFile) -> ScoreTable:
     ]
     notes = few_rows_notes(cue_file.num_rows(split) for split in cue_file.scores)
     if "constant_prediction" in cue_file.training:
-        notes += baseline_notes(cue_file.backbone.kind, cue_file.task)
+        notes += baseline_notes(cue_file)
     elif cue_file.scores:
         notes.append("no baselines: this cue was made by an earlier version of softcue")
     return ScoreTable(["split", "rows", "predictions of", *metrics], rows, notes)
@@ -60,12 +67,19 @@ def few_rows_notes(num_rows: Iterable[int | None]) -> list[str]:
     return [note] if has_few else []
 
 
-def baseline_notes(backbone_kind: str, task: Task) -> list[str]:
-    """Notes about baselines that a task does not have.
+def baseline_notes(cue_file: CueFile) -> list[str]:
+    """Notes about baselines that a cue does not have, and about one that says little.
 
     Example:
-        >>> baseline_notes("encoder", Task(name="t", kind="regression"))
-        ['no zero-shot score: an encoder without training has no prediction for regression']
+        baseline_notes(cue.cue_file)     # ["no zero-shot score: an encoder without training has no ..."]
     """
-    reason = why_no_zero_shot(backbone_kind, task)
-    return [f"no zero-shot score: {reason}"] if reason else []
+    kind, task = cue_file.backbone.kind, cue_file.task
+    notes = []
+    if "constant_prediction" not in cue_file.training and (task.has_classes or task.kind == "regression"):
+        baseline = BASELINES["majority_class" if task.has_classes else "mean_target"]
+        notes.append(f"no {baseline}: this cue was made by an earlier version of softcue, which did not record it")
+    if reason := why_no_zero_shot(kind, task):
+        notes.append(f"no zero-shot score: {reason}")
+    elif is_constant_zero_shot(kind, task):
+        notes.append(f"zero-shot is always '{task.label_names[0]}': an encoder alone cannot compare two texts")
+    return notes

@@ -2,6 +2,7 @@
 
 from softcue.evaluation.baselines import (
     constant_prediction,
+    is_constant_zero_shot,
     linear_probe,
     predict_baselines,
     why_no_zero_shot,
@@ -39,6 +40,7 @@ __all__ = [
     "evaluate",
     "format_score",
     "format_scores",
+    "is_constant_zero_shot",
     "linear_probe",
     "match_labels",
     "mean",

@@ -102,8 +102,7 @@ def zero_shot_predictions(
             expected="a task with labels",
             fix="a zero-shot encoder can only choose a label",
         )
-    if backbone.kind == "encoder" and task.num_sentences == 2:
-        # Nothing in a zero-shot encoder relates two texts to a label: it always predicts the first one.
+    if is_constant_zero_shot(backbone.kind, task):
         return [Prediction(task.label_names[0])] * len(examples)
     if backbone.kind == "encoder":
         pooling = SentenceVector("backbone", backbone.default_pooling)
@@ -114,6 +113,16 @@ def zero_shot_predictions(
         return [Prediction(task.label_names[index]) for index in cosines.argmax(dim=1).tolist()]
     model = _baseline("no-prompt", "auto", backbone, task).to(backbone.device).eval()
     return predict(backbone, [(model, example) for example in examples], batch_size).predictions
+
+
+def is_constant_zero_shot(backbone_kind: str, task: Task) -> bool:
+    """Whether zero-shot always predicts the first label: nothing in an encoder alone relates two texts to a label.
+
+    Example:
+        >>> is_constant_zero_shot("encoder", Task(name="t", text=("first", "second")))
+        True
+    """
+    return backbone_kind == "encoder" and task.num_sentences == 2
 
 
 def why_no_zero_shot(backbone_kind: str, task: Task) -> str:

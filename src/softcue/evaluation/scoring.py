@@ -220,10 +220,14 @@ def format_score(metric: str, score: float | None) -> str:
     Example:
         >>> format_score("accuracy", 84.127), format_score("rmse", 0.03141), format_score("f1", None)
         ('84.1', '0.0314', '-')
+        >>> format_score("r2", -0.01)
+        '0.0'
     """
     if score is None:
         return "-"
-    return f"{score:.3g}" if metric in METRICS and METRICS[metric].is_error else f"{score:.1f}"
+    if metric in METRICS and METRICS[metric].is_error:
+        return f"{score:.3g}"
+    return f"{round(score, 1) + 0.0:.1f}"  # never -0.0
 
 
 def scores_of(rows: ScoredRows) -> dict[str, float]:

@@ -33,10 +33,11 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
     return columns
 
 
-def rename_columns(tasks: Sequence[Task], columns: Mapping[str, str]) -> list[Task]:
+def rename_columns(tasks: Sequence[Task], columns: Mapping[str, str], needs_target: bool = True) -> list[Task]:
     """The tasks as they read a file with other column names; `columns` is {name in the file: name the task reads}.
 
-    A name that no task reads is an error.
+    A name that no task reads is an error, and so is a column that a task would read twice. Without `needs_target` the
+    column of the label is not read.
 
     Example:
         >>> [task] = rename_columns([Task(name="tickets")], {"message": "text", "team": "label"})
@@ -53,14 +54,35 @@ def rename_columns(tasks: Sequence[Task], columns: Mapping[str, str]) -> list[Ta
                 fix=near_matches(read_name, read_names),
             )
     file_names = {read_name: name for name, read_name in columns.items()}
+    for task in tasks:
+        _check_read_once([*task.text, *([task.label] if needs_target else [])], columns)
+
+    def in_file(name: str) -> str:
+        return file_names.get(name, name)
+
     return [
         task.model_copy(
             update={
-                "text": tuple(file_names.get(name, name) for name in task.text),
-                "label": file_names.get(task.label, task.label),
+                "text": tuple(map(in_file, task.text)),
+                "label": in_file(task.label),
+                "may_be_empty": tuple(map(in_file, task.may_be_empty)),
+                "where": {in_file(name): values for name, values in task.where.items()},
+                "without": {in_file(name): values for name, values in task.without.items()},
                 # other names of a column do not count where the user has named it
                 "columns": {name: others for name, others in task.columns.items() if name not in file_names},
             }
         )
         for task in tasks
     ]
+
+
+def _check_read_once(read_names: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Raise an error if two of the columns that a task reads would be the same column of the file."""
+    for name, read_name in columns.items():
+        if read_name in read_names and name in read_names and name not in columns.values():
+            raise ConfigurationError(
+                setting="column",
+                got=f"{name}={read_name}",
+                expected=f"no column that is read twice; the cue also reads '{name}'",
+                fix=f"name the file's column for it too: --column NAME={name}",
+            )

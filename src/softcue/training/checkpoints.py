@@ -109,7 +109,7 @@ class Checkpoints:
             raise RunError(
                 setting="resume",
                 got=folder,
-                expected="a checkpoint of the same run (backbone, data and settings)",
+                expected="a checkpoint of the same run (backbone, data, settings, softcue version)",
                 fix="use the settings in config.yaml beside it, another folder, or `overwrite=True`",
             )
         return Checkpoint(state, parts["model"], parts["best"], parts["optimizer"])
