@@ -87,7 +87,7 @@ def test_arguments_become_settings(settings_of: Any) -> None:
         "batch_size": 8,
         "init_from": "cues/nli",
     }
-    assert options == {"backbone": None, "tables": {}, "is_joint": False}
+    assert options == {"backbone": None, "tables": {}, "is_joint": False, "recipe": "default"}
 
 
 def test_arguments_that_are_not_given_are_no_settings(settings_of: Any) -> None:
