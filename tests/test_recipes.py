@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ from softcue.methods.registry import BACKBONE_KINDS
 from softcue.recipe_summary import summarise
 from softcue.recipes import TaskForm, check_recipe, describe_condition, paper_recipe, recipe_names
 
+ROOT = Path(__file__).parents[1]
 DATA = files("softcue.methods").joinpath("recipes")
 ALL_FILES = [
     *(f"{name}.yaml" for name in recipe_names()),
@@ -246,6 +248,32 @@ def test_the_command_line_passes_the_recipe_on(monkeypatch: pytest.MonkeyPatch, 
     assert run("train", "--recipe", "papers").code == 2
 
 
+# --- docs/papers.md ---
+
+
+@pytest.mark.parametrize(
+    ("heading", "num_tables", "num_figures"),
+    [("Lester et al. 2021", 16, 4), ("Wu et al. 2022", 7, 9), ("Bhardwaj et al. 2022", 9, 5)],
+)
+def test_the_page_of_the_papers_has_every_table_and_figure(heading: str, num_tables: int, num_figures: int) -> None:
+    page = (ROOT / "docs/papers.md").read_text("utf-8")
+    [part] = [part for part in page.split("\n## ") if part.startswith(heading)]
+    for kind, count in (("table", num_tables), ("figure", num_figures)):
+        numbers: set[int] = set()
+        for words in re.findall(rf"\b{kind}s? ([0-9]+[a-d]?(?:(?:, | and | to )[0-9]+)*)", part):
+            given = [int(number) for number in re.findall(r"[0-9]+", words)]
+            numbers |= set(range(given[0], given[-1] + 1)) if " to " in words else set(given)
+        assert numbers >= set(range(1, count + 1)), kind
+
+
+def test_the_page_of_the_papers_names_methods_and_settings_that_exist() -> None:
+    page = (ROOT / "docs/papers.md").read_text("utf-8")
+    named = set(re.findall(r"--method ([a-z0-9-]+)", page))
+    assert named == set(METHODS.built_in) - set(WITHOUT_PAPER) - {"s-idpg-dnn", "m-idpg-dnn", "compacter"}
+    fields = {key for method in METHODS.built_in.values() for key in method.Config.model_fields}
+    assert set(re.findall(r"\bmethod\.([a-z_]+)=", page)) <= fields
+
+
 # --- two steps of every paper ---
 
 
@@ -306,7 +334,7 @@ def test_the_papers_recipe_runs_two_steps(method: str, model_type: str, word_fil
         progress=False,
     )
     assert cue.cue_file.recipe is not None and cue.cue_file.recipe.name == "paper"
-    assert ("it has no paper" in cue.cue_file.recipe.summary) == (method in WITHOUT_PAPER)
+    assert ("no recipe of a paper" in cue.cue_file.recipe.summary) == (method in WITHOUT_PAPER)
     if method != "linear-probe":
         assert cue.cue_file.training["steps_done"] == 2
     assert len(cue.predict([EXAMPLES[0].texts[0]])) == 1

@@ -66,7 +66,7 @@ class RecipeSummary:
 
     method: str
     recipe: str
-    paper: str  # empty: the method has no paper
+    paper: str  # empty: there is none, as for baselines of softcue and methods of other packages
     backbone: str  # the paper's, of this kind
     note: str  # what differs on this kind of backbone whatever the settings
     differences: tuple[str, ...]
@@ -87,7 +87,7 @@ class RecipeSummary:
     def _sentence(self, differences: list[str]) -> str:
         head = f"{self.method}, {self.recipe} recipe"
         if not self.paper:
-            return f"{self.method}, default recipe: it has no paper"
+            return f"{self.method}, default recipe: there is no recipe of a paper"
         as_in_paper = f"as in {self.paper} (on {self.backbone})" if self.backbone else f"settings of {self.paper}"
         said = ", ".join(differences) or as_in_paper
         return f"{head}: {said}" + (f"; {self.note}" if self.note else "")
