@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from importlib.resources import files
@@ -18,6 +19,8 @@ from toy import EXAMPLES, TASK
 import softcue
 from softcue.backbones import Backbone
 from softcue.configuration import merged, preset, recipe_settings, resolve
+from softcue.cue.cue_file import cue_file_digest
+from softcue.cue.model_card import model_card
 from softcue.errors import ConfigurationError
 from softcue.methods import METHODS
 from softcue.methods.registry import BACKBONE_KINDS
@@ -232,6 +235,24 @@ def test_a_run_its_card_and_its_cue_say_the_recipe(
     assert again.cue_file.recipe == cue.cue_file.recipe
     states = zip(again.model.state_dict().values(), cue.model.state_dict().values(), strict=True)
     assert all(torch.equal(one_value, other) for one_value, other in states)
+
+
+def test_a_cue_without_a_recipe_loads(tmp_path: Path) -> None:
+    softcue.train(
+        tmp_path / "cue",
+        backbone=tiny("bert"),
+        train=ROWS,
+        validation=ROWS,
+        overrides={"training.steps": 1},
+        progress=False,
+    )
+    file = tmp_path / "cue/cue.json"
+    values = json.loads(file.read_text())
+    del values["recipe"]  # as in a cue of version 0.1
+    file.write_text(json.dumps({**values, "record_sha256": cue_file_digest(values)}))
+    cue = softcue.load(tmp_path / "cue", tiny("bert"))
+    assert cue.cue_file.recipe is None
+    assert "recipe" not in repr(cue) and "recipe" not in model_card(cue.cue_file, "cue")
 
 
 def test_the_command_line_passes_the_recipe_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
