@@ -87,7 +87,7 @@ def test_arguments_become_settings(settings_of: Any) -> None:
         "batch_size": 8,
         "init_from": "cues/nli",
     }
-    assert options == {"backbone": None, "tables": {}, "is_joint": False}
+    assert options == {"backbone": None, "tables": {}, "is_joint": False, "recipe": "default"}
 
 
 def test_arguments_that_are_not_given_are_no_settings(settings_of: Any) -> None:
@@ -251,7 +251,8 @@ def test_a_run_says_what_it_trains_on_how_many_rows(tmp_path: Path, capsys: pyte
     attention = tiny("bert").attention
     assert lines[0] == f"prompt-tuning on {tiny('bert').name}: encoder, cpu, float32, {attention} attention"
     assert lines[1] == "readout classifier with cls pooling; 64 trainable parameters and a head of 66"
-    assert lines[2] == "rows: 16 training, 4 validation, 6 test"
+    assert lines[2].startswith("prompt-tuning, default recipe: 2 vectors (paper 5), ")
+    assert lines[3] == "rows: 16 training, 4 validation, 6 test"
 
 
 @pytest.mark.parametrize(

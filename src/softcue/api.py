@@ -22,6 +22,7 @@ class TrainArguments(TypedDict, total=False):
 
     backbone: str | Backbone | None
     method: str | None
+    recipe: str | None
     task: str | None
     data: str | Path | None
     train: Source | None
@@ -57,6 +58,7 @@ def train(
     *,
     backbone: str | Backbone | None = None,
     method: str | None = None,
+    recipe: str | None = None,
     task: str | None = None,
     tasks: Sequence[str] | None = None,
     data: str | Path | None = None,
@@ -83,15 +85,16 @@ def train(
 ) -> Cue | dict[str, Cue]:
     """Train a task on a frozen backbone and write its cue folder; with `tasks`, one prompt for several tasks.
 
-    Rows come from a known task (`task="tickets"`, or `task="rte"` with the folder of its published files as `data`) or
-    from your own files, DataFrames, Datasets or lists of dictionaries with the columns `text` and `label`. A
-    `datasets.DatasetDict` as `train` also gives its validation and test rows. Settings that are not given come from the
-    method's preset for this kind of backbone. The common ones have names: `epochs`, `learning_rate` (of prompt
-    vectors), `network_learning_rate` (of heads, generators and adapters), `batch_size`, `prompt_length` and
-    `max_length`. `overrides` sets any setting that `softcue config` lists: `{"training.patience": 3}`. The same setting
-    with two values, as argument and as override, is an error; arguments and overrides win over `config`. With
-    `few_shot`, only that many training rows are used. `init_from` starts from a finished cue of the same method and
-    backbone. `skip_bad_rows` leaves out rows that cannot be used; without it they are an error.
+    Rows come from a known task (`task="tickets"`, or `task="rte"` with the folder of its published files as `data`)
+    or from your own files, DataFrames, Datasets or lists of dictionaries with the columns `text` and `label`. A
+    `datasets.DatasetDict` as `train` also gives its validation and test rows. Settings that are not given come from
+    the method's preset for this kind of backbone, or with `recipe="paper"` from the method's paper. The common ones
+    have names: `epochs`, `learning_rate` (of prompt vectors), `network_learning_rate` (of heads, generators and
+    adapters), `batch_size`, `prompt_length` and `max_length`. `overrides` sets any setting that `softcue config`
+    lists: `{"training.patience": 3}`. The same setting with two values, as argument and as override, is an error;
+    arguments and overrides win over `config`. With `few_shot`, only that many training rows are used. `init_from`
+    starts from a finished cue of the same method and backbone. `skip_bad_rows` leaves out rows that cannot be used;
+    without it they are an error.
 
     `tasks` names several tasks (or task files) that share one prompt. The run then writes a cue folder for each below
     `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed. The run
@@ -100,6 +103,7 @@ def train(
     Example:
         cue = softcue.train("cues/tickets", task="tickets", epochs=5, prompt_length=10)
         cue = softcue.train("cues/mine", train=frame, text="message", label="team", backbone="minilm")
+        cue = softcue.train("cues/rte", task="rte", method="m-idpg-phm", recipe="paper", backbone="roberta-large")
         cues = softcue.train("cues/help-desk", tasks=["tickets", "urgency"])
     """
     rows = {"train": train, "validation": validation, "test": test}
@@ -140,28 +144,26 @@ def train(
             "init_from": _as_text(init_from),
         },
     }
+    base = read_settings(config) if isinstance(config, (str, Path)) else dict(config or {})
+    recipe_of_file = base.pop("recipe", "default")
     run = Run(
         Path(output_dir),
-        _merge_settings(config, arguments, overrides),
+        _merge_settings(base, arguments, overrides),
         backbone=backbone if isinstance(backbone, Backbone) else None,
         tables=tables,
         is_joint=tasks is not None,
+        recipe=recipe_of_file if recipe is None else recipe,
     )
     cues = run.execute(resume=resume, overwrite=overwrite, progress=progress)
     return cues[0] if tasks is None else {cue.task.name: cue for cue in cues}
 
 
-def _merge_settings(
-    config: str | Path | Mapping[str, Any] | None,
-    arguments: Settings,
-    overrides: Mapping[str, Any] | Iterable[str],
-) -> Settings:
-    """Merge the configuration file with the given arguments and the overrides, which win over it."""
+def _merge_settings(base: Settings, arguments: Settings, overrides: Mapping[str, Any] | Iterable[str]) -> Settings:
+    """Merge the settings of the configuration file with the given arguments and the overrides, which win over it."""
     given = {
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in arguments.items()
     }
-    base = read_settings(config) if isinstance(config, (str, Path)) else dict(config or {})
     if isinstance(overrides, Mapping):
         plain = {key: str(value) if isinstance(value, Path) else value for key, value in overrides.items()}
         override_settings = merged(*(override(key, value) for key, value in plain.items()))

@@ -1,4 +1,4 @@
-"""A run's configuration: six sections, merged from presets, a YAML file, flags and dotted overrides."""
+"""A run's configuration: six sections, merged from a recipe, a YAML file, flags and dotted overrides."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from softcue.backbones import BackboneConfig
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
+from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.tasks.splits import TaskConfig
 from softcue.training import MixtureConfig, TrainingConfig
 
@@ -32,6 +33,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "mixture": MixtureConfig,
 }
 
+
+# Settings of a recipe that count in steps: epochs that the user sets take their place.
+STEP_KEYS = ("steps", "evaluate_every")
 
 # Keys of version 0.1 -> their names today.
 RENAMED_KEYS = {
@@ -153,12 +157,17 @@ def merged(*layers: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def resolve(settings: Settings, kind: str | None = None) -> RunConfig:
-    """Check settings and fill in defaults. With the backbone's kind, the method's preset for it comes first."""
+def resolve(
+    settings: Settings, kind: str | None = None, recipe: str = "default", form: TaskForm | None = None
+) -> RunConfig:
+    """Check settings and fill in defaults. With the backbone's kind, the recipe's settings for it lie below them.
+
+    The paper's recipe also depends on the form of the task. Epochs that the user sets win over a recipe's steps.
+    """
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     method_class = METHODS.find(method_name)
-    preset_settings = preset(method_name, kind) if kind else {}
-    whole = merged(preset_settings, settings, {"method": {"name": method_name}})
+    below = recipe_settings(recipe, method_name, kind, form) if kind else {}
+    whole = merged(_without_steps(below, settings), settings, {"method": {"name": method_name}})
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
@@ -185,49 +194,26 @@ def preset(method: str, kind: str) -> Settings:
     return {section: dict(values) for section, values in presets.get(kind, {}).items()}
 
 
-@dataclass(frozen=True)
-class PaperSetting:
-    """A value that a method's paper gives for a setting, and where."""
-
-    value: Any
-    source: str  # the section, table or equation of the paper; "code": the authors' public code
-    searched: tuple[Any, ...] = ()  # values the authors chose from for each task
-
-
-@dataclass(frozen=True)
-class PaperSettings:
-    """The settings of a method's paper, by `section.key`."""
-
-    kind: str  # of the paper's backbone
-    backbone: str  # the paper's backbone
-    settings: Mapping[str, PaperSetting]
-
-    def as_settings(self) -> Settings:
-        """The values alone, to be merged on top of the preset."""
-        return merged(*(override(path, setting.value) for path, setting in self.settings.items()))
-
-
-def paper_settings(method: str) -> PaperSettings:
-    """The settings of a method's paper. A method without a paper, or of another package, has none.
+def recipe_settings(recipe: str, method: str, kind: str, form: TaskForm | None = None) -> Settings:
+    """The settings of a recipe: the preset, or those of the method's paper. A method without a paper has its preset.
 
     Example:
-        >>> paper_settings("prompt-tuning").settings["method.prompt_length"]
-        PaperSetting(value=100, source='section 3', searched=())
-        >>> paper_settings("prompt-tuning").as_settings()["training"]["steps"]
-        30000
+        >>> recipe_settings("paper", "m-idpg-phm", "encoder")["method"]["rule"]
+        'add'
     """
-    entry = _paper_settings().get(method, {"kind": "encoder", "backbone": "", "settings": {}})
-    settings = {
-        path: PaperSetting(given["value"], given["source"], tuple(given.get("searched", ())))
-        for path, given in entry["settings"].items()
-    }
-    return PaperSettings(entry["kind"], entry["backbone"], settings)
+    if check_recipe(recipe) == "default":
+        return preset(method, kind)
+    paper = paper_recipe(method, kind, form or TaskForm())
+    return paper.as_settings() if paper.paper else preset(method, kind)
 
 
-@cache
-def _paper_settings() -> dict[str, dict[str, Any]]:
-    text = files("softcue.methods").joinpath("paper_settings.yaml").read_text("utf-8")
-    return yaml.safe_load(text)  # type: ignore[no-any-return]
+def _without_steps(recipe: Settings, settings: Settings) -> Settings:
+    """A recipe without its number of steps, and the evaluations it counts in steps, if the user sets epochs."""
+    given = settings.get("training", {})
+    if "epochs" not in given or "steps" in given:
+        return recipe
+    training = {key: value for key, value in recipe.get("training", {}).items() if key not in STEP_KEYS}
+    return {**recipe, "training": training}
 
 
 def method_config(values: Mapping[str, Any]) -> MethodConfig:

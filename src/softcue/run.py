@@ -17,12 +17,14 @@ from pydantic import BaseModel
 from softcue.backbones import Backbone, load_backbone
 from softcue.configuration import RunConfig, Settings, read_settings, resolve
 from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
-from softcue.cue.cue_file import FORMAT, CueBackbone, package_versions
+from softcue.cue.cue_file import FORMAT, CueBackbone, CueRecipe, package_versions
 from softcue.errors import ConfigurationError, RunError
 from softcue.evaluation import Evaluation, check_metric, constant_prediction, evaluate, predict_baselines, score
 from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
+from softcue.recipe_summary import summarise
+from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.tasks import joint_task, portable
 from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
@@ -36,6 +38,7 @@ class Run:
     """Trains one task, or several that share a prompt. Nothing is written before everything is checked.
 
     `tables` holds rows given as objects instead of files, by split. With `is_joint`, the tasks are `mixture.tasks`.
+    `recipe` names the settings below those given: the method's preset (default) or those of its paper.
 
     Example:
         [cue] = Run(Path("cues/tickets"), {"task": {"name": "tickets"}}).execute()
@@ -49,17 +52,21 @@ class Run:
         backbone: Backbone | None = None,
         tables: Mapping[str, Any] | None = None,
         is_joint: bool = False,
+        recipe: str = "default",
     ) -> None:
-        self.folder, self.is_joint = folder, is_joint
+        self.folder, self.is_joint, self.recipe = folder, is_joint, check_recipe(recipe)
         requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
         self.splits = self._read_rows(requested, tables or {})
         self.processes = Processes()
         self.backbone = backbone or load_backbone(requested.backbone)
         if requested.backbone.gradient_checkpointing:
             self.backbone.checkpoint_layers()
-        self.config: RunConfig = resolve(settings, self.backbone.kind)  # with the preset for this kind of backbone
+        form = self._task_form(requested)
+        self.config: RunConfig = resolve(settings, self.backbone.kind, recipe, form)  # with the recipe for this kind
         self.models = self._build_models()
         self.config = self._replace_auto(self.config)
+        paper = paper_recipe(self.config.method.name, self.backbone.kind, form)
+        self.recipe_summary = summarise(recipe, paper, self.config.as_settings())
         first_cues = self._initialise_models()
         self.warnings = _settings_without_effect(settings, self.models[0])
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
@@ -109,6 +116,18 @@ class Run:
             )
         return [read_splits(config.task, tables, check_metric)]
 
+    def _task_form(self, config: RunConfig) -> TaskForm:
+        """What the paper's recipe depends on. Of several tasks, only what all of them have in common counts."""
+        tasks = [splits.task for splits in self.splits]
+        kinds = {task.kind for task in tasks}
+        return TaskForm(
+            num_texts=min(task.num_sentences for task in tasks),
+            task_kind=tasks[0].kind if len(kinds) == 1 else "",
+            num_rows=sum(len(splits.train) for splits in self.splits),
+            has_several_tasks=self.is_joint,
+            is_few_shot=bool(config.task.few_shot),
+        )
+
     def _build_models(self) -> list[TaskModel]:
         """A model for each task, all on one method."""
         config, backbone = self.config, self.backbone
@@ -148,6 +167,7 @@ class Run:
             f"{config.method.name} on {backbone.name}: {backbone.kind}, {backbone.device.type}, "
             f"{_dtype_name(backbone)}, {backbone.attention} attention",
             f"readout {readout}; {parameters}",
+            self.recipe_summary.line,
         ]
         for splits in self.splits:
             sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
@@ -252,7 +272,7 @@ class Run:
             if step == 0:
                 self.checkpoints.remove()
             self.folder.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(self.config.as_settings(), sort_keys=False)
+            text = yaml.safe_dump({"recipe": self.recipe, **self.config.as_settings()}, sort_keys=False)
             write_atomically(self.folder / "config.yaml", text.encode())
 
     def _make_cue(self, model: TaskModel, splits: Splits, evaluation: Evaluation, result: TrainingResult) -> Cue:
@@ -299,6 +319,7 @@ class Run:
             rows=_count_rows(splits),
             baselines=baseline_scores,
             counts=asdict(model.counts()),
+            recipe=CueRecipe(name=self.recipe, summary=self.recipe_summary.text),
             versions=package_versions(),
             tensors_sha256="",
         )

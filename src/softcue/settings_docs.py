@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from softcue.configuration import SECTIONS, preset
+from softcue.configuration import SECTIONS, preset, recipe_settings
 from softcue.errors import ConfigurationError, near_matches
 from softcue.methods import METHODS
 from softcue.methods.registry import BACKBONE_KINDS
+from softcue.recipes import paper_recipe
 
+Origin = Literal["default", "preset", "paper"]
 DEFAULT_METHOD = "prompt-tuning"
 TYPE_NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -35,8 +37,8 @@ class Setting:
     key: str
     type: str
     default: Any
-    value: Any  # the preset's, else the default
-    is_from_preset: bool
+    value: Any  # the recipe's, else the default
+    origin: Origin  # of the value
     meaning: str
 
     @property
@@ -45,7 +47,9 @@ class Setting:
         return f"{self.section}.{self.key}"
 
 
-def list_settings(where: str = "", method: str = DEFAULT_METHOD, kind: str = "encoder") -> list[Setting]:
+def list_settings(
+    where: str = "", method: str = DEFAULT_METHOD, kind: str = "encoder", recipe: str = "default"
+) -> list[Setting]:
     """The settings of all sections, of one section or of one `section.key`, with the values a run would start from.
 
     Example:
@@ -68,14 +72,14 @@ def list_settings(where: str = "", method: str = DEFAULT_METHOD, kind: str = "en
             expected=f"a key of the section {section}",
             fix=near_matches(key, models[section].model_fields),
         )
-    preset_values = preset(method, kind)
+    values = recipe_settings(recipe, method, kind)
+    origin: Origin = "paper" if recipe == "paper" and paper_recipe(method, kind).paper else "preset"
     settings = []
     for name, model in models.items():
         if section in ("", name):
             for field_name, field in model.model_fields.items():
                 if key in ("", field_name):
-                    setting = _setting(name, field_name, field, preset_values.get(name, {}), method)
-                    settings.append(setting)
+                    settings.append(_setting(name, field_name, field, values.get(name, {}), origin, method))
     return settings
 
 
@@ -86,11 +90,11 @@ def _check_kind(kind: str) -> None:
         )
 
 
-def _setting(section: str, key: str, field: FieldInfo, preset_values: dict[str, Any], method: str) -> Setting:
+def _setting(section: str, key: str, field: FieldInfo, values: dict[str, Any], origin: Origin, method: str) -> Setting:
     default = method if (section, key) == ("method", "name") else field.get_default(call_default_factory=True)
-    is_from_preset = key in preset_values
-    value = preset_values.get(key, default)
-    return Setting(section, key, describe_type(field), default, value, is_from_preset, field.description or "")
+    value_origin: Origin = origin if key in values else "default"
+    value = values.get(key, default)
+    return Setting(section, key, describe_type(field), default, value, value_origin, field.description or "")
 
 
 def describe_type(field: FieldInfo) -> str:
@@ -158,17 +162,18 @@ INTRODUCTION = """\
 Every setting of a run. This page is written by `softcue config --docs`; `make check` compares it.
 
 A setting is written `section.key=value` on the command line, as `{"section.key": value}` in `softcue.train(...,
-overrides=...)`, or below its section in a YAML file. Values come from the defaults below, then the preset of the method
-for the kind of backbone, then the YAML file, then options, arguments and overrides; later ones win. An option and an
+overrides=...)`, or below its section in a YAML file. Values come from the defaults below, then the recipe, then the
+YAML file, then options, arguments and overrides; later ones win. The recipe is the preset of the method for the kind of
+backbone, or with `--recipe paper` (`recipe: paper` in a YAML file) the settings of the method's paper. An option and an
 override that give one setting two values are an error. Each run writes all its values to `config.yaml`.
 
-`softcue config [SECTION] --method M --backbone-kind K` prints the values that a run starts from.
+`softcue config [SECTION] --method M --backbone-kind K --recipe R` prints the values that a run starts from.
 """
 
 PRESETS = """\
 ## Presets
 The values that a method starts from on each kind of backbone. `-`: the default above. `softcue methods NAME` shows the
-paper's values beside them.
+paper's values beside them, which `--recipe paper` takes.
 """
 
 

@@ -52,7 +52,7 @@ def test_the_shell_is_offered_commands_options_and_names() -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (completion.complete_method("s-"), ["s-idpg-phm", "s-idpg-dnn"]),
+        (completion.complete_method("s-"), ["s-idpg-dnn", "s-idpg-phm"]),
         (completion.complete_task("urg"), ["urgency"]),
         (completion.complete_tasks("tickets,urgency,sam"), ["tickets,urgency,same-request"]),
         (completion.complete_tasks("tickets,tick"), []),

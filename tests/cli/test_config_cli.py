@@ -8,9 +8,10 @@ import pytest
 from command import check_error, run
 
 from softcue.cli.config import KindOfBackbone
-from softcue.configuration import SECTIONS, merged, paper_settings, preset, resolve
+from softcue.configuration import SECTIONS, preset, recipe_settings, resolve
 from softcue.methods import METHODS
 from softcue.methods.registry import BACKBONE_KINDS
+from softcue.recipes import recipe_names
 from softcue.settings_docs import configuration_page, describe_type, format_value, list_settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -65,6 +66,18 @@ def test_config_lists_every_key_with_the_value_a_run_starts_from() -> None:
             assert (entry["from"] == "preset") == (key in preset(method, kind).get(section, {}))
 
 
+def test_config_shows_the_values_of_the_paper() -> None:
+    for method, kind in (("prompt-tuning", "encoder-decoder"), ("vip", "decoder"), ("adapter", "encoder")):
+        printed = run("config", "--method", method, "--backbone-kind", kind, "--recipe", "paper", "--json").json
+        config = resolve({"method": {"name": method}}, kind, "paper").as_settings()
+        for entry in printed["settings"]:
+            assert entry["value"] == config[entry["section"]][entry["key"]]
+            in_recipe = entry["key"] in recipe_settings("paper", method, kind).get(entry["section"], {})
+            assert entry["from"] == ("paper" if in_recipe else "default")
+    shown = run("config", "training", "--method", "vip", "--backbone-kind", "encoder-decoder", "--recipe", "paper")
+    assert "30000 *" in shown.out and "from the paper of vip" in shown.out
+
+
 def test_config_shows_one_section_or_one_key() -> None:
     shown = run("config", "training")
     assert (shown.code, shown.err) == (0, "")
@@ -102,33 +115,10 @@ def test_values_are_written_as_a_user_would_type_them() -> None:
 # --- the papers' settings ---
 
 
-@pytest.mark.parametrize("name", METHODS.built_in)
-def test_the_papers_settings_are_a_recipe_that_can_be_run(name: str) -> None:
-    paper = paper_settings(name)
-    settings = merged({"method": {"name": name}}, paper.as_settings())
-    config = resolve(settings, paper.kind)
-    for path, setting in paper.settings.items():
-        section, _, key = path.partition(".")
-        assert getattr(getattr(config, section), key) == setting.value
-        assert setting.source
-        if setting.searched:
-            assert min(setting.searched) <= setting.value <= max(setting.searched)
-    assert paper.kind in BACKBONE_KINDS
-
-
-@pytest.mark.parametrize("name", ["prompt-tuning", "s-idpg-phm", "m-idpg-phm", "vip", "vip-c"])
-def test_a_paper_says_something_about_every_number_of_the_preset(name: str) -> None:
-    paper = paper_settings(name)
-    in_preset = {f"{section}.{key}" for section, keys in preset(name, paper.kind).items() for key in keys}
-    # `steps` takes the place of `epochs`; VIP's own initial vectors are not among softcue's
-    assert in_preset - set(paper.settings) <= {"training.epochs", "method.init"}
-
-
-def test_the_papers_settings_name_every_method_and_no_other() -> None:
+def test_the_recipes_name_every_method_and_no_other() -> None:
     from softcue.cli.completion import method_names
 
-    assert set(METHODS.built_in) <= set(method_names())
-    assert [name for name in method_names() if name in METHODS.built_in] == list(METHODS.built_in)
+    assert sorted(METHODS.built_in) == list(recipe_names())
     assert set(method_names()) == set(METHODS)
 
 
@@ -146,9 +136,17 @@ def test_methods_show_the_papers_settings_beside_the_presets(monkeypatch: pytest
     ]
     entries = {entry["name"]: entry for entry in run("methods", "--json").json["methods"]}
     lester = entries["prompt-tuning"]
-    assert lester["paper_settings"]["method.prompt_length"] == {"value": 100, "source": "section 3", "searched": []}
+    recipe = lester["paper_recipes"]["encoder-decoder"]
+    assert (recipe["paper"], recipe["backbone"]) == ("Lester et al. 2021", "LM-adapted T5 1.1")
+    assert recipe["settings"]["method.prompt_length"] == {
+        "value": 100,
+        "source": "section 3",
+        "is_from_paper": True,
+        "searched": [],
+        "cases": [],
+    }
     assert lester["presets"]["encoder"]["method"]["prompt_length"] == 20
-    assert entries["linear-probe"]["paper_settings"] == {}
+    assert entries["linear-probe"]["paper_recipes"]["encoder"]["settings"] == {}
 
 
 def test_one_method_is_shown_in_full() -> None:
@@ -158,6 +156,8 @@ def test_one_method_is_shown_in_full() -> None:
         "Wu et al. 2022",
         "appendix A.1.2",
         "searched: 0.005, 0.001, 0.0005, 0.0001",
+        "with fewer than 10,000 training rows",
+        "chosen here: there is no [CLS] token",
         "representation_dropout",
     ):
         assert part in shown.out

@@ -36,10 +36,10 @@ ROWS = [
 
 
 def run(*words: str) -> tuple[int, str, str]:
-    """`softcue params` in this process: exit code, standard output, standard error."""
+    """`softcue params --recipe paper` in this process: exit code, standard output, standard error."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        patch.object(sys, "argv", ["softcue", "params", *words]),
+        patch.object(sys, "argv", ["softcue", "params", "--recipe", "paper", *words]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as end,
@@ -57,7 +57,7 @@ def printed(*words: str) -> Any:
 
 def test_json_has_the_backbone_and_four_numbers_for_every_method() -> None:
     everything = printed("--like", "roberta-large")
-    assert set(everything) == {"backbone", "methods"}
+    assert set(everything) == {"backbone", "recipe", "methods"}
     assert everything["backbone"] == "roberta-large"
     names = [row["name"] for row in everything["methods"]]
     assert len(names) == len(set(names))
@@ -72,7 +72,7 @@ def test_one_method_is_counted_with_the_settings_given() -> None:
     n, m, t, d, layers = 16, 16, 10, 1024, 24
     count = 2 * n**3 + d * m // n + m + m * t * d // n + layers * t * d
     row = {"name": "m-idpg-phm", "gradient": count, "ema": 0, "stored": count, "head": 1_051_650}
-    assert everything == {"backbone": "roberta-large", "methods": [row]}
+    assert everything == {"backbone": "roberta-large", "recipe": "paper", "methods": [row]}
 
 
 def test_settings_may_come_before_and_after_options() -> None:
@@ -156,3 +156,20 @@ def test_what_cannot_be_counted_is_one_line_and_exit_2(words: list[str], parts: 
 def test_a_single_class_is_refused() -> None:
     code, out, _ = run("--classes", "1")
     assert (code, out) == (2, "")
+
+
+def test_the_default_recipe_counts_what_the_preset_trains() -> None:
+    counts = {row["name"]: row for row in printed("--recipe", "default", "--like", "roberta-large")["methods"]}
+    n, m, t, d, layers = 16, 16, 20, 1024, 24
+    keys_and_values = 2 * n**3 + d * m // n + m + m * t * 2 * d // n + layers * t * 2 * d
+    assert keys_and_values == 1_033_232
+    assert counts["m-idpg-phm"] == {
+        "name": "m-idpg-phm",
+        "gradient": keys_and_values,
+        "ema": 0,
+        "stored": keys_and_values,
+        "head": 2 * d + 2,
+    }
+    assert counts["prompt-tuning"]["gradient"] == 20 * d
+    assert "prompt-tuning-134" not in counts  # a row of the paper's table
+    assert set(counts) == set(METHODS)

@@ -31,7 +31,7 @@ MIXTURES = {
 
 @cache
 def counted() -> dict[str, dict[str, Any]]:
-    output = run("params", "--like", "t5-base", "--json").json
+    output = run("params", "--like", "t5-base", "--recipe", "paper", "--json").json
     assert output["backbone"] == "t5-base"
     return {row["name"]: row for row in output["methods"]}
 
@@ -81,6 +81,8 @@ def test_the_ablations_have_no_codebook() -> None:
     ],
 )
 def test_settings_change_the_count_as_the_formula_says(settings: list[str], stored: int) -> None:
-    (counts,) = run("params", "--like", "t5-base", "--method", "vip", *settings, "--json").json["methods"]
+    (counts,) = run("params", "--like", "t5-base", "--recipe", "paper", "--method", "vip", *settings, "--json").json[
+        "methods"
+    ]
     assert counts["stored"] == stored
     assert counts["stored"] == counts["gradient"] + counts["ema"]

@@ -19,7 +19,7 @@ def method_names() -> list[str]:
     """
     from importlib.metadata import entry_points
 
-    names = _top_level_keys(SOFTCUE / "methods" / "paper_settings.yaml")
+    names = sorted(file.stem for file in (SOFTCUE / "methods" / "recipes").glob("*.yaml"))
     return [*names, *(plugin.name for plugin in entry_points(group=METHOD_ENTRY_POINTS) if plugin.name not in names)]
 
 

@@ -19,6 +19,13 @@ class KindOfBackbone(StrEnum):
     decoder = "decoder"
 
 
+class KindOfRecipe(StrEnum):
+    """Where settings come from that a user does not give."""
+
+    default = "default"
+    paper = "paper"
+
+
 def config(
     section: Annotated[
         str,
@@ -29,10 +36,13 @@ def config(
         ),
     ] = "",
     method: Annotated[
-        str, typer.Option(help="Show the keys and the preset of this method.", autocompletion=complete_method)
+        str, typer.Option(help="Show the keys and the recipe of this method.", autocompletion=complete_method)
     ] = "prompt-tuning",
+    recipe: Annotated[
+        KindOfRecipe, typer.Option(help="Show the method's preset, or the settings of its paper.")
+    ] = KindOfRecipe.default,
     backbone_kind: Annotated[
-        KindOfBackbone, typer.Option("--backbone-kind", help="Show the preset for this kind of backbone.")
+        KindOfBackbone, typer.Option("--backbone-kind", help="Show the recipe for this kind of backbone.")
     ] = KindOfBackbone.encoder,
     docs: Annotated[bool, typer.Option("--docs", help="Print docs/configuration.md.")] = False,
     check_file: Annotated[
@@ -50,7 +60,7 @@ def config(
     if docs or check_file is not None:
         compare_or_print(configuration_page(), check_file, "softcue config --docs")
         return
-    settings = list_settings(section, method, backbone_kind.value)
+    settings = list_settings(section, method, backbone_kind.value, recipe.value)
     if as_json:
         entries = [
             {
@@ -59,18 +69,19 @@ def config(
                 "type": setting.type,
                 "default": setting.default,
                 "value": setting.value,
-                "from": "preset" if setting.is_from_preset else "default",
+                "from": setting.origin,
                 "meaning": setting.meaning,
             }
             for setting in settings
         ]
-        print_json({"method": method, "backbone_kind": backbone_kind.value, "settings": entries})
+        facts = {"method": method, "recipe": recipe.value, "backbone_kind": backbone_kind.value}
+        print_json({**facts, "settings": entries})
         return
     for name in dict.fromkeys(setting.section for setting in settings):
         rows = [
             [
                 setting.key,
-                format_value(setting.value) + (" *" if setting.is_from_preset else ""),
+                format_value(setting.value) + ("" if setting.origin == "default" else " *"),
                 setting.type,
                 setting.meaning,
             ]
@@ -78,5 +89,10 @@ def config(
             if setting.section == name
         ]
         print_table(name, ["key", "value", "type", "meaning"], rows)
-    typer.echo(f"* from the preset of {method} for backbones of kind {backbone_kind.value}; other values are defaults.")
-    typer.echo("Set one: softcue train ... section.key=value. Other presets: --method M --backbone-kind K.")
+    origin = "paper" if any(setting.origin == "paper" for setting in settings) else "preset"
+    typer.echo(
+        f"* from the {origin} of {method} for backbones of kind {backbone_kind.value}; other values are defaults."
+    )
+    if origin == "paper":
+        typer.echo(f"Some values of the paper depend on the task: softcue methods {method}.")
+    typer.echo("Set one: softcue train ... section.key=value. Others: --method M --backbone-kind K --recipe paper.")

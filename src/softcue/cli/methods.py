@@ -11,6 +11,7 @@ from softcue.cli.completion import complete_method
 
 if TYPE_CHECKING:
     from softcue.methods import Method
+    from softcue.recipes import Recipe, RecipeSetting
 
 MAX_WIDTH = 120  # of the lines of the list
 
@@ -42,10 +43,10 @@ def methods(
 
 def _describe(name: str, method: type[Method]) -> dict[str, Any]:
     """One method for JSON."""
-    from softcue.configuration import paper_settings, preset
+    from softcue.configuration import preset
     from softcue.methods.registry import BACKBONE_KINDS
+    from softcue.recipes import paper_recipe
 
-    paper = paper_settings(name)
     settings = {
         key: {"default": field.get_default(call_default_factory=True), "description": field.description}
         for key, field in method.Config.model_fields.items()
@@ -56,20 +57,37 @@ def _describe(name: str, method: type[Method]) -> dict[str, Any]:
         "summary": method.summary,
         "paper": method.paper,
         "settings": settings,
-        "paper_backbone": {"kind": paper.kind, "name": paper.backbone},
-        "paper_settings": {
-            path: {"value": setting.value, "source": setting.source, "searched": list(setting.searched)}
-            for path, setting in paper.settings.items()
-        },
+        "paper_recipes": {kind: _describe_recipe(paper_recipe(name, kind)) for kind in BACKBONE_KINDS},
         "presets": {kind: preset(name, kind) for kind in BACKBONE_KINDS},
+    }
+
+
+def _describe_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The paper's recipe on one kind of backbone for JSON."""
+    return {
+        "paper": recipe.paper,
+        "backbone": recipe.backbone,
+        "note": recipe.note,
+        "settings": {path: _describe_setting(setting) for path, setting in recipe.settings.items()},
+    }
+
+
+def _describe_setting(setting: RecipeSetting) -> dict[str, Any]:
+    return {
+        "value": setting.value,
+        "source": setting.source,
+        "is_from_paper": setting.is_from_paper,
+        "searched": list(setting.searched),
+        "cases": [{"when": dict(condition), **_describe_setting(other)} for condition, other in setting.cases],
     }
 
 
 def _print_summary(name: str, method: type[Method]) -> None:
     """A few lines: what is trained, the main settings of the paper, and those of the preset."""
-    from softcue.configuration import paper_settings, preset
+    from softcue.configuration import preset
+    from softcue.recipes import paper_recipe
 
-    paper = paper_settings(name)
+    paper = paper_recipe(name)
     typer.echo(name if method.paper == "-" else f"{name} ({method.paper})")
     _print_wrapped(method.summary)
     if paper.settings:
@@ -118,30 +136,56 @@ def main_settings(values: Mapping[str, Any]) -> str:
 def _print_method(name: str, method: type[Method]) -> None:
     """One method in full: every setting that the paper or a preset gives, then its own settings."""
     from softcue.cli.output import print_table
-    from softcue.configuration import paper_settings, preset
+    from softcue.configuration import preset
     from softcue.methods.registry import BACKBONE_KINDS
+    from softcue.recipes import paper_recipe
     from softcue.settings_docs import format_value, list_settings
 
     typer.echo(f"{name} ({method.paper}): {method.summary}" if method.paper != "-" else f"{name}: {method.summary}")
-    paper = paper_settings(name)
+    recipes = {kind: paper_recipe(name, kind) for kind in BACKBONE_KINDS}
+    for recipe in recipes.values():
+        if recipe.settings:
+            _print_recipe(recipe)
+    if not any(recipe.settings for recipe in recipes.values()):
+        typer.echo("It has no paper: --recipe paper is the preset.")
     presets = {kind: _paths(preset(name, kind)) for kind in BACKBONE_KINDS}
-    rows = []
-    for path in dict.fromkeys([*paper.settings, *(path for values in presets.values() for path in values)]):
-        given = paper.settings.get(path)
-        value, source = "-", ""
-        if given is not None:
-            searched = f" (searched: {', '.join(map(format_value, given.searched))})" if given.searched else ""
-            value, source = format_value(given.value), given.source + searched
-        preset_cells = [format_value(values[path]) if path in values else "-" for values in presets.values()]
-        rows.append([path, value, source, *preset_cells])
-    if rows:
-        title = f"settings of the paper ({paper.backbone}) and of the presets" if paper.backbone else "presets"
-        print_table(title, ["setting", "paper", "where the paper says so", *BACKBONE_KINDS], rows)
+    paths = dict.fromkeys(path for values in presets.values() for path in values)
+    if paths:
+        rows = [
+            [path, *(format_value(values[path]) if path in values else "-" for values in presets.values())]
+            for path in paths
+        ]
+        print_table("presets (--recipe default)", ["setting", *BACKBONE_KINDS], rows)
     settings = [setting for setting in list_settings("method", name) if setting.key != "name"]
     if settings:
         cells = [[setting.key, format_value(setting.default), setting.type, setting.meaning] for setting in settings]
         print_table("its own settings: method.KEY=value", ["key", "default", "type", "meaning"], cells)
     typer.echo(f"Train it: softcue train --method {name} ... ; the other settings: softcue config --method {name}")
+
+
+def _print_recipe(recipe: Recipe) -> None:
+    """The paper's settings on one kind of backbone, with their sources, and values for other forms of task."""
+    from softcue.cli.output import print_table
+    from softcue.recipes import describe_condition
+    from softcue.settings_docs import format_value
+
+    rows = []
+    for path, setting in recipe.settings.items():
+        rows.append([path, format_value(setting.value), _describe_source(setting)])
+        for condition, other in setting.cases:
+            rows.append(["", format_value(other.value), f"{describe_condition(condition)}: {_describe_source(other)}"])
+    used_on = f"the paper: {recipe.backbone}" if recipe.backbone else recipe.note
+    print_table(f"--recipe paper on backbones of kind {recipe.kind} ({used_on})", ["setting", "value", "source"], rows)
+    if recipe.backbone and recipe.note:
+        typer.echo(f"Differs from the paper: {recipe.note}.")
+
+
+def _describe_source(setting: RecipeSetting) -> str:
+    """Where a value comes from: the place in the paper, or that it was chosen here and why."""
+    from softcue.settings_docs import format_value
+
+    searched = f" (searched: {', '.join(map(format_value, setting.searched))})" if setting.searched else ""
+    return setting.source + searched if setting.is_from_paper else f"chosen here: {setting.source}"
 
 
 def _paths(settings: dict[str, Any]) -> dict[str, Any]:

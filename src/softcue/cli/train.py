@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone, complete_method, complete_task, complete_tasks
+from softcue.cli.config import KindOfRecipe
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -24,6 +25,10 @@ def train(
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="A name from `softcue methods`.", autocompletion=complete_method)
+    ] = None,
+    recipe: Annotated[
+        KindOfRecipe | None,
+        typer.Option(help="default: the method's preset. paper: its paper's settings. What you set lies on top."),
     ] = None,
     task: Annotated[
         str | None,
@@ -70,7 +75,7 @@ def train(
     """Train a cue: small learned prompts for one task on a frozen backbone.
 
     Every other setting is a word section.key=value, such as training.patience=3; `softcue config` lists them all.
-    A setting that is not given comes from the method's preset for this kind of backbone.
+    A setting that is not given comes from the recipe: by default the method's preset for this kind of backbone.
     """
     from softcue.api import train as run
     from softcue.cli.output import print_json
@@ -86,6 +91,7 @@ def train(
     arguments: dict[str, Any] = {
         "backbone": backbone,
         "method": method,
+        "recipe": recipe and recipe.value,
         "task": task,
         "data": data,
         "train": train,

@@ -175,6 +175,8 @@ class Cue:
             "method": str(cue_file.method["name"]),
             "backbone": f"{cue_file.backbone.name} ({cue_file.backbone.kind})",
         }
+        if cue_file.recipe:
+            facts["recipe"] = cue_file.recipe.name
         if task.labels:
             facts["labels"] = _shorten(task.label_names)
         for split, scores in self.scores.items():

@@ -41,6 +41,15 @@ class CueBackbone(BaseModel):
         return parts
 
 
+class CueRecipe(BaseModel):
+    """The recipe a cue was trained with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str  # default or paper
+    summary: str  # one sentence: how its settings differ from the paper's
+
+
 class CueFile(BaseModel):
     """The content of cue.json."""
 
@@ -56,6 +65,7 @@ class CueFile(BaseModel):
     rows: dict[str, int] = Field(default_factory=dict)  # split -> number of rows; empty in cues of version 0.1
     baselines: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)  # split -> baseline -> metric
     counts: dict[str, int] = Field(default_factory=dict)
+    recipe: CueRecipe | None = None  # None in cues of version 0.1
     versions: dict[str, str] = Field(default_factory=dict)
     tensors_sha256: str
     record_sha256: str = ""  # of everything above, so that an edited file is an error

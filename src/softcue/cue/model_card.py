@@ -59,9 +59,11 @@ def model_card(cue_file: CueFile, name: str) -> str:
         ]
         lines.append("")
     counts, training = cue_file.counts, cue_file.training
+    recipe = [f"- recipe: {cue_file.recipe.summary}"] if cue_file.recipe else []
     lines += [
         "## Parameters",
         "",
+        *recipe,
         f"- trained by gradient: {counts.get('gradient', 0):,}; "
         f"by a running average: {counts.get('ema', 0):,}; head: {counts.get('head', 0):,}",
         f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
