@@ -5,7 +5,7 @@ import math
 import pytest
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation import score
+from softcue.evaluation import score, wrong_rows
 from softcue.evaluation.metrics import matthews, pearson
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction, Span
@@ -148,11 +148,25 @@ def test_span_tasks_are_watched_by_the_mean_of_match_and_f1() -> None:
     assert evaluation.main == pytest.approx((0 + 200 / 3) / 2)
 
 
-def test_text_outside_the_options_is_illegal_and_wrong_even_if_it_is_an_answer() -> None:
+def test_text_outside_the_options_is_illegal_and_scored_by_its_words() -> None:
+    row = Example(("x",), answers=("Barack Obama",), options=("Barack Obama", "Ann Dunham"))
+    guesses = labels("President Barack Obama", "barack obama", "Ann Dunham", "nobody", None)
+    for kind in ("generation", "span"):
+        evaluation = score(Task.model_validate({"name": "t", "kind": kind}), guesses, [row] * 5)
+        # The official script of ReCoRD: precision 2/3 and recall 1 of the first, the second is equal.
+        assert evaluation.scores == pytest.approx({"exact_match": 20.0, "word_f1": (80 + 100) / 5})
+        assert (evaluation.num_illegal, evaluation.illegal_share) == (3, 0.6)
+        assert "options" in evaluation.illegal_note
+    assert "count as wrong" in score(labelled("a"), labels("b"), rows("a")).illegal_note
+
+
+def test_answer_that_is_not_among_the_options_is_right_as_in_the_official_script() -> None:
     row = Example(("x",), answers=("Ada", "Ada Lovelace"), options=("Ada Lovelace", "Babbage"))
-    evaluation = score(Task(name="t", kind="generation"), labels("Ada", "ada lovelace", "Babbage", None), [row] * 4)
-    assert evaluation.scores == {"exact_match": 25.0, "word_f1": 25.0}
-    assert (evaluation.num_illegal, evaluation.illegal_share) == (2, 0.5)
+    evaluation = score(Task(name="t", kind="generation"), labels("Ada"), [row])
+    assert (evaluation.scores, evaluation.num_illegal) == ({"exact_match": 100.0, "word_f1": 100.0}, 1)
+    assert wrong_rows(Task(name="t", kind="generation"), labels("Ada"), [row]) == []
+    (wrong,) = wrong_rows(Task(name="t", kind="generation"), labels("Countess Ada"), [row])
+    assert wrong.predicted == "Countess Ada (illegal)"
 
 
 # --- marks ---

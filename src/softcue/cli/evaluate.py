@@ -129,6 +129,6 @@ def _warn(evaluations: dict[str, Evaluation]) -> None:
     for name, evaluation in evaluations.items():
         if evaluation.num_illegal:
             share = f"{evaluation.num_illegal} predictions of {name} ({100 * evaluation.illegal_share:.1f} %)"
-            typer.echo(f"{share} are not allowed by the task and count as wrong", err=True)
+            typer.echo(f"{share} {evaluation.illegal_note}", err=True)
         if evaluation.has_collapsed:
             typer.echo(f"every row got the same label from {name}: this cue has learned nothing", err=True)

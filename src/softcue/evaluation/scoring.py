@@ -43,7 +43,7 @@ class ScoredRows:
 
     task: Task
     is_illegal: tuple[bool, ...]
-    predicted: tuple[str | None, ...] = ()  # label or text; None if it is illegal
+    predicted: tuple[str | None, ...] = ()  # label or text; None for an illegal label
     true: tuple[str, ...] = ()
     right: tuple[tuple[str, ...], ...] = ()  # every text that counts as right
     groups: tuple[str, ...] = ()
@@ -81,12 +81,12 @@ class ScoredRows:
                 ),
                 true_spans=tuple(example.spans for example in examples),
             )
-        predicted = tuple(legal_text(task, *pair) for pair in zip(predictions, examples, strict=True))
+        pairs = list(zip(predictions, examples, strict=True))
         targets = [() if example.target is None else (str(example.target),) for example in examples]
         return cls(
             task,
-            is_illegal=tuple(text is None for text in predicted),
-            predicted=predicted,
+            is_illegal=tuple(legal_text(task, *pair) is None for pair in pairs),
+            predicted=tuple(scored_text(task, *pair) for pair in pairs),
             true=tuple(str(example.target) for example in examples),
             right=tuple(example.answers or target for example, target in zip(examples, targets, strict=True)),
             groups=tuple(example.group for example in examples),
@@ -126,6 +126,22 @@ def legal_text(task: Task, prediction: Prediction, example: Example) -> str | No
     if example.options and normalise_text(text) not in {normalise_text(option) for option in example.options}:
         return None
     return text
+
+
+def scored_text(task: Task, prediction: Prediction, example: Example) -> str | None:
+    """The predicted label or text that metrics compare with the right ones, or None if it is wrong in any case.
+
+    A label must be legal. A text outside the row's options is compared like any other: the official scripts of ReCoRD
+    and SQuAD count the words it shares with an answer.
+
+    Example:
+        >>> row = Example(("Who?",), options=("Barack Obama", "Ann"), answers=("Barack Obama",))
+        >>> scored_text(Task(name="t", kind="span"), Prediction("President Barack Obama"), row)
+        'President Barack Obama'
+    """
+    if task.has_classes or prediction.is_illegal:
+        return legal_text(task, prediction, example)
+    return prediction.label_text
 
 
 def legal_value(prediction: Prediction) -> float | None:
