@@ -7,7 +7,7 @@ import pytest
 from softcue.errors import ConfigurationError
 from softcue.evaluation import score, wrong_rows
 from softcue.evaluation.metrics import matthews, pearson
-from softcue.tasks import Label, Task
+from softcue.tasks import Label, Task, library_task
 from softcue.types import Example, Prediction, Span
 
 
@@ -129,6 +129,38 @@ def test_answer_without_a_number_lies_below_the_scale(illegal: float | None) -> 
     plain = score(Task(name="t", kind="regression"), answers, rows(1.0, 2.0, 5.0))
     assert plain.scores["pearson"] == pytest.approx(pearson([2.0, 0.0, 4.0], [1.0, 2.0, 5.0]))
     assert plain.num_illegal == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "official", "reported"),
+    [
+        ("tacred", "micro_f1", "micro_f1_all_labels"),
+        ("semeval2010-8", "semeval_f1", "micro_f1_all_labels"),
+        ("anli", "accuracy", "macro_f1"),
+        ("anli-r1", "accuracy", "macro_f1"),
+    ],
+)
+def test_metric_of_the_paper_is_reported_beside_the_official_one(name: str, official: str, reported: str) -> None:
+    task = library_task(name)
+    names = task.label_names[:2]
+    evaluation = score(task, labels(names[0], names[0], names[1]), rows(names[0], names[1], names[1]))
+    assert list(task.main_metrics) == [official]
+    assert {official, reported} <= set(evaluation.scores)
+    assert task.paper_metrics == {"VIP": reported}
+    assert task.paper_notes == [f"VIP reports {reported} on {name}; the official metric is {official}"]
+
+
+def test_micro_f1_of_all_labels_counts_the_label_for_no_relation() -> None:
+    task = labelled("no_relation", "a", paper_metrics={"VIP": "micro_f1_all_labels"})
+    guesses = labels("a", "no_relation", "a", "no_relation")
+    evaluation = score(task, guesses, rows("a", "no_relation", "no_relation", "no_relation"))
+    assert evaluation.scores["micro_f1_all_labels"] == 75.0
+    assert evaluation.scores["micro_f1"] == pytest.approx(200 / 3)  # precision 1/2, recall 1
+
+
+def test_metric_of_a_paper_must_fit_the_task() -> None:
+    with pytest.raises(ConfigurationError, match="word_f1"):
+        score(labelled("a", paper_metrics={"VIP": "word_f1"}), labels("a"), rows("a"))
 
 
 # --- texts ---

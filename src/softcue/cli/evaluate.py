@@ -94,7 +94,8 @@ def evaluate(
         print_json(facts)
         return
     title = f"{best} on {evaluation_set.name}" if ensemble is None else f"{len(cues)} cues on {evaluation_set.name}"
-    print_evaluations(title, evaluations, baseline_notes(loaded[0].backbone.kind, cue_task) if baselines else ())
+    notes = baseline_notes(loaded[0].backbone.kind, cue_task) if baselines else ()
+    print_evaluations(title, evaluations, [*notes, *evaluation_set.labels.task.paper_notes])
     print_labels(f"{best}: scores of each label", evaluations[best])
     _warn(evaluations)
     if predicted.num_truncated:

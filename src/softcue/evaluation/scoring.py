@@ -187,6 +187,11 @@ METRICS: dict[str, Metric] = {
         lambda rows: micro_f1(rows.predicted, rows.true, LEFT_OUT),
         is_usual=lambda rows: any(label in rows.task.labels for label in LEFT_OUT),  # else it is accuracy
     ),
+    "micro_f1_all_labels": Metric(
+        _CLASSES,
+        lambda rows: micro_f1(rows.predicted, rows.true),
+        is_usual=lambda _: False,  # it is accuracy under the name that a paper gives it
+    ),
     "f1": Metric(_CLASSES, lambda rows: f1(rows.predicted, rows.true, rows.task.positive), _missing_positive),
     "matthews": Metric(_CLASSES, lambda rows: matthews(rows.predicted, rows.true)),
     "semeval_f1": Metric(
@@ -243,7 +248,7 @@ def format_score(metric: str, score: float | None) -> str:
 
 
 def scores_of(rows: ScoredRows) -> dict[str, float]:
-    """Scores of the usual metrics for these rows, and of those the task names.
+    """Scores of the usual metrics for these rows, and of those that the task names as its own or as a paper's.
 
     Example:
         >>> scores_of(ScoredRows(Task(name="t", kind="span"), (False,), ("a cat",), right=(("cat",),)))
@@ -255,7 +260,8 @@ def scores_of(rows: ScoredRows) -> dict[str, float]:
         for name, metric in METRICS.items()
         if task.kind in metric.kinds and metric.is_usual(rows) and not metric.missing(task)
     ]
-    return {name: METRICS[name].compute(rows) for name in dict.fromkeys([*usual, *task.main_metrics])}
+    names = dict.fromkeys([*usual, *task.main_metrics, *task.paper_metrics.values()])
+    return {name: METRICS[name].compute(rows) for name in names}
 
 
 def check_metric(task: Task) -> None:
@@ -268,7 +274,7 @@ def check_metric(task: Task) -> None:
         softcue.errors.ConfigurationError: task.metric: got 'f1'; expected a task that says which label is `positive`...
     """
     metrics = metrics_of(task.kind)
-    for part in task.main_metrics:
+    for part in (*task.main_metrics, *task.paper_metrics.values()):
         if part in METRICS and METRICS[part].is_error and task.kind in METRICS[part].kinds:
             raise ConfigurationError(
                 setting="task.metric",

@@ -123,6 +123,7 @@ def section(task: Task) -> str:
         f"- **Text-to-text** reads `{formats['reads']}`, writes {formats['writes']}",
         f"- **Encoders** read `{formats['encoder']}`",
     ]
+    lines += [f"- **{paper} reports** `{metric}`" for paper, metric in task.paper_metrics.items()]
     lines += [f"- **Without rows** with {column}: {', '.join(values)}" for column, values in task.without.items()]
     lines += [f"- **Only rows** with {column}: {', '.join(values)}" for column, values in task.where.items()]
     lines += [f"- **Splits**: {'; '.join(origins)}" for origins in [_origins(task)] if origins]
