@@ -175,6 +175,13 @@ class Generation(Readout):
             assert example.target is not None and task.scale is not None
             low, _, step = task.scale
             return _score_text(low, round((float(example.target) - low) / step), step)
+        if task.labels and isinstance(example.target, float):
+            raise ConfigurationError(
+                setting="readout.name",
+                got="generation",
+                expected="classifier or label-words, because the targets are probabilities",
+                fix="set readout.name=label-words",
+            )
         return task.labels[str(example.target)].words if task.labels else str(example.target)
 
     def _target_ids(self, text: str) -> tuple[int, ...]:

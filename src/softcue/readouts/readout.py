@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, ForwardPass, Summary
 from softcue.errors import ConfigurationError
@@ -151,6 +153,33 @@ class Readout(nn.Module, ABC):
     @abstractmethod
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Return a prediction per row."""
+
+
+def class_label(task: Task, target: object) -> int | float:
+    """Return the `label` of a row: the number of the target's class, or the probability of the first label.
+
+    A method that asks a regression as a question with two labels has such probabilities as targets.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> class_label(library_task("same-request"), "different"), class_label(library_task("same-request"), 0.8)
+        (1, 0.8)
+    """
+    return target if isinstance(target, float) else task.label_names.index(str(target))
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Loss:
+    """Return the cross-entropy of logits [B C] with the labels [B] of `class_label`.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0]])
+        >>> certain, likely = (class_loss(logits, torch.tensor([label])).total for label in (0, 0.8))
+        >>> bool(certain < likely)
+        True
+    """
+    if labels.is_floating_point():
+        labels = torch.stack([labels, 1 - labels], dim=1).to(logits.dtype)  # [B 2]
+    return Loss(functional.cross_entropy(logits, labels, reduction="sum"), len(labels))
 
 
 def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
