@@ -62,6 +62,10 @@ class ReadoutConfig(BaseModel):
         description="generation with decoding=sample: draw among the likeliest tokens of this total probability",
     )
     draw_seed: int = Field(0, ge=0, description="generation with decoding=sample: another seed gives other texts")
+    pad_punctuation: bool = Field(
+        False,
+        description="generation: spaces around punctuation in texts and targets, as T5 reads SQuAD and the MRQA sets",
+    )
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
 
     @field_validator("mask_phrase")
@@ -88,6 +92,7 @@ class Readout(nn.Module, ABC):
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_computation: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
     decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together
+    pads_punctuation = False  # the backbone reads and writes texts with spaces around punctuation
     offset_unit: OffsetUnit | None = None  # tokens or words whose character offsets it needs, to predict spans
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:

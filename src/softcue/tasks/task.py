@@ -103,6 +103,9 @@ class Task(BaseModel):
         default_factory=dict, description="paper -> the metric it reports, where that is not `metric`"
     )
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
+    pads_punctuation: bool = Field(
+        False, description="T5's preprocessing puts spaces around its punctuation (`readout.pad_punctuation`)"
+    )
     sentences: tuple[str, ...] = Field((), description="for encoders: one or two templates; empty: the columns")
     train: str = Field("", description="training rows: a file, or hub:NAME@SPLIT")
     validation: str = Field("", description="validation rows")
