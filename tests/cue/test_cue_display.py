@@ -167,3 +167,9 @@ def test_a_cue_without_a_folder_has_an_empty_curve(cue: Cue) -> None:
     unsaved = Cue(cue.model, cue.backbone, cue.cue_file)
     assert unsaved.training_curve.is_empty
     ElementTree.fromstring(f"<body>{unsaved._repr_html_()}</body>")
+
+
+def test_score_table_names_the_metric_of_a_paper(cue: Cue) -> None:
+    task = cue.task.model_copy(update={"paper_metrics": {"VIP": "macro_f1"}})
+    notes = score_table(cue.cue_file.model_copy(update={"task": task})).notes
+    assert notes[-1] == f"VIP reports macro_f1 on {task.name}; the official metric is accuracy"

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation import score
+from softcue.evaluation import score, wrong_rows
 from softcue.evaluation.metrics import matthews, pearson
-from softcue.tasks import Label, Task
+from softcue.tasks import Label, Task, library_task
 from softcue.types import Example, Prediction, Span
 
 
@@ -131,6 +131,38 @@ def test_answer_without_a_number_lies_below_the_scale(illegal: float | None) -> 
     assert plain.num_illegal == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "official", "reported"),
+    [
+        ("tacred", "micro_f1", "micro_f1_all_labels"),
+        ("semeval2010-8", "semeval_f1", "micro_f1_all_labels"),
+        ("anli", "accuracy", "macro_f1"),
+        ("anli-r1", "accuracy", "macro_f1"),
+    ],
+)
+def test_metric_of_the_paper_is_reported_beside_the_official_one(name: str, official: str, reported: str) -> None:
+    task = library_task(name)
+    names = task.label_names[:2]
+    evaluation = score(task, labels(names[0], names[0], names[1]), rows(names[0], names[1], names[1]))
+    assert list(task.main_metrics) == [official]
+    assert {official, reported} <= set(evaluation.scores)
+    assert task.paper_metrics == {"VIP": reported}
+    assert task.paper_notes == [f"VIP reports {reported} on {name}; the official metric is {official}"]
+
+
+def test_micro_f1_of_all_labels_counts_the_label_for_no_relation() -> None:
+    task = labelled("no_relation", "a", paper_metrics={"VIP": "micro_f1_all_labels"})
+    guesses = labels("a", "no_relation", "a", "no_relation")
+    evaluation = score(task, guesses, rows("a", "no_relation", "no_relation", "no_relation"))
+    assert evaluation.scores["micro_f1_all_labels"] == 75.0
+    assert evaluation.scores["micro_f1"] == pytest.approx(200 / 3)  # precision 1/2, recall 1
+
+
+def test_metric_of_a_paper_must_fit_the_task() -> None:
+    with pytest.raises(ConfigurationError, match="word_f1"):
+        score(labelled("a", paper_metrics={"VIP": "word_f1"}), labels("a"), rows("a"))
+
+
 # --- texts ---
 
 
@@ -148,11 +180,25 @@ def test_span_tasks_are_watched_by_the_mean_of_match_and_f1() -> None:
     assert evaluation.main == pytest.approx((0 + 200 / 3) / 2)
 
 
-def test_text_outside_the_options_is_illegal_and_wrong_even_if_it_is_an_answer() -> None:
+def test_text_outside_the_options_is_illegal_and_scored_by_its_words() -> None:
+    row = Example(("x",), answers=("Barack Obama",), options=("Barack Obama", "Ann Dunham"))
+    guesses = labels("President Barack Obama", "barack obama", "Ann Dunham", "nobody", None)
+    for kind in ("generation", "span"):
+        evaluation = score(Task.model_validate({"name": "t", "kind": kind}), guesses, [row] * 5)
+        # The official script of ReCoRD: precision 2/3 and recall 1 of the first, the second is equal.
+        assert evaluation.scores == pytest.approx({"exact_match": 20.0, "word_f1": (80 + 100) / 5})
+        assert (evaluation.num_illegal, evaluation.illegal_share) == (3, 0.6)
+        assert "options" in evaluation.illegal_note
+    assert "count as wrong" in score(labelled("a"), labels("b"), rows("a")).illegal_note
+
+
+def test_answer_that_is_not_among_the_options_is_right_as_in_the_official_script() -> None:
     row = Example(("x",), answers=("Ada", "Ada Lovelace"), options=("Ada Lovelace", "Babbage"))
-    evaluation = score(Task(name="t", kind="generation"), labels("Ada", "ada lovelace", "Babbage", None), [row] * 4)
-    assert evaluation.scores == {"exact_match": 25.0, "word_f1": 25.0}
-    assert (evaluation.num_illegal, evaluation.illegal_share) == (2, 0.5)
+    evaluation = score(Task(name="t", kind="generation"), labels("Ada"), [row])
+    assert (evaluation.scores, evaluation.num_illegal) == ({"exact_match": 100.0, "word_f1": 100.0}, 1)
+    assert wrong_rows(Task(name="t", kind="generation"), labels("Ada"), [row]) == []
+    (wrong,) = wrong_rows(Task(name="t", kind="generation"), labels("Countess Ada"), [row])
+    assert wrong.predicted == "Countess Ada (illegal)"
 
 
 # --- marks ---

@@ -8,7 +8,7 @@ from tiny import DECODERS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
-from softcue.inputs.formatter import ANSWER_PREFIX, InputFormatter, InsertAt, target_tokens
+from softcue.inputs.formatter import ANSWER_PREFIX, InputFormatter, InsertAt, pad_punctuation, target_tokens
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -29,6 +29,36 @@ def text_of(converter: InputFormatter, tokens: TokenizedRow) -> str:
 
 def plain_ids(model_type: str, text: str) -> list[int]:
     return list(tiny_tokenizer(model_type)(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("text", "padded"),
+    [
+        ("Levi's Stadium, Santa Clara (CA).", "Levi ' s Stadium , Santa Clara ( CA ) ."),
+        ("$3.50 -- 50%", "$ 3 . 50 - - 50 %"),
+        ("snake_case  2\u00b2\n“é”", "snake_case 2\u00b2 “ é ”"),
+        ("plain words", "plain words"),
+        ("", ""),
+    ],
+)
+def test_punctuation_is_padded_as_by_t5(text: str, padded: str) -> None:
+    assert pad_punctuation(text) == padded
+    assert pad_punctuation(padded) == padded
+
+
+@pytest.mark.parametrize("model_type", ["t5", "gpt2", "bert"])
+def test_only_text_to_text_backbones_read_padded_texts(model_type: str) -> None:
+    task = Task(name="qa", kind="span", text=("q", "c"), template="question: {q} context: {c}")
+    converter = formatter(model_type, task=task, pad_punctuation=True)
+    example = Example(("Who's in?", "Ann, Bo."))
+    text = text_of(converter, converter.source(example))
+    if model_type == "bert":
+        assert converter.source(example) == formatter(model_type, task=task).source(example)
+    else:
+        assert text == "question: Who ' s in ? context: Ann , Bo ."
+    long = Example(("Who's in?", "Ann, Bo. " * 60))
+    row = formatter(model_type, 40, task=task, pad_punctuation=True).source(long)
+    assert len(row.ids) <= 40 and row.is_truncated
 
 
 @pytest.mark.parametrize("model_type", KINDS)

@@ -55,6 +55,26 @@ def cue(tmp_path_factory: pytest.TempPathFactory) -> softcue.Cue:
     )
 
 
+def test_labels_of_several_pieces_are_recognised_near_a_vector(tmp_path: Path) -> None:
+    backbone = tiny("bert")
+    labels = ["billing", "access", "parcel"]
+    assert all(len(backbone.tokenizer(label, add_special_tokens=False)["input_ids"]) > 1 for label in labels)
+    kept = {}
+    for init in ("labels", "vocabulary"):
+        overrides = {
+            "method.prompt_length": 4,
+            "method.init": init,
+            "training.steps": 1,
+            "training.learning_rate": 1e-6,
+        }
+        near = softcue.train(
+            tmp_path / init, backbone=backbone, train=ROWS, validation=ROWS, overrides=overrides, progress=False
+        )
+        kept[init] = nearest_words(near, top=3).labels_kept
+    assert sorted(kept["labels"]) == sorted(labels)
+    assert kept["vocabulary"] == []
+
+
 def test_odds_and_shares_are_those_of_counting_row_by_row(cue: softcue.Cue) -> None:
     examples = examples_from(ROWS, cue.task)
     codes = codes_by_label(cue, examples, batch_size=2)

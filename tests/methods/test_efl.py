@@ -17,7 +17,8 @@ from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.methods import METHODS
 from softcue.methods.method import TaskReformulation
-from softcue.tasks import Label, Task
+from softcue.readouts.readout import class_loss
+from softcue.tasks import Label, Task, library_task
 from softcue.types import Example, Prediction
 
 BINARY = Task(
@@ -132,10 +133,79 @@ def test_missing_descriptions_are_named(labels: dict[str, str], named: list[str]
     assert "task.label_descriptions." in caught.value.fix
 
 
-@pytest.mark.parametrize("kind", ["regression", "generation"])
-def test_only_classification_can_be_asked_as_entailment(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"efl.*classification.*{kind}"):
-        METHODS["efl"].reformulate(Task(name="other", kind=kind))
+def test_text_tasks_cannot_be_asked_as_entailment() -> None:
+    with pytest.raises(ConfigurationError, match=r"efl.*classification or regression.*generation"):
+        METHODS["efl"].reformulate(Task(name="other", kind="generation"))
+
+
+# --- regression ------------------------------------------------------------------------------------------------------
+
+STSB = library_task("stsb")
+GRADED = [
+    {"sentence1": f"A man plays a guitar {number}", "sentence2": f"Music {number}", "score": score}
+    for number, score in enumerate([0.0, 1.0, 2.5, 4.0, 5.0, 5.0, 0.4, 3.0])
+]
+
+
+def test_a_score_is_the_probability_of_entailment_between_the_ends_of_the_scale() -> None:
+    reformulation = reformulation_of(STSB)
+    assert reformulation.task.label_names == ("entailment", "not_entailment")
+    pair = ("A man sleeps.", "Somebody rests.")
+    assert [reformulation.split(Example(pair, score))[0].target for score in (0.0, 4.0, 5.0)] == [0.0, 0.8, 1.0]
+    assert reformulation.split(Example(pair)) == [Example(pair)]
+    assert reformulation.split(Example(pair, 4.0))[0].texts == pair
+    assert reformulation.merge([entailed(0.8)]) == Prediction(None, value=4.0)
+    assert reformulation.merge([entailed(0.0)]) == Prediction(None, value=0.0)
+
+
+def test_the_loss_of_a_score_is_the_cross_entropy_with_the_mixture() -> None:
+    logits = torch.tensor([[0.3, -0.2], [1.0, 2.0]], dtype=torch.float64)
+    log_probabilities = logits.log_softmax(dim=1)
+    expected = -(0.8 * log_probabilities[0, 0] + 0.2 * log_probabilities[0, 1] + log_probabilities[1, 1])
+    loss = class_loss(logits, torch.tensor([0.8, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(loss.total, expected)
+    assert loss.count == 2
+
+
+@pytest.mark.parametrize("task", [STSB.model_copy(update={"scale": None}), Task(name="stars", kind="regression")])
+def test_regression_needs_two_texts_and_a_scale(task: Task) -> None:
+    with pytest.raises(ConfigurationError, match=r"efl.*two texts and a `scale`"):
+        METHODS["efl"].reformulate(task)
+
+
+@pytest.mark.parametrize(("family", "readout"), [("bert", "auto"), ("t5", "label-words"), ("gpt2", "classifier")])
+def test_efl_trains_on_scores(tmp_path: Path, family: str, readout: str) -> None:
+    settings = {"training.steps": 3, "training.batch_size": 4, "readout.name": readout}
+    cue = softcue.train(
+        tmp_path / "cue",
+        backbone=tiny(family),
+        task="stsb",
+        method="efl",
+        train=GRADED,
+        validation=GRADED,
+        overrides=settings,
+        progress=False,
+    )
+    loaded = softcue.load(tmp_path / "cue", backbone=tiny(family))
+    pairs = [(row["sentence1"], row["sentence2"]) for row in GRADED]
+    predictions = loaded.predict(pairs)
+    assert all(prediction.value is not None and 0.0 <= prediction.value <= 5.0 for prediction in predictions)
+    assert predictions == cue.predict(pairs)
+    assert set(cue.scores["validation"]) >= {"pearson", "spearman"}
+
+
+def test_generated_text_has_no_probabilities(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"readout\.name.*label-words"):
+        softcue.train(
+            tmp_path / "cue",
+            backbone=tiny("t5"),
+            task="stsb",
+            method="efl",
+            train=GRADED,
+            validation=GRADED,
+            overrides={"training.steps": 1, "readout.name": "generation"},
+            progress=False,
+        )
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------

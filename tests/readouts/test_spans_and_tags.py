@@ -12,12 +12,21 @@ from tolerance import REORDERED_FLOAT32
 from toy import make_model
 
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.evaluation import evaluate
+from softcue.evaluation import evaluate, score
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import NO_LABEL, NO_SPAN, collate
+from softcue.inputs.formatter import ANSWER_PREFIX
 from softcue.readouts.generation import same_referent
-from softcue.readouts.spans_and_tags import CONTINUES, SpanHead, TagHead, parse_spans, spans_as_text
-from softcue.tasks import Label, Task
+from softcue.readouts.spans_and_tags import (
+    CONTINUES,
+    SpanHead,
+    TagHead,
+    find_padded_answer,
+    parse_spans,
+    spans_as_text,
+)
+from softcue.tasks import Label, Task, library_task
+from softcue.tasks.catalogue import library_names
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Example, Prediction, Span
 
@@ -350,6 +359,51 @@ def test_scores_without_a_scale_cannot_be_written() -> None:
     assert make_model(tiny("t5"), task=plain).readout.config.name == "regression"
     with pytest.raises(ConfigurationError, match="scores are on a scale"):
         make_model(tiny("t5"), task=plain, readout={"name": "generation"})
+
+
+# --- T5's padding of punctuation ---
+
+PRICES = Example(("What's it?", "It's $3.50 (or  4)."), "$3.50 (or 4", answers=("$3.50 (or 4",))
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_padded_texts_and_targets_give_answers_of_the_original_text(family: str) -> None:
+    backbone = tiny(family)
+    task = library_task("squad")
+    plain, padded = (make_model(backbone, task=task, readout={"pad_punctuation": pad}) for pad in (False, True))
+
+    def written(model: TaskModel) -> tuple[str, str]:
+        [row] = model.rows(backbone, [PRICES], with_target=True)
+        source, target = (backbone.tokenizer.decode(ids, skip_special_tokens=True) for ids in (row.ids, row.target_ids))
+        return source.removesuffix(ANSWER_PREFIX), target.strip()
+
+    assert written(plain) == (task.source(PRICES.texts), "$3.50 (or 4")
+    assert written(padded) == (
+        "question: What ' s it ? context: It ' s $ 3 . 50 ( or 4 ) .",
+        "$ 3 . 50 ( or 4",
+    )
+    answer = padded.merge(PRICES, [Prediction("$ 3 . 50 ( or 4")])
+    assert (answer.label, answer.spans) == ("$3.50 (or  4", (Span(5, 17),))
+    assert padded.merge(PRICES, [Prediction("nothing , really")]) == Prediction("nothing , really", spans=())
+    assert score(task, [answer], [PRICES]).main == 100.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("4", "4"), ("3 . 50", "3.50"), ("It ' s", "It's"), ("or 4", "or  4")]
+)
+def test_padded_answers_are_found_in_the_text(answer: str, expected: str) -> None:
+    text = PRICES.texts[-1]
+    span = find_padded_answer(text, answer)
+    assert span is not None
+    assert text[span.start : span.end] == expected
+    assert find_padded_answer(text, "or4") is None
+    assert find_padded_answer(text, "") is None
+
+
+def test_library_tasks_are_padded_where_t5_pads_them() -> None:
+    padded = {name for name in library_names() if library_task(name).pads_punctuation}
+    spans = {name for name in library_names() if library_task(name).kind == "span"}
+    assert padded == spans - {"record"}
 
 
 REFERENT = Task(

@@ -80,6 +80,28 @@ def test_case_and_punctuation_around_words_do_not_count(file: Path, text: str) -
     assert torch.equal(load_glove(str(file)).vector(text), torch.tensor([1.0, 0.0, 0.5]))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("it 's", ["it", "'s"]),  # as the files of SST-2 and MR split it; "s" has another vector
+        ("It’s,", ["it", "'s"]),
+        ("do n't", ["do", "n't"]),
+        ("Don't!", ["do", "n't"]),
+        ("'s' \"'s\"", ["s", "'s"]),  # quoted, and a quoted contraction
+        ("o'clock", ["o'clock"]),  # a word of its own is not split
+        ("it'x", ["it"]),
+        ("' '' 'it'", ["it"]),
+    ],
+)
+def test_contractions_are_looked_up_before_apostrophes_are_stripped(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    table = {word: float(2**number) for number, word in enumerate(["it", "'s", "s", "do", "n't", "o'clock", "'"])}
+    (tmp_path / "v.txt").write_text("".join(f"{word} {value} 1\n" for word, value in table.items()))
+    expected = sum(table[word] for word in words) / len(words)
+    assert torch.equal(load_glove(str(tmp_path / "v.txt")).vector(text), torch.tensor([expected, 1.0]))
+
+
 @pytest.mark.parametrize("text", ["", " ", "unknown", "...", "go.od", "new", ". . ."])
 def test_nothing_known_gives_zeros(file: Path, text: str) -> None:
     assert torch.equal(load_glove(str(file)).vector(text), torch.zeros(3))

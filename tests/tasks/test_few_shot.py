@@ -235,7 +235,51 @@ def test_validation_file_with_only_training_rows_is_an_error(tmp_path: Path) -> 
     assert message.endswith("pass other rows with `validation=FILE`")
 
 
-def test_library_task_validates_on_its_own_validation_rows() -> None:
+DEV = [Example((f"dev {number}",), "ab"[number % 2]) for number in range(9)]
+TEST = [Example((f"test {number}",), "ab"[number % 2]) for number in range(7)]
+
+
+def published_task(folder: Path, with_test: bool) -> TaskConfig:
+    """A task file like those of the library: its rows come from published files."""
+    files = {"train": ["train.jsonl"], "validation": ["dev.jsonl"]} | ({"test": ["test.jsonl"]} if with_test else {})
+    for name, rows in (("train", POOL), ("dev", DEV), ("test", TEST)):
+        write_rows(folder / f"{name}.jsonl", rows)
+    task = {
+        "name": "published",
+        "text": ["text"],
+        "label": "label",
+        "labels": {"a": {"words": "a"}, "b": {"words": "b"}},
+        "files": files,
+    }
+    (folder / "task.yaml").write_text(yaml.safe_dump(task))
+    return TaskConfig(name=str(folder / "task.yaml"), data=str(folder), few_shot=4, validation_rows=6, sample_seed=3)
+
+
+@pytest.mark.parametrize("with_test", [False, True])
+def test_few_shot_on_a_published_task_validates_on_training_rows_and_scores_other_rows(
+    tmp_path: Path, with_test: bool
+) -> None:
+    splits = read_splits(published_task(tmp_path, with_test), {})
+    assert (splits.train, splits.validation) == few_shot(POOL, 4, 6, 3)
+    assert splits.test == (TEST if with_test else DEV)  # without test rows, scores are reported on the validation file
+
+
+def test_few_shot_uses_validation_rows_that_the_user_names(tmp_path: Path) -> None:
+    config = published_task(tmp_path, with_test=False)
+    by_file = read_splits(config.model_copy(update={"validation": str(tmp_path / "dev.jsonl")}), {})
+    in_memory = read_splits(config, {"validation": [{"text": row.texts[0], "label": row.target} for row in DEV]})
+    for splits in (by_file, in_memory):
+        assert texts_of(splits.validation) <= texts_of(DEV)
+        assert (len(splits.validation), splits.test) == (6, [])
+
+
+def test_without_few_shot_a_published_task_validates_on_its_validation_file(tmp_path: Path) -> None:
+    config = published_task(tmp_path, with_test=False).model_copy(update={"few_shot": 0, "validation_rows": 0})
+    splits = read_splits(config, {})
+    assert (splits.train, splits.validation, splits.test) == (POOL, DEV, [])
+
+
+def test_sample_task_validates_on_its_own_validation_rows() -> None:
     splits = read_splits(TaskConfig(name="tickets", few_shot=30, stratified=True), {})
     assert len(splits.train) == 30
     assert set(Counter(row.target for row in splits.train).values()) == {5}  # six classes of one size

@@ -94,7 +94,8 @@ def evaluate(
         print_json(facts)
         return
     title = f"{best} on {evaluation_set.name}" if ensemble is None else f"{len(cues)} cues on {evaluation_set.name}"
-    print_evaluations(title, evaluations, baseline_notes(loaded[0].cue_file) if baselines else ())
+    notes = baseline_notes(loaded[0].cue_file) if baselines else ()
+    print_evaluations(title, evaluations, [*notes, *evaluation_set.labels.task.paper_notes])
     print_labels(f"{best}: scores of each label", evaluations[best])
     _warn(evaluations)
     if predicted.num_truncated:
@@ -129,6 +130,6 @@ def _warn(evaluations: dict[str, Evaluation]) -> None:
     for name, evaluation in evaluations.items():
         if evaluation.num_illegal:
             share = f"{evaluation.num_illegal} predictions of {name} ({100 * evaluation.illegal_share:.1f} %)"
-            typer.echo(f"{share} are not allowed by the task and count as wrong", err=True)
+            typer.echo(f"{share} {evaluation.illegal_note}", err=True)
         if evaluation.has_collapsed:
             typer.echo(f"every row got the same label from {name}: this cue has learned nothing", err=True)

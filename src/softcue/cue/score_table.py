@@ -52,6 +52,8 @@ def score_table(cue_file: CueFile) -> ScoreTable:
         notes += baseline_notes(cue_file)
     elif cue_file.scores:
         notes.append("no baselines: this cue was made by an earlier version of softcue")
+    if cue_file.scores:
+        notes += cue_file.task.paper_notes
     return ScoreTable(["split", "rows", "predictions of", *metrics], rows, notes)
 
 

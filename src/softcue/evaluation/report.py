@@ -44,7 +44,7 @@ class Evaluation:
     main: float  # the task's metric, or the mean of several; early stopping watches it
     num_rows: int
     num_truncated: int
-    num_illegal: int  # predictions the task or the row does not allow; they count as wrong
+    num_illegal: int  # predictions the task or the row does not allow
     predicted_labels: dict[str, int]
     num_true_labels: int = 0
     scored_rows: ScoredRows | None = field(default=None, compare=False)  # what the scores were computed from
@@ -55,6 +55,13 @@ class Evaluation:
     def has_collapsed(self) -> bool:
         """Whether all rows got the same label although the true labels differ."""
         return len(self.predicted_labels) == 1 and self.num_true_labels > 1
+
+    @property
+    def illegal_note(self) -> str:
+        """What is wrong with illegal predictions and how they count, for a sentence that starts with their number."""
+        if self.scored_rows is not None and self.scored_rows.task.kind in ("generation", "span"):
+            return "are none of the row's options; they count as the official scripts count any text"
+        return "are not allowed by the task and count as wrong"
 
     @property
     def illegal_share(self) -> float:

@@ -43,7 +43,7 @@ class ScoredRows:
 
     task: Task
     is_illegal: tuple[bool, ...]
-    predicted: tuple[str | None, ...] = ()  # label or text; None if it is illegal
+    predicted: tuple[str | None, ...] = ()  # label or text; None for an illegal label
     true: tuple[str, ...] = ()
     right: tuple[tuple[str, ...], ...] = ()  # every text that counts as right
     groups: tuple[str, ...] = ()
@@ -81,12 +81,12 @@ class ScoredRows:
                 ),
                 true_spans=tuple(example.spans for example in examples),
             )
-        predicted = tuple(legal_text(task, *pair) for pair in zip(predictions, examples, strict=True))
+        pairs = list(zip(predictions, examples, strict=True))
         targets = [() if example.target is None else (str(example.target),) for example in examples]
         return cls(
             task,
-            is_illegal=tuple(text is None for text in predicted),
-            predicted=predicted,
+            is_illegal=tuple(legal_text(task, *pair) is None for pair in pairs),
+            predicted=tuple(scored_text(task, *pair) for pair in pairs),
             true=tuple(str(example.target) for example in examples),
             right=tuple(example.answers or target for example, target in zip(examples, targets, strict=True)),
             groups=tuple(example.group for example in examples),
@@ -126,6 +126,22 @@ def legal_text(task: Task, prediction: Prediction, example: Example) -> str | No
     if example.options and normalise_text(text) not in {normalise_text(option) for option in example.options}:
         return None
     return text
+
+
+def scored_text(task: Task, prediction: Prediction, example: Example) -> str | None:
+    """The predicted label or text that metrics compare with the right ones, or None if it is wrong in any case.
+
+    A label must be legal. A text outside the row's options is compared like any other: the official scripts of ReCoRD
+    and SQuAD count the words it shares with an answer.
+
+    Example:
+        >>> row = Example(("Who?",), options=("Barack Obama", "Ann"), answers=("Barack Obama",))
+        >>> scored_text(Task(name="t", kind="span"), Prediction("President Barack Obama"), row)
+        'President Barack Obama'
+    """
+    if task.has_classes or prediction.is_illegal:
+        return legal_text(task, prediction, example)
+    return prediction.label_text
 
 
 def legal_value(prediction: Prediction) -> float | None:
@@ -170,6 +186,11 @@ METRICS: dict[str, Metric] = {
         _CLASSES,
         lambda rows: micro_f1(rows.predicted, rows.true, LEFT_OUT),
         is_usual=lambda rows: any(label in rows.task.labels for label in LEFT_OUT),  # else it is accuracy
+    ),
+    "micro_f1_all_labels": Metric(
+        _CLASSES,
+        lambda rows: micro_f1(rows.predicted, rows.true),
+        is_usual=lambda _: False,  # it is accuracy under the name that a paper gives it
     ),
     "f1": Metric(_CLASSES, lambda rows: f1(rows.predicted, rows.true, rows.task.positive), _missing_positive),
     "matthews": Metric(_CLASSES, lambda rows: matthews(rows.predicted, rows.true)),
@@ -231,7 +252,7 @@ def format_score(metric: str, score: float | None) -> str:
 
 
 def scores_of(rows: ScoredRows) -> dict[str, float]:
-    """Scores of the usual metrics for these rows, and of those the task names.
+    """Scores of the usual metrics for these rows, and of those that the task names as its own or as a paper's.
 
     Example:
         >>> scores_of(ScoredRows(Task(name="t", kind="span"), (False,), ("a cat",), right=(("cat",),)))
@@ -243,7 +264,8 @@ def scores_of(rows: ScoredRows) -> dict[str, float]:
         for name, metric in METRICS.items()
         if task.kind in metric.kinds and metric.is_usual(rows) and not metric.missing(task)
     ]
-    return {name: METRICS[name].compute(rows) for name in dict.fromkeys([*usual, *task.main_metrics])}
+    names = dict.fromkeys([*usual, *task.main_metrics, *task.paper_metrics.values()])
+    return {name: METRICS[name].compute(rows) for name in names}
 
 
 def check_metric(task: Task) -> None:
@@ -256,7 +278,7 @@ def check_metric(task: Task) -> None:
         softcue.errors.ConfigurationError: task.metric: got 'f1'; expected a task that says which label is `positive`...
     """
     metrics = metrics_of(task.kind)
-    for part in task.main_metrics:
+    for part in (*task.main_metrics, *task.paper_metrics.values()):
         if part in METRICS and METRICS[part].is_error and task.kind in METRICS[part].kinds:
             raise ConfigurationError(
                 setting="task.metric",

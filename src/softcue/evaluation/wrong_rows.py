@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from softcue.evaluation.metrics import normalise_text
-from softcue.evaluation.scoring import legal_text, legal_value
+from softcue.evaluation.scoring import legal_text, legal_value, scored_text
 from softcue.tasks import Task
 from softcue.types import Example, Prediction, Span
 
@@ -62,7 +62,7 @@ def _wrong_row(task: Task, number: int, prediction: Prediction, example: Example
             return None
         text = example.texts[-1]
         return WrongRow(number, example.texts, _name_spans(text, example.spans), _name_spans(text, spans), None)
-    label = legal_text(task, prediction, example)
+    label = scored_text(task, prediction, example)
     answers = example.answers or (str(example.target),)
     is_right = label is not None and (
         label == str(example.target)
@@ -71,7 +71,8 @@ def _wrong_row(task: Task, number: int, prediction: Prediction, example: Example
     )
     if is_right:
         return None
-    shown = label if label is not None else f"{prediction.label_text} (illegal)"
+    is_legal = legal_text(task, prediction, example) is not None
+    shown = str(prediction.label_text) if is_legal else f"{prediction.label_text} (illegal)"
     score = None if prediction.scores is None or prediction.label is None else prediction.scores.get(prediction.label)
     return WrongRow(number, example.texts, answers[0], shown, score)
 

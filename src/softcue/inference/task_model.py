@@ -62,6 +62,7 @@ class TaskModel(nn.Module):
             readout.suffix,
             readout.use_answer_prefix,
             readout.offset_unit,
+            readout.pads_punctuation,
         )
         # If no trainable parameter acts before the head, the head's features are computed once, in advance.
         self.has_frozen_features = readout.summary is not None and not method.changes_hidden_states

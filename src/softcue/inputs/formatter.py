@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ class InputFormatter:
     suffix: str = ""
     use_answer_prefix: bool = False
     offset_unit: OffsetUnit | None = None  # None: rows have no offsets
+    pad_punctuation: bool = False  # spaces around punctuation in the texts, not in the template; not for encoders
 
     def __post_init__(self) -> None:
         """Check that the task and the backbone have the position where the prompt goes."""
@@ -77,6 +79,8 @@ class InputFormatter:
     def source(self, example: Example) -> TokenizedRow:
         """Tokenize the source text of an example, truncated to the limit."""
         texts = example.texts
+        if self.pad_punctuation and self.kind != "encoder":
+            texts = tuple(map(pad_punctuation, texts))
         encoded = self._encode(texts)
         is_truncated = len(encoded["input_ids"]) > self._text_limit
         while (excess := len(encoded["input_ids"]) - self._text_limit) > 0:
@@ -250,6 +254,23 @@ class InputFormatter:
         while last > 0 and ids[last - 1] in special:
             last -= 1
         return last
+
+
+def pad_punctuation(text: str) -> str:
+    """Put spaces around each character that is no letter, accent, number, underscore or white space, as T5 does.
+
+    T5 so reads SQuAD and the MRQA sets (Raffel et al. 2020). White space becomes single spaces.
+
+    Example:
+        >>> pad_punctuation("Don't pay $3.50 (café).")
+        "Don ' t pay $ 3 . 50 ( café ) ."
+    """
+    kept = {
+        character
+        for character in set(text)
+        if character == "_" or character.isspace() or unicodedata.category(character)[0] in "LMN"
+    }
+    return " ".join("".join(character if character in kept else f" {character} " for character in text).split())
 
 
 def _word_at(text: str, index: int) -> tuple[int, int]:

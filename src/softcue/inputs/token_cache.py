@@ -69,6 +69,7 @@ def _digest(formatter: InputFormatter, tokenizer_digest: str, examples: Sequence
         formatter.suffix,
         formatter.use_answer_prefix,
         formatter.offset_unit,
+        formatter.pad_punctuation,
         task.kind,
         task.text,
         task.template,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn import functional
 from softcue.backbones import Backbone
 from softcue.cue.cue import Cue
 from softcue.errors import CueError
+from softcue.tasks import Task
 
+ROUNDING = 1e-6  # between two ways to compute one cosine
 WORDS_AT_ONCE = 16384  # words compared at once: a copy of a large vocabulary would not fit into memory
 
 
@@ -39,7 +42,7 @@ class NearestWords:
 
     num_vectors: int
     vectors: list[VectorNeighbours]
-    labels_kept: list[str]  # labels whose words are among the neighbours of a vector
+    labels_kept: list[str]  # labels that are as near to a vector as one of its neighbours
     repeated: list[str]  # words nearest to more than one vector
 
 
@@ -67,6 +70,31 @@ def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neigh
     return [[Neighbour(word(token), cosine) for token, cosine in zip(*row, strict=True)] for row in rows]
 
 
+def _find_labels(backbone: Backbone, task: Task, prompts: Tensor, nearest: Sequence[Sequence[Neighbour]]) -> list[str]:
+    """The labels that a prompt vector is near to, as it is to its neighbours.
+
+    A label of several word pieces is no word of the vocabulary. It is compared as the mean of its pieces, which is
+    also how prompts are initialised from labels (Lester et al. 2021, section 3.2).
+    """
+    words = {neighbour.word for neighbours_of_vector in nearest for neighbour in neighbours_of_vector}
+    table, tokenizer = backbone.word_input_states, backbone.tokenizer
+    least_cosines = prompts.new_tensor([row[-1].cosine for row in nearest], dtype=torch.float32)  # [P]
+    kept = []
+    for name, label in task.labels.items():
+        # Both with and without a space in front, which are different pieces in many vocabularies.
+        spellings = [
+            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (label.words, f" {label.words}")
+        ]
+        vectors = [table[torch.tensor(ids, device=prompts.device)].float().mean(dim=0) for ids in spellings if ids]
+        cosines = [
+            functional.cosine_similarity(prompts.float(), vector.to(prompts.device), dim=1) for vector in vectors
+        ]
+        is_near = any(bool((cosine >= least_cosines - ROUNDING).any()) for cosine in cosines)
+        if is_near or label.words in words:
+            kept.append(name)
+    return kept
+
+
 @torch.no_grad()
 def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     """The top words by cosine for each prompt vector of a cue.
@@ -89,11 +117,10 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
         VectorNeighbours(position, float(prompt.norm()), words)
         for position, (prompt, words) in enumerate(zip(prompts, nearest, strict=True))
     ]
-    near_words = {neighbour.word for vector in vectors for neighbour in vector.neighbours}
     nearest_counts = Counter(vector.neighbours[0].word for vector in vectors)
     return NearestWords(
         len(vectors),
         vectors,
-        [name for name, label in cue.task.labels.items() if label.words in near_words],
+        _find_labels(view, cue.task, prompts, nearest),
         [word for word, count in nearest_counts.items() if count > 1],
     )

@@ -92,7 +92,7 @@ def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
     evaluation = checked.evaluation
     notes = few_rows_notes([evaluation.num_rows])
     if evaluation.num_illegal:
-        notes.append(f"{evaluation.num_illegal:,} predictions are not allowed by the task and count as wrong")
+        notes.append(f"{evaluation.num_illegal:,} predictions {evaluation.illegal_note}")
     if evaluation.has_collapsed:
         notes.append("every row got the same label: this cue has learned nothing")
     parts = [

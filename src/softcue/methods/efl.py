@@ -1,15 +1,17 @@
 """EFL, entailment as few-shot learner (Wang et al. 2021): a task is asked as "does the text entail this sentence?".
 
 A task with one text becomes pairs of the text and the description of a label. A binary task uses one description.
-A task with more classes uses all of them, and the label with the highest entailment score wins. A task with two
-texts stays as it is. The backbone is fine-tuned. The paper starts from a model trained on NLI: use `--init-from`
-with a cue of an NLI task.
+A task with more classes uses all of them, and the label with the highest entailment score wins. A classification with
+two texts stays as it is. A regression with two texts, such as STS-B, asks how likely the first text entails the second:
+the score's place on its scale is the target probability. The backbone is fine-tuned. The paper starts from a model
+trained on NLI: use `--init-from` with a cue of an NLI task.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from softcue.errors import ConfigurationError
@@ -77,6 +79,42 @@ class Entailment:
         return Prediction(max(scores, key=scores.__getitem__), scores=scores)
 
 
+class GradedEntailment:
+    """A regression with two texts, asked as the probability that the first entails the second.
+
+    The ends of the scale are the two answers, and a score between them is a mixture of both: a target of 4 of 0 to 5
+    is entailment with probability 0.8. The loss is the cross-entropy with that mixture, and the prediction is the mean
+    of the ends (as LM-BFF reads scores from two labels, Gao et al. 2021, whose few-shot setting EFL shares).
+    """
+
+    def __init__(self, task: Task) -> None:
+        if task.scale is None or task.num_sentences != 2:
+            raise ConfigurationError(
+                setting="method.name",
+                got="efl",
+                expected=f"a regression with two texts and a `scale` ({task.name} has not both)",
+                fix="set `scale` in the task file, or use fine-tuning",
+            )
+        self.low, self.high, _ = task.scale
+        labels = {ENTAILED: Label(words="yes"), NOT_ENTAILED: Label(words="no")}
+        self.task = task.model_copy(
+            update={"name": f"{task.name} as entailment", "kind": "classification", "labels": labels, "metric": ""}
+        )
+
+    def split(self, example: Example) -> list[Example]:
+        """Return the pair with the probability of entailment as its target."""
+        if example.target is None:
+            return [example]
+        share = (float(example.target) - self.low) / (self.high - self.low)
+        return [replace(example, target=min(1.0, max(0.0, share)))]
+
+    def merge(self, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the score at the predicted probability of entailment."""
+        [prediction] = predictions
+        entailment = dict(prediction.scores or {prediction.label or "": 1.0}).get(ENTAILED, 0.0)
+        return Prediction(None, value=self.low + entailment * (self.high - self.low))
+
+
 class EFL(FineTuning):
     """Fine-tuning on the task asked as entailment."""
 
@@ -86,12 +124,14 @@ class EFL(FineTuning):
 
     @classmethod
     def reformulate(cls, task: Task) -> TaskReformulation | None:
-        """Ask a task with one text as entailment. A task with two texts stays as it is."""
+        """Ask a task with one text, or a regression, as entailment. A classification of two texts stays as it is."""
+        if task.kind == "regression":
+            return GradedEntailment(task)
         if task.kind != "classification":
             raise ConfigurationError(
                 setting="method.name",
                 got="efl",
-                expected=f"a classification task ({task.name} is {task.kind})",
+                expected=f"a classification or regression task ({task.name} is {task.kind})",
                 fix="use fine-tuning",
             )
         return Entailment(task) if task.num_sentences == 1 else None

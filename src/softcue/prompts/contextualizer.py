@@ -95,7 +95,11 @@ class EncoderLayer(nn.Module):
 
 
 class Contextualizer(nn.Module):
-    """Section 4.1: prompt and text attend to each other in a narrow space. The output is the prompt's states."""
+    """Section 4.1: prompt and text attend to each other in a narrow space. The output is the prompt's states.
+
+    It has no positions, as the paper names none: it reads the text as a set of words, and "dog bites man" gives the
+    same P^c as "man bites dog". Prompt vectors differ by their values alone. The backbone itself reads the order.
+    """
 
     def __init__(self, shape: ContextShape) -> None:
         super().__init__()

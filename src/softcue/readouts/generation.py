@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.inputs.formatter import TOKENS_AT_ONCE, target_tokens
+from softcue.inputs.formatter import TOKENS_AT_ONCE, pad_punctuation, target_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
-from softcue.readouts.spans_and_tags import find_answer, parse_spans, spans_as_text
+from softcue.readouts.spans_and_tags import find_answer, find_padded_answer, parse_spans, spans_as_text
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
@@ -65,6 +65,7 @@ class Generation(Readout):
                 fix=f"use readout.name=classifier with {backbone.name}",
             )
         self.tokenizer, self.kind = backbone.tokenizer, backbone.kind
+        self.pads_punctuation = config.pad_punctuation and task.pads_punctuation
         self.is_ranking = config.decoding == "rank"
         self.choices = _target_texts(task)
         if self.is_ranking and not self.choices:
@@ -111,8 +112,13 @@ class Generation(Readout):
             spans, is_legal = parse_spans(self.task, example, text)
             return replace(prediction, spans=spans, is_illegal=not is_legal)
         if self.task.kind == "span":
-            span = find_answer(example.texts[-1], text)
-            return replace(prediction, spans=() if span is None else (span,))
+            if not self.pads_punctuation:
+                span = find_answer(example.texts[-1], text)
+                return replace(prediction, spans=() if span is None else (span,))
+            span = find_padded_answer(example.texts[-1], text)
+            if span is None:
+                return replace(prediction, spans=())
+            return replace(prediction, label=example.texts[-1][span.start : span.end], spans=(span,))
         return prediction
 
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
@@ -175,7 +181,16 @@ class Generation(Readout):
             assert example.target is not None and task.scale is not None
             low, _, step = task.scale
             return _score_text(low, round((float(example.target) - low) / step), step)
-        return task.labels[str(example.target)].words if task.labels else str(example.target)
+        if task.labels and isinstance(example.target, float):
+            raise ConfigurationError(
+                setting="readout.name",
+                got="generation",
+                expected="classifier or label-words, because the targets are probabilities",
+                fix="set readout.name=label-words",
+            )
+        if task.labels:
+            return task.labels[str(example.target)].words
+        return pad_punctuation(str(example.target)) if self.pads_punctuation else str(example.target)
 
     def _target_ids(self, text: str) -> tuple[int, ...]:
         return target_tokens(self.tokenizer, self.kind, text)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from softcue.backbones import Backbone, ForwardPass, Summary
+from softcue.errors import ConfigurationError
 from softcue.randomness import RowDropout
 from softcue.readouts.closed_form import best_strength, solve_linear
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.readouts.readout import Loss, Readout, ReadoutConfig, class_label, class_loss, label_prediction
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
@@ -82,12 +82,23 @@ class Classifier(PooledHead):
 
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
         """Add the class index."""
-        return replace(row, label=self.task.label_names.index(str(example.target)))
+        return replace(row, label=class_label(self.task, example.target))
+
+    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
+        """Set the head by logistic regression, which needs classes and not probabilities."""
+        if any(isinstance(label, float) for label in labels):
+            raise ConfigurationError(
+                setting="readout.head_start",
+                got="solved",
+                expected="random with a method whose targets are probabilities",
+                fix="leave it out",
+            )
+        super().solve(features, labels, strength)
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Return the cross-entropy."""
         assert batch.labels is not None
-        return Loss(functional.cross_entropy(self.outputs(forward_pass), batch.labels, reduction="sum"), batch.size)
+        return class_loss(self.outputs(forward_pass), batch.labels)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict a label per row."""

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import target_tokens
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.readouts.readout import Loss, Readout, ReadoutConfig, class_label, class_loss, label_prediction
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
@@ -46,7 +45,7 @@ class LabelWords(Readout):
 
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
         """Add the class index."""
-        return replace(row, label=self.task.label_names.index(str(example.target)))
+        return replace(row, label=class_label(self.task, example.target))
 
     def logits(self, forward_pass: ForwardPass) -> Tensor:
         """Return the scores of the label words. [B C]"""
@@ -55,7 +54,7 @@ class LabelWords(Readout):
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Return the cross-entropy over the label words."""
         assert batch.labels is not None
-        return Loss(functional.cross_entropy(self.logits(forward_pass), batch.labels, reduction="sum"), batch.size)
+        return class_loss(self.logits(forward_pass), batch.labels)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict a label per row."""

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, ForwardPass, Summary
 from softcue.errors import ConfigurationError
@@ -60,6 +62,10 @@ class ReadoutConfig(BaseModel):
         description="generation with decoding=sample: draw among the likeliest tokens of this total probability",
     )
     draw_seed: int = Field(0, ge=0, description="generation with decoding=sample: another seed gives other texts")
+    pad_punctuation: bool = Field(
+        False,
+        description="generation: spaces around punctuation in texts and targets, as T5 reads SQuAD and the MRQA sets",
+    )
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
 
     @field_validator("mask_phrase")
@@ -86,6 +92,7 @@ class Readout(nn.Module, ABC):
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_computation: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
     decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together
+    pads_punctuation = False  # the backbone reads and writes texts with spaces around punctuation
     offset_unit: OffsetUnit | None = None  # tokens or words whose character offsets it needs, to predict spans
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
@@ -151,6 +158,33 @@ class Readout(nn.Module, ABC):
     @abstractmethod
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Return a prediction per row."""
+
+
+def class_label(task: Task, target: object) -> int | float:
+    """Return the `label` of a row: the number of the target's class, or the probability of the first label.
+
+    A method that asks a regression as a question with two labels has such probabilities as targets.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> class_label(library_task("same-request"), "different"), class_label(library_task("same-request"), 0.8)
+        (1, 0.8)
+    """
+    return target if isinstance(target, float) else task.label_names.index(str(target))
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Loss:
+    """Return the cross-entropy of logits [B C] with the labels [B] of `class_label`.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0]])
+        >>> certain, likely = (class_loss(logits, torch.tensor([label])).total for label in (0, 0.8))
+        >>> bool(certain < likely)
+        True
+    """
+    if labels.is_floating_point():
+        labels = torch.stack([labels, 1 - labels], dim=1).to(logits.dtype)  # [B 2]
+    return Loss(functional.cross_entropy(logits, labels, reduction="sum"), len(labels))
 
 
 def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:

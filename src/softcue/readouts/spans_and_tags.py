@@ -17,7 +17,7 @@ from torch.nn import functional
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError
 from softcue.inputs.collate import NO_LABEL, NO_SPAN
-from softcue.inputs.formatter import InputFormatter
+from softcue.inputs.formatter import InputFormatter, pad_punctuation
 from softcue.randomness import uniform_like
 from softcue.readouts.heads import make_head
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig
@@ -274,7 +274,26 @@ def find_answer(text: str, answer: str, occupied: Sequence[Span] = ()) -> Span |
         >>> find_answer("The party had  art.", "art"), find_answer("had  art", "had art"), find_answer("a party", "art")
         (Span(start=15, end=18, label=''), Span(start=0, end=8, label=''), Span(start=3, end=6, label=''))
     """
-    words = r"\s+".join(map(re.escape, answer.split()))
+    return _find_pattern(text, r"\s+".join(map(re.escape, answer.split())), occupied)
+
+
+def find_padded_answer(text: str, answer: str) -> Span | None:
+    """Return the first occurrence of an answer that has spaces around its punctuation, in a text that may have none.
+
+    Example:
+        >>> find_padded_answer("He paid $3.50, they say.", "$ 3 . 50")
+        Span(start=8, end=13, label='')
+    """
+    pattern, is_after_word = "", False
+    for word in pad_punctuation(answer).split():
+        is_word = len(word) > 1 or pad_punctuation(f"a{word}") == f"a{word}"
+        gap = r"\s+" if is_word and is_after_word else r"\s*" if pattern else ""
+        pattern, is_after_word = pattern + gap + re.escape(word), is_word
+    return _find_pattern(text, pattern, ())
+
+
+def _find_pattern(text: str, words: str, occupied: Sequence[Span]) -> Span | None:
+    """Return the first match of a pattern outside the occupied spans; whole words are preferred."""
     for pattern in (rf"(?<!\w){words}(?!\w)", words) if words else ():
         for match in re.finditer(pattern, text):
             if not any(span.start < match.end() and span.end > match.start() for span in occupied):

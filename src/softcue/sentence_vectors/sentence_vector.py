@@ -90,6 +90,11 @@ def plain_rows(
     return [formatter.source(example) for example in examples]
 
 
+# The part of a key that says how a vector was computed. Vectors stored under plain `torch.bfloat16` came from models
+# whose rotary frequencies were rounded too, so they are not used any more.
+_NUMBER_FORMATS = {torch.bfloat16: "torch.bfloat16, exact buffers"}
+
+
 def _key(representation: SentenceVector, backbone: Backbone, task: Task, example: Example, limit: int | None) -> str:
     """Return the key of a stored vector: backbone and input text, but not the task's name, labels or prompt."""
     texts = example.texts if backbone.kind == "encoder" else (task.source(example.texts),)
@@ -98,7 +103,7 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
         fingerprint.config,
         fingerprint.weights,
         fingerprint.tokenizer,
-        str(backbone.dtype),
+        _NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype)),
         representation.summary,
         str(limit or backbone.max_length),
         *texts,

@@ -52,7 +52,9 @@ class TaskConfig(BaseModel):
     validation_rows: int = Field(0, ge=0, description="use only this many validation rows; 0 uses all")
     test_rows: int = Field(0, ge=0, description="use only this many test rows; 0 uses all")
     few_shot: int = Field(
-        0, ge=0, description="train on this many rows and validate on others (validation_rows, else 1000); 0 is off"
+        0,
+        ge=0,
+        description="train on this many rows, validate on other training rows (validation_rows, else 1000); 0 is off",
     )
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
@@ -189,6 +191,8 @@ def read_splits(
         examples_from(origins[split], task, skip_bad_rows=skip_bad_rows) if _is_given(origins[split]) else []
         for split in ("validation", "test")
     )
+    if config.few_shot and not config.validation and "validation" not in objects:
+        validation, test = _reserve_scored_rows(task, validation, test)
     choose = _choose_few_shot if config.few_shot else _choose_rows
     train, validation = choose(config, task, train, validation)
     if task.has_classes and len({example.target for example in train}) < 2:
@@ -302,10 +306,24 @@ def _choose_rows(
     return train, limit_rows(validation, config.validation_rows, config.sample_seed)
 
 
+def _reserve_scored_rows(
+    task: Task, validation: list[Example], test: list[Example]
+) -> tuple[list[Example], list[Example]]:
+    """The validation and test rows of a few-shot run on a task's own files.
+
+    Scores of a task without test rows (GLUE, SuperGLUE) are reported on its validation file. A few-shot run therefore
+    scores that file at the end and validates on training rows, as IDPG does on every published task (Wu et al. 2022,
+    section 4.4).
+    """
+    if not test:
+        return [], validation
+    return ([], test) if task.files else (validation, test)
+
+
 def _choose_few_shot(
     config: TaskConfig, task: Task, train: list[Example], validation: list[Example]
 ) -> tuple[list[Example], list[Example]]:
-    """K distinct training rows, and validation rows that are no copies: from their own file, else from the rest."""
+    """K distinct training rows, and validation rows that are no copies: from the rest, or from a file of their own."""
     num_validation = config.validation_rows or FEW_SHOT_VALIDATION_ROWS
     chosen, remaining = few_shot(train, config.few_shot, num_validation, config.sample_seed, config.stratified)
     num_texts = len(distinct(train))

@@ -99,7 +99,13 @@ class Task(BaseModel):
     metric: str = Field(
         "", description="the metric of early stopping, a+b for a mean; empty: the usual one of the kind"
     )
+    paper_metrics: dict[str, str] = Field(
+        default_factory=dict, description="paper -> the metric it reports, where that is not `metric`"
+    )
     template: str = Field("", description="source text for text-to-text backbones, with {column} fields")
+    pads_punctuation: bool = Field(
+        False, description="T5's preprocessing puts spaces around its punctuation (`readout.pad_punctuation`)"
+    )
     sentences: tuple[str, ...] = Field((), description="for encoders: one or two templates; empty: the columns")
     train: str = Field("", description="training rows: a file, or hub:NAME@SPLIT")
     validation: str = Field("", description="validation rows")
@@ -223,6 +229,19 @@ class Task(BaseModel):
     def main_metrics(self) -> tuple[str, ...]:
         """The metrics whose mean is the main metric."""
         return tuple(self.main_metric.split("+"))
+
+    @property
+    def paper_notes(self) -> list[str]:
+        """What papers report, for the notes of a table with scores.
+
+        Example:
+            >>> Task(name="t", paper_metrics={"VIP": "macro_f1"}).paper_notes
+            ['VIP reports macro_f1 on t; the official metric is accuracy']
+        """
+        return [
+            f"{paper} reports {metric} on {self.name}; the official metric is {self.main_metric}"
+            for paper, metric in self.paper_metrics.items()
+        ]
 
     @property
     def num_sentences(self) -> int:

@@ -123,6 +123,9 @@ def section(task: Task) -> str:
         f"- **Text-to-text** reads `{formats['reads']}`, writes {formats['writes']}",
         f"- **Encoders** read `{formats['encoder']}`",
     ]
+    if task.pads_punctuation:
+        lines += ["- **T5's preprocessing** puts spaces around punctuation (`readout.pad_punctuation=true`)"]
+    lines += [f"- **{paper} reports** `{metric}`" for paper, metric in task.paper_metrics.items()]
     lines += [f"- **Without rows** with {column}: {', '.join(values)}" for column, values in task.without.items()]
     lines += [f"- **Only rows** with {column}: {', '.join(values)}" for column, values in task.where.items()]
     lines += [f"- **Splits**: {'; '.join(origins)}" for origins in [_origins(task)] if origins]

@@ -15,6 +15,7 @@ from tiny import ONE_OF_EACH_KIND, SIZES, VOCABULARY, tiny_model, tiny_tokenizer
 from torch import Tensor
 
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
+from softcue.backbones.families import FAMILIES
 from softcue.errors import BackboneError
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import Task
@@ -85,6 +86,54 @@ def test_loaded_numbers_are_those_in_the_file(model_folders: dict[str, Path], mo
         assert torch.equal(loaded[name], value), name
 
 
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_bfloat16_is_what_transformers_loads_in_bfloat16(model_type: str, tmp_path: Path) -> None:
+    model = tiny_model(model_type)
+    folder = saved(model, tmp_path / model_type, model_type)
+    expected = type(model).from_pretrained(folder, dtype=torch.bfloat16).eval()
+    loaded = load(folder, "bfloat16")
+    for kind in ("named_parameters", "named_buffers"):
+        tensors, expected_tensors = dict(getattr(loaded.model, kind)()), dict(getattr(expected, kind)())
+        assert tensors.keys() == expected_tensors.keys()
+        for name, value in expected_tensors.items():
+            assert tensors[name].dtype == value.dtype, name
+            assert torch.equal(tensors[name], value), name
+    # The last positions, where rounded rotary frequencies are furthest from the exact ones.
+    inputs = {"input_ids": torch.arange(5, 95)[None]}  # [1 T]
+    if loaded.kind == "encoder-decoder":
+        inputs["decoder_input_ids"] = torch.arange(5, 20)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded.model(**inputs).logits, expected(**inputs).logits)
+    assert loaded.fingerprint == load(folder).fingerprint
+
+
+@pytest.mark.parametrize("method", ["fine-tuned", "with dropout"])
+def test_copies_of_a_bfloat16_backbone_keep_its_rotary_frequencies(method: str, tmp_path: Path) -> None:
+    backbone = load(saved(tiny_model("llama"), tmp_path / "llama", "llama"), "bfloat16")
+    weights = {name: torch.nn.Parameter(value.float()) for name, value in backbone.weights().items()}
+    view = backbone.with_weights(weights) if method == "fine-tuned" else backbone.with_dropout
+    exact = tiny_model("llama").model.rotary_emb.inv_freq
+    assert torch.equal(view.model.model.rotary_emb.inv_freq, exact)
+    assert not torch.equal(exact.bfloat16().float(), exact)
+
+
+def test_the_number_format_is_chosen_before_any_weight_is_read(
+    model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a model that runs in bfloat16 never takes the memory of float32."""
+    from softcue.backbones.loading import load as loading
+
+    devices = []
+
+    def choose(model: Any, device: torch.device) -> torch.dtype:
+        devices.append(model.get_input_embeddings().weight.device.type)
+        return torch.bfloat16
+
+    monkeypatch.setattr(loading, "choose_dtype", choose)
+    assert load(model_folders["bert"], "auto").dtype == torch.bfloat16
+    assert devices == ["meta"]
+
+
 def test_loading_prints_nothing_and_restores_the_verbosity(
     model_folders: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +168,57 @@ def test_file_instead_of_a_folder_is_an_error(model_folders: dict[str, Path]) ->
 
 def test_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
     assert "config.json" in error_message(tmp_path)
+
+
+def write_tiny_gguf(path: Path) -> None:
+    """A Llama with random weights, each rounded to float16 as GGUF files often are."""
+    import gguf
+    import numpy
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(96)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    num_words = VOCABULARY + 8  # the tokenizer of a GGUF file adds special tokens of its own
+    writer.add_vocab_size(num_words)
+    writer.add_tokenizer_model("gpt2")
+    state = json.loads(tiny_tokenizer("llama").backend_tokenizer.to_str())["model"]
+    writer.add_token_list(list(state["vocab"]))
+    writer.add_token_types([1] * len(state["vocab"]))
+    writer.add_token_merges([" ".join(pair) for pair in state["merges"]])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    layer = {"attn_q": 32, "attn_k": 16, "attn_v": 16, "attn_output": 32, "ffn_gate": 48, "ffn_up": 48}
+    shapes = {"token_embd": (num_words, 32), "output": (num_words, 32)}
+    for number in range(2):
+        shapes |= {f"blk.{number}.{name}": (rows, 32) for name, rows in layer.items()}
+        shapes[f"blk.{number}.ffn_down"] = (32, 48)
+    generator = numpy.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(numpy.float16))
+    for name in ("output_norm", *(f"blk.{number}.{part}_norm" for number in range(2) for part in ("attn", "ffn"))):
+        writer.add_tensor(f"{name}.weight", numpy.ones(32, numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_file_in_bfloat16_is_the_rounded_float32_model_with_exact_frequencies(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    write_tiny_gguf(tmp_path / "model.gguf")
+    exact, rounded = load(tmp_path), load(tmp_path, "bfloat16")
+    assert rounded.fingerprint == exact.fingerprint
+    for (name, value), other in zip(exact.model.named_parameters(), rounded.model.parameters(), strict=True):
+        assert torch.equal(value.bfloat16(), other), name
+    for (name, value), other in zip(exact.model.named_buffers(), rounded.model.buffers(), strict=True):
+        assert torch.equal(value, other), name
+    assert load(tmp_path, "auto").dtype == torch.float32  # a small model is not measured
 
 
 def test_two_gguf_files_are_an_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -72,12 +73,16 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         family = family_of(model_config.model_type)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         auto_class = choose_auto_class(family, model_config)
+        if config.dtype == "auto":
+            dtype = choose_dtype(build_without_weights(auto_class, model_config), device)
+        else:
+            dtype = getattr(torch, config.dtype)
         model, report = auto_class.from_pretrained(
             source,
             config=None if gguf_file else model_config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # _check_weights names them
-            dtype=torch.float32,
+            dtype=dtype,  # and not `.to(dtype)` later, which would also round buffers such as rotary frequencies
             **({} if gguf_file else {"use_safetensors": True}),
             **options,
         )
@@ -91,8 +96,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
             folder = Path(pooling_config).parents[1] if pooling_config else None
     _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
-    dtype = choose_dtype(model, device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    model.requires_grad_(False).to(device, dtype)
+    model.requires_grad_(False).to(device)
     choose_attention(model, config.attention)
     if config.compile:
         compile_layers(model)
@@ -113,6 +117,19 @@ def choose_auto_class(family: Family, model_config: Any) -> Any:
     names = getattr(model_config, "architectures", None) or [""]
     has_word_head = names[0].endswith("ForMaskedLM") or names[0] in family.word_head_classes
     return transformers.AutoModelForMaskedLM if has_word_head else transformers.AutoModel
+
+
+def build_without_weights(auto_class: Any, model_config: Any) -> Any:
+    """Build the model of a configuration on torch's meta device, where a tensor is a shape without memory.
+
+    Example:
+        >>> from transformers import AutoModel, BertConfig
+        >>> build_without_weights(AutoModel, BertConfig(hidden_size=24)).get_input_embeddings().weight.shape[1]
+        24
+    """
+    config = deepcopy(model_config)  # models may change their configuration
+    with torch.device("meta"):  # transformers then initialises no weights, but still ties them
+        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:

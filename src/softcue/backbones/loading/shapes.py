@@ -20,7 +20,7 @@ from torch import nn
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.families import family_of
-from softcue.backbones.loading.load import choose_auto_class, quiet_transformers
+from softcue.backbones.loading.load import build_without_weights, choose_auto_class, quiet_transformers
 from softcue.errors import BackboneError, near_matches
 
 
@@ -112,8 +112,7 @@ def _build_model(values: dict[str, Any]) -> Any:
 
     family = family_of(str(values.get("model_type")))
     config = AutoConfig.for_model(**deepcopy(values))  # models may change their configuration's lists
-    with torch.device("meta"):  # transformers then initialises no weights, but still ties them
-        model = choose_auto_class(family, config).from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model = build_without_weights(choose_auto_class(family, config), config)
     tying_keys = ["tie_word_embeddings"] + ([] if family.tied_words_key is None else [family.tied_words_key])
     is_untied = False in [values.get(key) for key in tying_keys]
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
