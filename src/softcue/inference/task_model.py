@@ -27,6 +27,7 @@ class StepOutput(NamedTuple):
     loss: Loss
     aux_loss: Tensor | float = 0.0  # a mean over the micro-batch's rows
     statistics: Mapping[str, Tensor] = {}  # sums over the micro-batch's rows
+    compared: Tensor | None = None  # [B ...] for a loss that compares the rows of a whole step
 
 
 class TaskModel(nn.Module):
@@ -222,7 +223,15 @@ class TaskModel(nn.Module):
         """A training pass: the readout's loss, the prompt's auxiliary loss and its statistics."""
         forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target)
         loss = self.readout.loss(forward_pass, batch)
-        return StepOutput(loss) if prompt is None else StepOutput(loss, prompt.aux_loss, prompt.statistics)
+        if prompt is None:
+            return StepOutput(loss)
+        return StepOutput(loss, prompt.aux_loss, prompt.statistics, prompt.compared)
+
+    def compared(self, backbone: Backbone, batch: Batch) -> Tensor | None:
+        """The vectors of `StepOutput.compared` alone, without a pass of the backbone."""
+        view = self.method.view_of(backbone)
+        prompt = self.prompt(view, batch, view.input_states(batch))
+        return None if prompt is None else prompt.compared
 
     def counts(self) -> Counts:
         """Count the stored parameters of the task, by how they are trained."""
