@@ -117,8 +117,13 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(config.training.seed, "model"))
             method_class = METHODS[config.method.name]
-            method = method_class.build(config.method, config.method.view_of(backbone), joint_task(tasks), generator)
-            return [with_readout(task, method, config.readout, backbone, config.backbone.max_length) for task in tasks]
+            view = config.method.view_of(backbone)
+            method = method_class.build(config.method, view, joint_task(tasks), generator)
+            methods = [method.for_task(config.method, view, task) for task in tasks]
+            return [
+                with_readout(task, task_method, config.readout, backbone, config.backbone.max_length)
+                for task, task_method in zip(tasks, methods, strict=True)
+            ]
 
     def _replace_auto(self, config: RunConfig) -> RunConfig:
         """The configuration with what each `auto` became, for config.yaml. The device may be another one next time.

@@ -10,6 +10,7 @@ CQ is a small transformer over prompt and text (contextualizer.py) whose outputs
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -59,6 +60,13 @@ class VIP(PromptEncoder):
         self.prompt_length = len(initial) + len(hard)
 
     hard: Tensor
+
+    def with_hard_prompt(self, hard: Tensor) -> VIP:
+        """Return an encoder with another T that shares all parameters and the codebook with this one. [t D]"""
+        view = copy.copy(self)
+        view._buffers = {**self._buffers, "hard": hard}
+        view.prompt_length = len(self.prompt) + len(hard)
+        return view
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Return P."""
