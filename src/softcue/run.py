@@ -62,6 +62,9 @@ class Run:
         self.config = self._replace_auto(self.config)
         first_cues = self._initialise_models()
         self.warnings = _settings_without_effect(settings, self.models[0])
+        if self.config.backbone.dropout and self.models[0].has_frozen_features:
+            name = self.config.method.name
+            self.warnings.append(f"backbone.dropout has no effect on {name}: the backbone's vectors are computed once")
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
@@ -72,7 +75,12 @@ class Run:
             for model, splits in zip(self.models, self.splits, strict=True)
         ]
         trainer = Trainer(
-            self.backbone, task_data, self.config.training, processes=self.processes, mixture=self.config.mixture
+            self.backbone,
+            task_data,
+            self.config.training,
+            processes=self.processes,
+            mixture=self.config.mixture,
+            backbone_dropout=self.config.backbone.dropout,
         )
         with ExitStack() as stack:
             if self.processes.is_main:
@@ -210,6 +218,8 @@ class Run:
         settings = self.config.as_settings()
         settings["task"] = {}  # file names may change: the digest covers rows and weights
         settings["backbone"] = self.config.backbone.max_length
+        if self.config.backbone.dropout:
+            settings["backbone_dropout"] = self.config.backbone.dropout
         settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of the files it reads
         settings["training"]["init_from"] = first_cues
         tasks = [portable(splits.task).model_dump(mode="json") for splits in self.splits]
@@ -285,6 +295,8 @@ class Run:
             "constant_prediction": constant,
             "run": self.checkpoints.run,
         }
+        if config.backbone.dropout:
+            training["backbone_dropout"] = config.backbone.dropout
         if config.mixture.tasks:
             training["together_with"] = list(config.mixture.tasks)
         cue_file = CueFile(

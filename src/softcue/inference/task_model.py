@@ -15,6 +15,7 @@ from softcue.inputs.collate import collate
 from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
+from softcue.randomness import Dropout
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_with_dropout
 from softcue.tasks import Task
@@ -210,18 +211,20 @@ class TaskModel(nn.Module):
         spread = (tokens - tokens.mean(0)).square().mean()
         return float((spread / tokens.square().mean().clamp(min=1e-12)).sqrt())
 
-    def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[ForwardPass, Prompt | None]:
+    def read(
+        self, backbone: Backbone, batch: Batch, with_target: bool = False, dropout: Dropout | None = None
+    ) -> tuple[ForwardPass, Prompt | None]:
         """A forward pass of the batch with its prompts, and the prompts."""
         embeds = backbone.input_states(batch)  # [B T D]
         prompt = self.prompt(backbone, batch, embeds)
-        forward_pass = backbone.read(batch, prompt, embeds, with_target)
+        forward_pass = backbone.read(batch, prompt, embeds, with_target, dropout)
         if self.has_frozen_features:
             forward_pass = replace(forward_pass, precomputed_features=batch.representation)
         return forward_pass, prompt
 
-    def forward(self, backbone: Backbone, batch: Batch) -> StepOutput:
+    def forward(self, backbone: Backbone, batch: Batch, dropout: Dropout | None = None) -> StepOutput:
         """A training pass: the readout's loss, the prompt's auxiliary loss and its statistics."""
-        forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target)
+        forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target, dropout)
         loss = self.readout.loss(forward_pass, batch)
         if prompt is None:
             return StepOutput(loss)

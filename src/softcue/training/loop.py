@@ -20,7 +20,7 @@ from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
 from softcue.inputs.collate import collate
 from softcue.prompts import PromptEncoder
-from softcue.randomness import rows_of_global_batch
+from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.training.batches import epoch_batches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 from softcue.training.config import TrainingConfig
@@ -72,12 +72,14 @@ class Trainer:
         listener: ProgressListener | None = None,
         processes: Processes | None = None,
         mixture: MixtureConfig | None = None,
+        backbone_dropout: float = 0.0,
     ) -> None:
         self._started = time.monotonic()  # tokenizing and computing M(x) count as training time
         self.backbone, self.tasks, self.config = backbone, tasks, config
         self.models = [task.model for task in tasks]
         self.model: TaskModel | JointModel = self.models[0] if len(tasks) == 1 else JointModel(self.models)
         self.mixture = mixture or MixtureConfig()
+        self.backbone_dropout = backbone_dropout
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
@@ -101,7 +103,7 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(backbone.device)
 
     def _check_trainable(self) -> None:
-        """Check that each task has rows to learn from and that there is something to train."""
+        """Check that each task has rows to learn from, that dropout acts once, and that there is something to train."""
         for task, num_rows in zip(self.tasks, self.num_rows_by_task, strict=True):
             if not num_rows:
                 raise DataError(
@@ -110,6 +112,9 @@ class Trainer:
                     expected="at least one row that can be learned from",
                     fix="check them: a text-to-text backbone learns referents from true rows",
                 )
+        if self.backbone_dropout:
+            self.model.train()
+            self.model.method.view_of(self.backbone).check_dropout(self.backbone_dropout)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ConfigurationError(
                 setting="method.name",
@@ -209,9 +214,13 @@ class Trainer:
         gradient = None  # [B ...] of the loss that compares rows, if no piece has all of them
         if encoder is not None and (num_rows > 1 if self.processes.world_size > 1 else len(pieces) > 1):
             gradient = self._compare_rows(encoder, rows, pieces, loss_sum, statistics)
+        dropout = None
+        if self.backbone_dropout:
+            seed = stream_seed(self.config.seed, "backbone dropout", self.state.step)
+            dropout = Dropout(self.backbone_dropout, seed)
         for model, positions in pieces:
             with self._as_part_of_batch(rows, positions) as batch:
-                output: StepOutput = model(self.backbone, batch)
+                output: StepOutput = model(self.backbone, batch, dropout)
             loss = output.loss.total * weights[model] + output.aux_loss * (len(positions) / num_rows)
             loss_sum += loss.detach()
             _add(statistics, output.statistics)
