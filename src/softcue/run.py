@@ -65,6 +65,9 @@ class Run:
         if self.config.backbone.dropout and self.models[0].has_frozen_features:
             name = self.config.method.name
             self.warnings.append(f"backbone.dropout has no effect on {name}: the backbone's vectors are computed once")
+        has_adafactor = self.config.training.optimizer == "adafactor"
+        if settings.get("training", {}).get("parameter_scaling") and not has_adafactor:
+            self.warnings.append("training.parameter_scaling has no effect on adamw: set training.optimizer=adafactor")
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
