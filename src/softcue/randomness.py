@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -98,3 +99,56 @@ class RowDropout(nn.Module):
         if not self.training or self.share == 0:
             return values
         return values * (uniform_like(values) >= self.share) / (1 - self.share)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout of a training pass of the backbone: the share of values set to zero, and the seed of the step."""
+
+    share: float
+    seed: int
+
+    def of_tokens(self, tokens: Tensor) -> TokenNoise:
+        """Return the noise of rows whose tokens have these numbers. [B S]"""
+        rows = torch.tensor(list(batch_positions(len(tokens))[0]), device=tokens.device)
+        return TokenNoise(self.share, self.seed, rows, tokens)
+
+
+@dataclass(frozen=True)
+class TokenNoise:
+    """Dropout at many places of a pass, by a hash of seed, row, place, token and feature.
+
+    It keeps no state. So a row has the same noise in whatever micro-batch, under any padding and on any device, and a
+    layer that runs again in the backward pass has the noise of its first run.
+
+    Example:
+        >>> noise = TokenNoise(0.5, seed=3, rows=torch.tensor([0, 1]), tokens=torch.tensor([[0, 1], [0, 1]]))
+        >>> dropped = noise.drop(torch.ones(2, 2, 4), place=0)
+        >>> torch.equal(dropped, noise.drop(torch.ones(2, 2, 4), place=0)), sorted(set(dropped.flatten().tolist()))
+        (True, [0.0, 2.0])
+    """
+
+    share: float  # of the values that are set to zero
+    seed: int
+    rows: Tensor  # [B] position of each row in the global batch
+    tokens: Tensor  # [B S] number of each token within its row; at padding it has no meaning
+
+    def drop(self, values: Tensor, place: int) -> Tensor:
+        """Set a share of the values to zero and scale the others up. [B S D]"""
+        start = torch.tensor(self.seed % 2**31, dtype=torch.int32, device=values.device)
+        key = _mixed(_mixed(_mixed(start + place) + self.rows.int()).unsqueeze(1) + self.tokens.int())  # [B S]
+        features = _mixed(torch.arange(values.shape[2], dtype=torch.int32, device=values.device))  # [D]
+        drawn = _mixed(key.unsqueeze(2) ^ features) & _LARGEST  # [B S D] even in 0 .. 2^31 - 1
+        return torch.where(drawn >= int(self.share * 2**31), values / (1 - self.share), 0.0)
+
+
+_LARGEST = 2**31 - 1
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Mix the bits of 32-bit integers: near numbers give unrelated ones."""
+    numbers = numbers ^ ((numbers >> 16) & 0xFFFF)  # >> keeps the sign, the mask removes it
+    numbers = numbers * 0x7FEB352D  # products wrap around
+    numbers = numbers ^ ((numbers >> 15) & 0x1FFFF)
+    numbers = numbers * (0x846CA68B - 2**32)
+    return numbers ^ ((numbers >> 16) & 0xFFFF)

@@ -69,6 +69,12 @@ class Run:
         self.recipe_summary = summarise(recipe, paper, self.config.as_settings())
         first_cues = self._initialise_models()
         self.warnings = _settings_without_effect(settings, self.models[0])
+        if self.config.backbone.dropout and self.models[0].has_frozen_features:
+            name = self.config.method.name
+            self.warnings.append(f"backbone.dropout has no effect on {name}: the backbone's vectors are computed once")
+        has_adafactor = self.config.training.optimizer == "adafactor"
+        if settings.get("training", {}).get("parameter_scaling") and not has_adafactor:
+            self.warnings.append("training.parameter_scaling has no effect on adamw: set training.optimizer=adafactor")
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
@@ -79,7 +85,12 @@ class Run:
             for model, splits in zip(self.models, self.splits, strict=True)
         ]
         trainer = Trainer(
-            self.backbone, task_data, self.config.training, processes=self.processes, mixture=self.config.mixture
+            self.backbone,
+            task_data,
+            self.config.training,
+            processes=self.processes,
+            mixture=self.config.mixture,
+            backbone_dropout=self.config.backbone.dropout,
         )
         with ExitStack() as stack:
             if self.processes.is_main:
@@ -136,8 +147,13 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(config.training.seed, "model"))
             method_class = METHODS[config.method.name]
-            method = method_class.build(config.method, config.method.view_of(backbone), joint_task(tasks), generator)
-            return [with_readout(task, method, config.readout, backbone, config.backbone.max_length) for task in tasks]
+            view = config.method.view_of(backbone)
+            method = method_class.build(config.method, view, joint_task(tasks), generator)
+            methods = [method.for_task(config.method, view, task) for task in tasks]
+            return [
+                with_readout(task, task_method, config.readout, backbone, config.backbone.max_length)
+                for task, task_method in zip(tasks, methods, strict=True)
+            ]
 
     def _replace_auto(self, config: RunConfig) -> RunConfig:
         """The configuration with what each `auto` became, for config.yaml. The device may be another one next time.
@@ -225,6 +241,8 @@ class Run:
         settings = self.config.as_settings()
         settings["task"] = {}  # file names may change: the digest covers rows and weights
         settings["backbone"] = self.config.backbone.max_length
+        if self.config.backbone.dropout:
+            settings["backbone_dropout"] = self.config.backbone.dropout
         settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of the files it reads
         settings["training"]["init_from"] = first_cues
         tasks = [portable(splits.task).model_dump(mode="json") for splits in self.splits]
@@ -300,6 +318,8 @@ class Run:
             "constant_prediction": constant,
             "run": self.checkpoints.run,
         }
+        if config.backbone.dropout:
+            training["backbone_dropout"] = config.backbone.dropout
         if config.mixture.tasks:
             training["together_with"] = list(config.mixture.tasks)
         cue_file = CueFile(

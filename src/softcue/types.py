@@ -137,9 +137,10 @@ class Prompt:
 
     tokens: Tensor  # [B P D]
     mask: Tensor  # [B P]   lets prompts of different lengths share a batch
-    aux_loss: Tensor  # []      commitment, noise resilience, ...: mean over rows
+    aux_loss: Tensor  # []      commitment, ...: mean over rows
     layer_prompts: LayerPrompts | None = None  # called once per layer, from the first to the last
     statistics: Mapping[str, Tensor] = field(default_factory=dict)  # in training: sums over rows for `update_state`
+    compared: Tensor | None = None  # [B ...] in training: the vectors that `batch_loss` compares between rows
     shared_by: nn.Module | None = None  # the encoder, if all rows have the same prompt and layer prompts
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # in a batch of several cues: rows [b] and prompt of each cue
 

@@ -68,7 +68,7 @@ def run_model(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
     model = make_model(backbone, case)
     rows = [row for example in EXAMPLES[:num_rows] for row in model.rows(backbone, [example], with_target=True)]
     batch = collate(rows, backbone.tokenizer.pad_token_id)
-    loss, _, _ = model(backbone, batch)
+    loss, *_ = model(backbone, batch)
     loss.total.backward()
     with torch.no_grad():
         states = model.read(model.method.view_of(backbone), batch)[0].text()

@@ -148,10 +148,10 @@ def test_the_padding_side_does_not_change_a_decoder_s_loss(family: str, case: st
     backbone = tiny(family)
     model = make_model(backbone, case)
     batch = make_batch(model, backbone, split_examples(model), with_targets=True)
-    loss, aux_loss, _ = model(backbone, batch)
+    loss, aux_loss, *_ = model(backbone, batch)
     other = copy.copy(backbone)
     other.layout_side = "right"
-    other_loss, other_aux_loss, _ = model(other, batch)
+    other_loss, other_aux_loss, *_ = model(other, batch)
     REORDERED_FLOAT32.assert_close(other_loss.total, loss.total)
     REORDERED_FLOAT32.assert_close(other_aux_loss, aux_loss)
 
@@ -470,9 +470,7 @@ def test_ranking_gives_the_likelihood_that_training_sees(family: str, case: str)
     ranked = forward_pass.rank(model.readout.candidates)  # type: ignore[arg-type]
     for column, label in enumerate(model.readout.task.label_names):
         for row, example in enumerate(examples):
-            loss, _, _ = model(
-                backbone, make_batch(model, backbone, [Example(example.texts, label)], with_targets=True)
-            )
+            loss, *_ = model(backbone, make_batch(model, backbone, [Example(example.texts, label)], with_targets=True))
             assert float(loss.total) == REORDERED_FLOAT32.approx(-float(ranked[row, column]))
 
 
@@ -535,7 +533,7 @@ def test_every_readout_gives_gradients_to_every_prompt_vector_at_every_place(
         return
     model = make_model(backbone, task=task, readout=settings, insert_at=insert_at)
     examples = [Example(example.texts, "ab"[number % 2]) for number, example in enumerate(EXAMPLES)]
-    loss, _, _ = model(backbone, make_batch(model, backbone, examples, with_targets=True))
+    loss, *_ = model(backbone, make_batch(model, backbone, examples, with_targets=True))
     loss.total.backward()
     (prompt,) = model.method.prompt_parameters()
     assert prompt.grad is not None

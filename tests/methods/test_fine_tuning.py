@@ -95,7 +95,7 @@ def test_every_weight_that_makes_the_answer_is_trained(family: str) -> None:
     backbone = Backbone(tiny_model(family), tiny_tokenizer(family), "fresh")
     model = make_model(backbone, "fine-tuning")
     batch = collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id)
-    loss, _, _ = model(backbone, batch)
+    loss, *_ = model(backbone, batch)
     loss.total.backward()
     twin = twin_of(model, backbone)
     touched = {name for name, value in twin.named_parameters() if value.grad is not None and bool(value.grad.any())}

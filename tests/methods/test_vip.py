@@ -499,12 +499,12 @@ def test_one_code_for_each_token_of_its_own_is_a_collapse_and_advice_is_news() -
 
 def test_noise_resilience_that_never_had_rows_to_compare_is_warned_about() -> None:
     resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
-    (warning,) = health_warnings(result_of(resilient, steps=2, batch_size=4, micro_batch_size=1).warnings)
-    assert "micro_batch_size" in warning
-    resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
-    assert (
-        health_warnings(result_of(resilient, steps=2, batch_size=4).warnings) == []
-    )  # a last batch of one row is no matter
+    (warning,) = health_warnings(result_of(resilient, steps=2, batch_size=1).warnings)
+    assert "training.batch_size" in warning
+    for micro_batch_size in (0, 1):
+        resilient = make_model(tiny("bert"), "vip", noise_resilience=1.0)
+        result = result_of(resilient, steps=2, batch_size=4, micro_batch_size=micro_batch_size)
+        assert health_warnings(result.warnings) == []  # a last batch of one row is no matter
 
 
 def test_a_run_that_ends_before_its_codebook_is_filled_says_so() -> None:

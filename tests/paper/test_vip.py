@@ -269,6 +269,14 @@ def prompted(encoder: VIP, instance: Instance, seed: int = 0) -> Prompt:
     return prompt
 
 
+def losses_of(encoder: VIP, prompt: Prompt) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses beside the cross-entropy of a batch in one piece, and its statistics."""
+    if prompt.compared is None:
+        return prompt.aux_loss, dict(prompt.statistics)
+    loss, statistics = encoder.batch_loss(prompt.compared)
+    return prompt.aux_loss + loss, {**prompt.statistics, **statistics}
+
+
 def quantizer_in(encoder: VIP) -> Quantizer:
     assert encoder.quantizer is not None
     return encoder.quantizer
@@ -604,7 +612,8 @@ def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(redu
     encoder, instance = vip_of(num_hard=1, weights=weights).train(), instance_of(texts_of())
     pull = torch.randn(len(LENGTHS), 1 + 2 + N, D)
     prompt = prompted(encoder, instance)
-    ((prompt.tokens * pull).sum() + prompt.aux_loss).backward()
+    added, _ = losses_of(encoder, prompt)
+    ((prompt.tokens * pull).sum() + added).backward()
     gradients = {
         name: parameter.grad.clone() for name, parameter in encoder.named_parameters() if parameter.grad is not None
     }
@@ -621,7 +630,7 @@ def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(redu
             torch.rand(N, M, generator=generator)
         again = encoder.contextualize(instance, generators)
         loss = loss + resilience * literal_resilience(context, again, includes_self=False)
-    assert_like(prompt.aux_loss, loss, 1e-4)
+    assert_like(added, loss, 1e-4)
     tokens = torch.cat([encoder.prompt[:2].expand(len(LENGTHS), -1, -1), encoder.prompt[2:] + context], dim=1)
     ((tokens * pull[:, 1:]).sum() + loss).backward()
     assert set(gradients) == {name for name, _ in encoder.named_parameters()}
@@ -671,13 +680,20 @@ def test_a_tally_holds_the_sums_of_equations_7_and_8(tokens: int) -> None:
 )
 def test_tallies_of_pieces_add_up_to_that_of_the_whole_batch(settings: dict[str, Any]) -> None:
     encoder, texts = vip_of(**settings).train(), texts_of()
-    whole = prompted(encoder, instance_of(texts)).statistics
+    prompt = prompted(encoder, instance_of(texts))
+    _, whole = losses_of(encoder, prompt)
     summed = encoder.zero_statistics()
-    for _, piece in in_pieces(encoder, texts):
+    compared = torch.zeros(len(texts), *encoder.compared_shape) if encoder.compared_shape else None
+    for places, piece in in_pieces(encoder, texts):
         for name, sums in piece.statistics.items():
             summed[name] += sums
+        if compared is not None:
+            assert piece.compared is not None
+            compared[places] = piece.compared.detach()
+    if compared is not None:
+        summed |= encoder.batch_loss(compared)[1]
     assert set(whole) == set(summed)
-    for name in set(whole) - {"noise_resilience"}:  # which compares rows with those of their piece
+    for name in whole:
         assert_like(summed[name], whole[name], 1e-4)
     assert float(whole["rows"]) == len(texts)
 
@@ -699,7 +715,8 @@ def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
     settings: dict[str, Any], resilience: float
 ) -> None:
     encoder = vip_of(weights=LossWeights(noise_resilience=resilience), **settings).train()
-    statistics, blank = prompted(encoder, instance_of(texts_of())).statistics, encoder.zero_statistics()
+    _, statistics = losses_of(encoder, prompted(encoder, instance_of(texts_of())))
+    blank = encoder.zero_statistics()
     assert set(statistics) == set(blank)
     assert ("noise_resilience" in blank) == (resilience > 0) and ("commitment" in blank) == (
         "quantised" not in settings
@@ -709,7 +726,8 @@ def test_a_blank_tally_has_the_names_and_shapes_of_those_of_training(
         assert statistics[name].shape == zeros.shape and statistics[name].dtype == zeros.dtype and not zeros.any()
         assert not statistics[name].requires_grad
     encoder.update_state(statistics, epoch_begins=True)
-    after = prompted(encoder, instance_of(texts_of())).statistics  # a codebook filled by then asks for no candidates
+    # A codebook filled by then asks for no candidates.
+    _, after = losses_of(encoder, prompted(encoder, instance_of(texts_of())))
     assert {name: sums.shape for name, sums in after.items()} == {
         name: zeros.shape for name, zeros in encoder.zero_statistics().items()
     }
@@ -1082,10 +1100,29 @@ def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_
         second = encoder.contextualize(instance, generators)
         assert not torch.allclose(first, second, atol=0.1)
         wanted = literal_resilience(first.double(), second.double(), noise_self)
-        assert_like(prompt.aux_loss, 2 * wanted, 1e-4)
-        assert_like(prompt.statistics["noise_resilience"], 5 * wanted, 1e-4)
+        loss, statistics = losses_of(encoder, prompt)
+        assert_like(loss, 2 * wanted, 1e-4)
+        assert_like(statistics["noise_resilience"], 5 * wanted, 1e-4)
         plain = prompted(vip_of(quantised=quantised).train(), instance)
         assert torch.equal(plain.tokens, prompt.tokens)  # P^q is of the first view
+
+
+@pytest.mark.parametrize("size", [0.06, 13.0])
+@pytest.mark.parametrize("quantised", [True, False])
+def test_noise_resilience_is_the_same_whatever_the_size_of_the_words(size: float, quantised: bool) -> None:
+    def resilience(size: float) -> Tensor:
+        encoder = vip_of(
+            weights=LossWeights(noise_resilience=1.0), quantised=quantised, context={"scale": size, "dropout": 0.3}
+        ).train()
+        with torch.no_grad():
+            encoder.prompt *= size
+        prompt = prompted(encoder, instance_of([text * size for text in texts_of()]))
+        assert prompt.compared is not None
+        return encoder.batch_loss(prompt.compared)[0]
+
+    wanted = resilience(1.0)
+    assert wanted.item() > 0.1
+    assert_like(resilience(size), wanted, 1e-4)
 
 
 # --- the contextualiser ----------------------------------------------------------------------------------------------
@@ -1375,10 +1412,11 @@ def test_what_is_logged_of_a_prompt_is_its_size_and_its_losses() -> None:
     energy = math.fsum(squared_distance(vector, torch.zeros(D)) for row in values for vector in row) / (5 * N)
     static = math.fsum(squared_distance(vector, torch.zeros(D)) for vector in encoder.prompt[2:]) / N
     assert float(prompt.statistics["energy"]) == pytest.approx(5 * energy, rel=1e-5)
-    health = encoder.update_state(prompt.statistics, epoch_begins=True)
+    loss, statistics = losses_of(encoder, prompt)
+    health = encoder.update_state(statistics, epoch_begins=True)
     assert health["prompt_ratio"] == pytest.approx(math.sqrt(energy / static), rel=1e-5)
     summed = 0.4 * health["commitment"] + 0.5 * health["noise_resilience"]
-    assert summed == pytest.approx(prompt.aux_loss.item(), rel=1e-5)
+    assert summed == pytest.approx(loss.item(), rel=1e-5)
     without = vip_of(quantised=False).train()
     plain = prompted(without, instance_of(texts_of()))
     assert set(plain.statistics) == {"rows", "energy"} and float(plain.aux_loss) == 0
@@ -1421,8 +1459,9 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
     instance = instance_of(texts_of([3, 6, 2, 4], width))
     with Sizes() as sizes:
         prompt = encoder(instance)
-        (prompt.tokens.square().sum() + prompt.aux_loss).backward()
-        encoder.update_state(prompt.statistics, epoch_begins=True)
+        loss, statistics = losses_of(encoder, prompt)
+        (prompt.tokens.square().sum() + loss).backward()
+        encoder.update_state(statistics, epoch_begins=True)
     assert any("backward" in name for name in sizes.names)  # the mode saw both directions
     assert codes * width <= sizes.largest < num_rows * num_tokens * draws * min(codes, width)
     with Sizes() as seen:

@@ -19,7 +19,7 @@ import torch
 from command import TORCHRUN
 from safetensors.torch import load_file, save_file
 from tiny import ONE_OF_EACH_KIND, tiny, tiny_model, tiny_tokenizer
-from tolerance import REORDERED_FLOAT32
+from tolerance import REORDERED_FLOAT32, REORDERED_STEPS
 from torch import Tensor
 from toy import EXAMPLES, make_model
 
@@ -175,6 +175,24 @@ def test_the_codebook_is_the_same_in_pieces_as_in_the_whole_batch(rule: str) -> 
         check_same_learning(trained({"micro_batch_size": micro_batch_size}, RULES[rule]), whole)
 
 
+@pytest.mark.parametrize("case", ["vip", "vip-c"])
+@pytest.mark.parametrize("cut", [{"micro_batch_size": 1}, {"micro_batch_size": 3}, {"micro_batch_tokens": 40}], ids=str)
+def test_noise_resilience_compares_all_rows_of_a_step_however_it_is_cut(case: str, cut: Settings) -> None:
+    method = {"noise_resilience": 1.0, "dropout": 0.3}
+    whole, pieces = trained({}, method, case=case), trained(cut, method, case=case)
+    assert pieces.losses == REORDERED_FLOAT32.approx(whole.losses)
+    key = "noise_resilience"
+    assert [step[key] for step in pieces.steps] == REORDERED_FLOAT32.approx([step[key] for step in whole.steps])
+    assert all(step[key] > 0 for step in whole.steps)
+    gradients = []
+    for training in ({}, cut):
+        trainer = new_trainer({**training, "batch_size": 5}, method, case=case)
+        trainer._step()
+        gradients.append({name: parameter.grad for name, parameter in trainer.model.named_parameters()})
+    assert all(gradient is not None and gradient.any() for gradient in gradients[0].values())
+    REORDERED_STEPS.assert_close(gradients[1], gradients[0])
+
+
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_the_codebook_is_the_same_with_gradient_checkpointing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, update_state = 0, Quantizer.update_state
@@ -208,6 +226,7 @@ SHARED_RUNS: dict[str, tuple[Settings, Settings, str]] = {
     "pieces": ({"micro_batch_size": 1}, {"hard_prompt": "task", "soft_tokens": 2}, "t5"),
     "context": ({}, {"codes_from": "context", "fill_after": 2}, "gpt2"),
     "reset": ({}, {"reset_below": 0.5, "decay": 0.5}, "bert"),
+    "noise": ({"micro_batch_size": 1}, {"noise_resilience": 1.0}, "bert"),
     "one row": ({"batch_size": 1}, {"codes_from": "context", "fill_after": 2}, "bert"),
 }
 
@@ -224,7 +243,8 @@ def write_shared_runs(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     words = [*TORCHRUN, __file__, str(folder)]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr

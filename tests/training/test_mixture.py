@@ -13,9 +13,11 @@ from tolerance import REORDERED_FLOAT32
 from toy import EXAMPLES, PAIRS, TASK, make_model
 
 import softcue
+from softcue.backbones import load_backbone
 from softcue.errors import ConfigurationError, RunError
-from softcue.inference import with_readout
+from softcue.inference import predict, with_readout
 from softcue.inputs.collate import collate
+from softcue.prompts import VIP
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task, joint_task, library_names, library_task
 from softcue.tasks.splits import TaskConfig, read_splits_of_each
@@ -204,6 +206,47 @@ def test_every_task_gets_a_cue_of_its_own_with_the_same_prompt(trained: dict[str
         assert cue.cue_file.training["together_with"] == ["tickets", "urgency"]
     history = json.loads((tmp_path / "desk" / "urgency" / "metrics.json").read_text())["history"]
     assert {"tickets/accuracy", "urgency/accuracy"} <= history[0].keys()
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+def test_each_row_of_a_mixture_has_its_own_tasks_hard_prompt(
+    family: str, tmp_path: Path, model_folders: dict[str, Path]
+) -> None:
+    backbone = load_backbone(str(model_folders[family]))
+    words = [*SHORT_RUN, "method.hard_prompt=task", "method.width=8", "training.batch_size=4"]
+    cues = softcue.train(
+        tmp_path / "desk",
+        method="vip",
+        tasks=["tickets", "urgency"],
+        backbone=backbone,
+        progress=False,
+        overrides=words,
+    )
+    models = {name: cue.model for name, cue in cues.items()}
+    lengths = set()
+    for name, cue in cues.items():
+        task = library_task(name)
+        text = " ".join([*task.label_words, task.description]).strip()
+        ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert json.loads((tmp_path / "desk" / name / "cue.json").read_text())["method"]["hard_prompt"] == text
+        encoder = cue.model.method.prompt_encoder()
+        assert isinstance(encoder, VIP)
+        assert torch.equal(encoder.hard, backbone.word_table[torch.tensor(ids)].float())
+        assert cue.model.method.prompt_length == len(ids) + 9
+        lengths.add(len(ids))
+    assert len(lengths) == 2  # rows of both tasks in one batch have prompts of two lengths
+    parameters = [dict(model.method.named_parameters()) for model in models.values()]
+    assert all(value is parameters[1][name] for name, value in parameters[0].items())
+    texts = ["wrong", "an open door"]
+    loaded = {name: softcue.load(tmp_path / "desk" / name, backbone) for name in cues}
+    alone = {name: cue.predict(texts) for name, cue in loaded.items()}
+    assert alone == {name: cue.predict(texts) for name, cue in cues.items()}
+    requests = [(loaded[name].model, Example((text,))) for text in texts for name in loaded]
+    mixed = predict(backbone, requests).predictions
+    for number, prediction in enumerate(mixed):
+        wanted = alone[list(loaded)[number % 2]][number // 2]
+        assert prediction.label == wanted.label
+        assert prediction.scores == REORDERED_FLOAT32.approx(wanted.scores)
 
 
 def test_a_finished_mixture_is_not_overwritten_and_resumes_as_itself(

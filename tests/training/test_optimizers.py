@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import tiny
 from torch import Tensor, nn
-from toy import make_model
+from toy import EXAMPLES, make_model
+from transformers.optimization import Adafactor as TransformersAdafactor
 
+from softcue.configuration import resolve
+from softcue.run import Run
 from softcue.training.config import TrainingConfig
 from softcue.training.optimizers import (
+    SMALLEST_SCALE,
     Adafactor,
     load_optimizer_tensors,
     make_optimizer,
@@ -122,3 +127,69 @@ def test_schedules_follow_their_formulas() -> None:
     assert [rate_factor(root, step, 99) for step in (0, 3, 15, 35)] == pytest.approx([0.25, 1.0, 0.5, 1 / 3])
     constant = TrainingConfig(schedule="constant", warmup_steps=2)
     assert [rate_factor(constant, step, 9) for step in (0, 1, 8)] == [0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(128, 160), (300,), (8,)])
+@pytest.mark.parametrize("size", [1e-5, 0.05, 13.0])
+@pytest.mark.parametrize("schedule", ["constant", "relative-step"])
+def test_parameter_scaling_takes_the_steps_of_transformers_adafactor(
+    shape: tuple[int, ...], size: float, schedule: str
+) -> None:
+    start = torch.randn(shape) * size
+    gradients = [torch.randn(shape) * 10.0 ** (step % 3 - 1) for step in range(6)]
+    config = TrainingConfig.model_validate(
+        {"optimizer": "adafactor", "parameter_scaling": True, "schedule": schedule, "learning_rate": 0.01}
+    )
+    scaled, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer = Adafactor([{"params": [scaled], "lr": 0.01}], 0.0, config.parameter_scaling)
+    is_relative = schedule == "relative-step"
+    rule = TransformersAdafactor(
+        [other],
+        lr=None if is_relative else 0.01,
+        scale_parameter=True,
+        relative_step=is_relative,
+        warmup_init=False,
+    )
+    for gradient in gradients:
+        for parameter in (scaled, other):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        rule.step()
+    moved, expected = scaled.detach() - start, other.detach() - start
+    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    assert 0 < float(moved.square().mean().sqrt()) < 0.07 * max(size * 1.1, SMALLEST_SCALE)
+
+
+def test_parameter_scaling_measures_the_parameter_before_each_step() -> None:
+    parameter = nn.Parameter(torch.full((4,), 2.0))
+    optimizer = Adafactor([{"params": [parameter], "lr": 0.5}], 0.0, scales_by_parameter=True)
+    for expected in (1.0, 0.5, 0.25):  # half of its size
+        parameter.grad = torch.ones(4)
+        optimizer.step()
+        torch.testing.assert_close(parameter.detach(), torch.full((4,), expected))
+
+
+def test_relative_steps_are_those_of_t5() -> None:
+    relative = TrainingConfig(schedule="relative-step")
+    rates = [0.01 * rate_factor(relative, step, 10**6) for step in (0, 9_998, 9_999, 39_999, 999_999)]
+    assert rates == pytest.approx([min(1e-2, 1 / math.sqrt(step)) for step in (1, 9_999, 10_000, 40_000, 1_000_000)])
+
+
+def test_fine_tuning_a_t5_is_scaled_and_a_prompt_is_not() -> None:
+    assert resolve({"method": {"name": "fine-tuning"}}, "encoder-decoder").training.parameter_scaling
+    assert not resolve({"method": {"name": "prompt-tuning"}}, "encoder-decoder").training.parameter_scaling
+    config = resolve({"method": {"name": "fine-tuning"}}, "encoder-decoder").training
+    optimizer = make_optimizer(make_model(tiny("t5"), "fine-tuning"), config)
+    assert isinstance(optimizer, Adafactor) and optimizer.scales_by_parameter
+
+
+def test_parameter_scaling_of_adamw_has_no_effect_and_says_so(tmp_path: Path) -> None:
+    rows = [{"text": row.texts[0], "label": row.target} for row in EXAMPLES]
+    settings = {"training": {"parameter_scaling": True, "optimizer": "adamw"}, "method": {"prompt_length": 3}}
+    settings["task"] = {"text": "text", "label": "label"}
+    tables = {"train": rows, "validation": rows}
+    run = Run(tmp_path, settings, backbone=tiny("bert"), tables=tables)
+    assert run.warnings == ["training.parameter_scaling has no effect on adamw: set training.optimizer=adafactor"]
+    # The preset's is silent: a user may take another optimizer.
+    settings = {"training": {"optimizer": "adamw"}, "method": {"name": "fine-tuning"}, "task": settings["task"]}
+    assert Run(tmp_path, settings, backbone=tiny("t5"), tables=tables).warnings == []

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones.families import WordHead, family_of, source_layers
-from softcue.backbones.injection import checkpoint_layers, install_hooks
+from softcue.backbones.families import Stack, WordHead, family_of, source_layers
+from softcue.backbones.injection import NoisePlaces, checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
@@ -26,10 +26,11 @@ from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
-from softcue.errors import BackboneError
+from softcue.errors import BackboneError, ConfigurationError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_atomically
 from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
+from softcue.randomness import Dropout
 from softcue.types import BackboneKind, Batch, Prompt, WordVectors
 
 # With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
@@ -83,7 +84,22 @@ class Backbone:
             tokenizer.pad_token = tokenizer.eos_token
         if self.kind != "encoder":
             model.generation_config = _make_generation_config(model.generation_config, tokenizer)
-        install_hooks(self.layers, self.sublayers, self.family, model.config.num_attention_heads)
+        install_hooks(
+            self.layers, self.sublayers, self.family, model.config.num_attention_heads, self._noise_places(stacks)
+        )
+
+    def _noise_places(self, stacks: Sequence[Stack]) -> NoisePlaces:
+        """Find the layers that take embeddings and the cross-attentions, for dropout."""
+        all_layers = [list(self.base.get_submodule(stack.layers).children()) for stack in stacks]
+        return NoisePlaces(
+            [layers[0] for layers in all_layers],
+            [
+                layer.get_submodule(stack.cross_attention)
+                for stack, layers in zip(stacks, all_layers, strict=True)
+                for layer in layers
+                if stack.cross_attention is not None
+            ],
+        )
 
     @property
     def word_table(self) -> Tensor:
@@ -245,10 +261,17 @@ class Backbone:
             self._views_from_layers[first_layer] = LateBackbone(self, first_layer)
         return self._views_from_layers[first_layer]
 
-    def read(self, batch: Batch, prompt: Prompt | None, embeds: Tensor, with_target: bool = False) -> ForwardPass:
+    def read(
+        self,
+        batch: Batch,
+        prompt: Prompt | None,
+        embeds: Tensor,
+        with_target: bool = False,
+        dropout: Dropout | None = None,
+    ) -> ForwardPass:
         """Lay out a batch with its prompts and return the forward pass over it, which runs on demand.
 
-        `embeds` are the states of the text from `input_states`. [B T D]
+        `embeds` are the states of the text from `input_states`. [B T D] A pass with `dropout` is for training.
         """
         if prompt is None:
             tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
@@ -261,14 +284,26 @@ class Backbone:
         placed = layout.place(tokens, embeds, target).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
         forward_pass = self._pass_class(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
+        forward_pass.dropout = dropout
         # A layer that runs again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
-        if isinstance(forward_pass, DecoderPass) and not reruns_layers:
+        # With dropout each row has its own noise, also in its prompt, so nothing is shared.
+        if isinstance(forward_pass, DecoderPass) and not reruns_layers and dropout is None:
             shared = find_shared_prefixes(batch, prompt, self.layout_side)
             # A sliding window counts columns, also the padding between the shared columns and the others.
             num_columns = layout.mask.shape[1] + max((prefix.length for prefix in shared), default=0)
             forward_pass.shared = [] if self.window is not None and num_columns > self.window else shared
         return forward_pass
+
+    def check_dropout(self, share: float) -> None:
+        """Check that values are not dropped twice."""
+        if share and self.model.training:
+            raise ConfigurationError(
+                setting="backbone.dropout",
+                got=share,
+                expected="0 with a method that turns the backbone's own dropout on",
+                fix="set method.dropout=false or backbone.dropout=0",
+            )
 
     @cached_property
     def window(self) -> int | None:

@@ -91,7 +91,11 @@ def _is_changed_inside(layers: nn.ModuleList, number: int) -> bool:
     if active is None:
         return False
     layer_prompt = active.layer_prompts.get(number)
-    return bool(active.sublayers) or (layer_prompt is not None and layer_prompt.keys is not None)
+    return (
+        bool(active.sublayers)
+        or active.noise is not None
+        or (layer_prompt is not None and layer_prompt.keys is not None)
+    )
 
 
 def _first_line(error: Exception) -> str:

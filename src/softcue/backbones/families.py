@@ -37,6 +37,7 @@ class Stack:
     sublayers: tuple[str, ...]  # paths below a layer
     # OPT's feed-forward runs on all positions of the batch as one axis: its output is [B*S D] instead of [B S D].
     flattens_feed_forward: bool = False
+    cross_attention: str | None = None  # path below a layer, of the same kind, in the decoder of an encoder-decoder
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ _T5 = Family(
     Stack("encoder.block", ("layer.0.dropout", "layer.1.dropout")),
     None,
     KeyValueModules("layer.0.SelfAttention.k", "layer.0.SelfAttention.v"),
-    decoder_stack=Stack("decoder.block", ("layer.0.dropout", "layer.2.dropout")),
+    decoder_stack=Stack("decoder.block", ("layer.0.dropout", "layer.2.dropout"), cross_attention="layer.1.dropout"),
     position_bias="layer.0.SelfAttention",
     tied_words_key="scale_decoder_outputs",
 )
@@ -136,7 +137,7 @@ FAMILIES: dict[str, Family] = {
         Stack("encoder.layers", ("self_attn.out_proj", "fc2")),
         None,
         _PROJECTIONS,
-        decoder_stack=Stack("decoder.layers", ("self_attn.out_proj", "fc2")),
+        decoder_stack=Stack("decoder.layers", ("self_attn.out_proj", "fc2"), cross_attention="encoder_attn.out_proj"),
     ),
     "gpt2": Family(
         "decoder",

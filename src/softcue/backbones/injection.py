@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from softcue.backbones.families import Family
 from softcue.backbones.layout import Layout
+from softcue.randomness import TokenNoise
 from softcue.types import LayerPrompt, Prompt
 
 
@@ -31,6 +32,7 @@ class ActivePass:
     prompt: Prompt | None
     sublayers: Sequence[nn.Module]
     stops_at: int | None = None  # the pass ends with the input of this layer
+    noise: TokenNoise | None = None  # dropout of the hidden states in training
     layer_prompts: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, from the time its input is known
     num_rows: list[int] = field(default_factory=list)  # one number: rows of the layer that runs now
 
@@ -53,14 +55,17 @@ def inject(
     layout: Layout | None = None,
     prompt: Prompt | None = None,
     stops_at: int | None = None,
+    noise: TokenNoise | None = None,
 ) -> Iterator[None]:
     """Give layers the prompt's parts for them, and apply `sublayers` to the outputs of sub-layers, while active.
 
+    `noise` drops values of the states that enter the first layer, and of each output before it enters a residual sum.
     A pass that `stops_at` a layer raises ReachedLayer there.
     """
-    is_plain = not sublayers and (prompt is None or prompt.layer_prompts is None) and stops_at is None
+    has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
+    is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None
     # None hides the outer pass from a plain pass within it.
-    token = _active.set(None if is_plain else ActivePass(id(layers), layout, prompt, sublayers, stops_at))
+    token = _active.set(None if is_plain else ActivePass(id(layers), layout, prompt, sublayers, stops_at, noise))
     try:
         yield
     finally:
@@ -73,7 +78,17 @@ def running_pass(owner: int) -> ActivePass | None:
     return active if active is not None and active.owner == owner else None
 
 
-def install_hooks(layers: nn.ModuleList, sublayers: Sequence[nn.Module], family: Family, num_heads: int) -> None:
+@dataclass(frozen=True)
+class NoisePlaces:
+    """Where dropout acts beside the sub-layers: the layers whose input is embeddings, and cross-attention."""
+
+    first_layers: Sequence[nn.Module]
+    cross_attentions: Sequence[nn.Module]
+
+
+def install_hooks(
+    layers: nn.ModuleList, sublayers: Sequence[nn.Module], family: Family, num_heads: int, places: NoisePlaces
+) -> None:
     """Install the hooks on a model: once, however many backbones share it. A copied model gets its own."""
     if getattr(layers, "_hooks_installed_for", None) == id(layers):
         return
@@ -87,6 +102,11 @@ def install_hooks(layers: nn.ModuleList, sublayers: Sequence[nn.Module], family:
         for which, path in (("keys", modules.key), ("values", modules.value)):
             hook = _make_projection_hook(number, owner, which, modules.packing, num_heads)
             layer.get_submodule(path).register_forward_hook(hook)
+    # Before the hooks of the layers: the first layer's prompt of a method is added to states that have their dropout.
+    for number, layer in enumerate(places.first_layers, start=1):
+        layer.register_forward_pre_hook(_make_input_noise_hook(-number, owner), with_kwargs=True, prepend=True)
+    for number, module in enumerate(places.cross_attentions, start=len(sublayers)):
+        module.register_forward_hook(_make_noise_hook(number, owner))
     for number, sublayer in enumerate(sublayers):
         hook = _make_sublayer_hook(number, owner, family.source_stack.flattens_feed_forward)
         sublayer.register_forward_hook(hook)
@@ -170,14 +190,41 @@ def _make_sublayer_hook(number: int, owner: int, flattens_feed_forward: bool) ->
 
     def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         active = running_pass(owner)
-        if active is None or not active.sublayers:
+        if active is None or (not active.sublayers and active.noise is None):
             return None
-        if flattens_feed_forward and output.dim() == 2:  # [B*S D]
-            by_row = output.view(active.num_rows[0], -1, output.shape[1])  # [B S D]
-            return active.sublayers[number](by_row).view_as(output)  # type: ignore[no-any-return]
-        return active.sublayers[number](output)  # type: ignore[no-any-return]
+        is_flat = flattens_feed_forward and output.dim() == 2  # [B*S D]
+        changed = output.view(active.num_rows[0], -1, output.shape[1]) if is_flat else output  # [B S D]
+        if active.noise is not None:
+            changed = active.noise.drop(changed, number)
+        if active.sublayers:
+            changed = active.sublayers[number](changed)
+        return changed.view_as(output)
 
     return change_output
+
+
+def _make_noise_hook(place: int, owner: int) -> Any:
+    """Make a hook that drops values of an output."""
+
+    def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        active = running_pass(owner)
+        return None if active is None or active.noise is None else active.noise.drop(output, place)
+
+    return change_output
+
+
+def _make_input_noise_hook(place: int, owner: int) -> Any:
+    """Make a hook that drops values of a layer's input states."""
+
+    def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        active = running_pass(owner)
+        if active is None or active.noise is None:
+            return None
+        if args:
+            return (active.noise.drop(args[0], place), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": active.noise.drop(kwargs["hidden_states"], place)}
+
+    return change_input
 
 
 def checkpoint_layers(layers: nn.ModuleList) -> None:

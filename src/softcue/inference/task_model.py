@@ -15,6 +15,7 @@ from softcue.inputs.collate import collate
 from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
+from softcue.randomness import Dropout
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_with_dropout
 from softcue.tasks import Task
@@ -27,6 +28,7 @@ class StepOutput(NamedTuple):
     loss: Loss
     aux_loss: Tensor | float = 0.0  # a mean over the micro-batch's rows
     statistics: Mapping[str, Tensor] = {}  # sums over the micro-batch's rows
+    compared: Tensor | None = None  # [B ...] for a loss that compares the rows of a whole step
 
 
 class TaskModel(nn.Module):
@@ -210,20 +212,30 @@ class TaskModel(nn.Module):
         spread = (tokens - tokens.mean(0)).square().mean()
         return float((spread / tokens.square().mean().clamp(min=1e-12)).sqrt())
 
-    def read(self, backbone: Backbone, batch: Batch, with_target: bool = False) -> tuple[ForwardPass, Prompt | None]:
+    def read(
+        self, backbone: Backbone, batch: Batch, with_target: bool = False, dropout: Dropout | None = None
+    ) -> tuple[ForwardPass, Prompt | None]:
         """A forward pass of the batch with its prompts, and the prompts."""
         embeds = backbone.input_states(batch)  # [B T D]
         prompt = self.prompt(backbone, batch, embeds)
-        forward_pass = backbone.read(batch, prompt, embeds, with_target)
+        forward_pass = backbone.read(batch, prompt, embeds, with_target, dropout)
         if self.has_frozen_features:
             forward_pass = replace(forward_pass, precomputed_features=batch.representation)
         return forward_pass, prompt
 
-    def forward(self, backbone: Backbone, batch: Batch) -> StepOutput:
+    def forward(self, backbone: Backbone, batch: Batch, dropout: Dropout | None = None) -> StepOutput:
         """A training pass: the readout's loss, the prompt's auxiliary loss and its statistics."""
-        forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target)
+        forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target, dropout)
         loss = self.readout.loss(forward_pass, batch)
-        return StepOutput(loss) if prompt is None else StepOutput(loss, prompt.aux_loss, prompt.statistics)
+        if prompt is None:
+            return StepOutput(loss)
+        return StepOutput(loss, prompt.aux_loss, prompt.statistics, prompt.compared)
+
+    def compared(self, backbone: Backbone, batch: Batch) -> Tensor | None:
+        """The vectors of `StepOutput.compared` alone, without a pass of the backbone."""
+        view = self.method.view_of(backbone)
+        prompt = self.prompt(view, batch, view.input_states(batch))
+        return None if prompt is None else prompt.compared
 
     def counts(self) -> Counts:
         """Count the stored parameters of the task, by how they are trained."""

@@ -95,6 +95,13 @@ class Method(nn.Module, ABC):
         right shapes.
         """
 
+    def for_task(self, config: MethodConfig, backbone: Backbone, task: Task) -> Method:
+        """Return this method for one of the tasks that share it, with what belongs to that task alone.
+
+        All of them share the parameters. `config` is the configuration as the user wrote it.
+        """
+        return self
+
     @classmethod
     def reformulate(cls, task: Task) -> TaskReformulation | None:
         """Return how the task is asked as another task, or None if it is asked as it is."""

@@ -23,14 +23,16 @@ CODES_PER_TOKEN = 10
 class ContextConfig(InitConfig):
     """Settings that VIP and VIP-C share: soft and contextualised prompt vectors, and the contextualiser."""
 
-    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("noise_resilience", "noise_self")
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("hard_prompt", "noise_resilience", "noise_self")
 
     prompt_length: int = Field(100, ge=1, le=1000, description="number of prompt vectors, with the soft ones")
     soft_tokens: int = Field(
         0, ge=0, description="the first of them, plain soft prompts that do not read the input (table 8)"
     )
     hard_prompt: str = Field(
-        "", description="frozen words before the prompt, T: a text, or 'task' for the label words and the description"
+        "",
+        description="frozen words before the prompt, T: a text, or 'task' for the label words and the description, of "
+        "each task its own",
     )
     width: int = Field(32, ge=1, description="d', the contextualiser's width")
     layers: int = Field(2, ge=1, description="the contextualiser's layers")
@@ -118,7 +120,7 @@ class _ContextualizedMethod(Prompted):
             # Rounded to four digits: the last digits of a sum depend on the number of threads.
             scale = float(f"{float(_all_words(backbone).double().square().mean().sqrt()):.4g}")
             config = config.model_copy(update={"scale": scale})
-        # The cue records the text itself: several tasks that share a prompt share its text.
+        # The cue records the text itself. Several tasks that share a prompt have their own: see `for_task`.
         config = config.model_copy(update={"hard_prompt": hard_text(config.hard_prompt, task)})
         shape = ContextShape(
             backbone.width, config.width, config.layers, config.heads, config.dropout, config.scale or 1.0
@@ -137,9 +139,20 @@ class _ContextualizedMethod(Prompted):
         )
         if generator is not None:
             encoder.contextualizer.initialize(generator)
-        method = cls(encoder, config)
-        method.num_input_dependent = num_contextualized(config)
-        return method
+        return cls(encoder, config)
+
+    def __init__(self, encoder: VIP, config: ContextConfig) -> None:
+        super().__init__(encoder, config)
+        self.encoder: VIP = encoder
+        self.config: ContextConfig = config
+        self.num_input_dependent = num_contextualized(config)
+
+    def for_task(self, config: MethodConfig, backbone: Backbone, task: Task) -> Self:
+        """Return this method with the task's own T; all parameters are shared."""
+        assert isinstance(config, ContextConfig)
+        text = hard_text(config.hard_prompt, task)
+        encoder = self.encoder.with_hard_prompt(hard_vectors(text, backbone).to(self.encoder.hard))
+        return type(self)(encoder, self.config.model_copy(update={"hard_prompt": text}))
 
 
 def _check(config: ContextConfig) -> None:

@@ -3,7 +3,9 @@
 An encoder never touches the backbone, the tokenizer, labels or files. It stores no results on the module: the Prompt
 holds all that the trainer needs. State that is learned without gradients, such as a codebook, is a buffer. It changes
 only in `update_state`, once per optimizer step, by sums (`Prompt.statistics`) over all micro-batches and processes of
-that step. A buffer that is not persistent is for training only: it is in checkpoints, but not in the cue.
+that step. A loss that compares rows with each other is `batch_loss`: the trainer computes it once per step, over the
+rows of all micro-batches and processes (`Prompt.compared`). A buffer that is not persistent is for training
+only: it is in checkpoints, but not in the cue.
 """
 
 from __future__ import annotations
@@ -36,6 +38,18 @@ class PromptEncoder(nn.Module, ABC):
     """
 
     prompt_length: int
+
+    @property
+    def compared_shape(self) -> tuple[int, ...] | None:
+        """The shape of one row of `Prompt.compared`; None if no loss compares rows."""
+        return None
+
+    def batch_loss(self, compared: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss that compares the rows of a step, and its statistics.
+
+        `compared` holds the vectors of all rows of the step, from all micro-batches and processes. [B ...]
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def forward(self, instance: Instance) -> Prompt:

@@ -10,6 +10,7 @@ CQ is a small transformer over prompt and text (contextualizer.py) whose outputs
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -60,6 +61,13 @@ class VIP(PromptEncoder):
 
     hard: Tensor
 
+    def with_hard_prompt(self, hard: Tensor) -> VIP:
+        """Return an encoder with another T that shares all parameters and the codebook with this one. [t D]"""
+        view = copy.copy(self)
+        view._buffers = {**self._buffers, "hard": hard}
+        view.prompt_length = len(self.prompt) + len(hard)
+        return view
+
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Return P."""
         return [self.prompt]
@@ -89,12 +97,13 @@ class VIP(PromptEncoder):
         tokens, statistics, losses = context, {}, {}
         if self.quantizer is not None:
             tokens, statistics = self.quantizer(context, generators)  # P^q
+        scale = self.contextualizer.shape.scale
         if self.training and self.quantizer is not None:
-            scale = self.contextualizer.shape.scale
             losses["commitment"] = commitment(context / scale, tokens / scale, self.weights.reduction)
+        compared = None
         if self.training and self.weights.noise_resilience:
             second_view = self.contextualize(instance, generators)  # the generators go on, so the noise differs
-            losses["noise_resilience"] = noise_resilience(context, second_view, self.weights.noise_self)
+            compared = torch.stack([context, second_view], dim=1) / scale  # [B 2 n D]
         aux_loss = context.new_zeros(())
         if self.training:
             for name, loss in losses.items():
@@ -105,7 +114,18 @@ class VIP(PromptEncoder):
         if self.skip:
             tokens = self.prompt[self.num_soft :] + tokens
         fixed = torch.cat([self.hard, self.prompt[: self.num_soft]]).expand(num_rows, -1, -1)
-        return replace(make_prompt(torch.cat([fixed, tokens], dim=1)), aux_loss=aux_loss, statistics=statistics)
+        prompt = make_prompt(torch.cat([fixed, tokens], dim=1))
+        return replace(prompt, aux_loss=aux_loss, statistics=statistics, compared=compared)
+
+    @property
+    def compared_shape(self) -> tuple[int, ...] | None:
+        """Two views of P^c, if noise resilience compares them."""
+        return (2, *self.prompt[self.num_soft :].shape) if self.weights.noise_resilience else None
+
+    def batch_loss(self, compared: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted noise resilience of all rows of a step. [B 2 n D]"""
+        loss = noise_resilience(compared[:, 0], compared[:, 1], self.weights.noise_self)
+        return self.weights.noise_resilience * loss, {"noise_resilience": loss.detach() * len(compared)}
 
     def zero_statistics(self) -> dict[str, Tensor]:
         """Return zeros for the sums of a step."""
@@ -162,8 +182,8 @@ class VIP(PromptEncoder):
                 )
         if self.weights.noise_resilience and "noise_resilience" not in health:
             problems.append(
-                "noise resilience had nothing to compare: it compares the rows of a micro-batch. Try a higher "
-                "training.micro_batch_size or training.batch_size"
+                "noise resilience had nothing to compare: it compares the rows of a batch. Try a higher "
+                "training.batch_size"
             )
         return problems + _static_prompt_warnings(health, f"a higher training.network_learning_rate, or {advice}")
 

@@ -53,6 +53,13 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
             expected=f"one that fits {task.kind}: {', '.join(_READOUTS_OF_KIND[task.kind])}",
             fix="change readout.name or task.kind",
         )
+    if resolved.sentinel and resolved.name not in ("generation", "label-words"):
+        raise ConfigurationError(
+            setting="readout.sentinel",
+            got="true",
+            expected="a readout whose targets are words: generation or label-words",
+            fix=f"{resolved.name} is a head: set readout.sentinel=false",
+        )
     return READOUTS[resolved.name](task, resolved, backbone)
 
 

@@ -17,6 +17,7 @@ from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import TOKENS_AT_ONCE, pad_punctuation, target_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.readouts.sentinel import find_sentinels
 from softcue.readouts.spans_and_tags import find_answer, find_padded_answer, parse_spans, spans_as_text
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
@@ -66,6 +67,7 @@ class Generation(Readout):
             )
         self.tokenizer, self.kind = backbone.tokenizer, backbone.kind
         self.pads_punctuation = config.pad_punctuation and task.pads_punctuation
+        self.sentinels = find_sentinels(backbone) if config.sentinel else None
         self.is_ranking = config.decoding == "rank"
         self.choices = _target_texts(task)
         if self.is_ranking and not self.choices:
@@ -80,7 +82,7 @@ class Generation(Readout):
         )
         self.candidates = [torch.tensor(self._target_ids(text)) for text in self.choices]
         if not self.is_ranking:
-            self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, config.max_new_tokens)
+            self.decoding = Decoding(config.num_beams if config.decoding == "beam" else 1, self._max_new_tokens)
             if config.decoding == "sample":
                 self.decoding = replace(
                     self.decoding, temperature=config.temperature, top_p=config.top_p, seed=config.draw_seed
@@ -90,7 +92,16 @@ class Generation(Readout):
     def max_target_length(self) -> int:
         """The length of the longest label, or the limit for generated text."""
         longest = max((len(candidate) for candidate in self.candidates), default=0)
-        return longest if self.is_ranking else max(longest, self.config.max_new_tokens)
+        return longest if self.is_ranking else max(longest, self._max_new_tokens)
+
+    @property
+    def _max_new_tokens(self) -> int:
+        """The limit for generated text, and the sentinel in front of it."""
+        return self.config.max_new_tokens + (self.sentinels is not None)
+
+    def answer_tokens(self, ids: Sequence[int], is_complete: bool = True) -> Sequence[int]:
+        """Return the ids behind the sentinel, if targets have one."""
+        return ids if self.sentinels is None else self.sentinels.answer(ids, is_complete)
 
     def training_examples(self, example: Example) -> list[Example]:
         """Return one example per right answer if a row has options; only true candidates of referent tasks."""
@@ -164,7 +175,8 @@ class Generation(Readout):
 
     def _generate(self, forward_pass: ForwardPass, decoding: Decoding) -> list[Prediction]:
         texts = [
-            self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in forward_pass.generate(decoding)
+            self.tokenizer.decode(self.answer_tokens(ids), skip_special_tokens=True).strip()
+            for ids in forward_pass.generate(decoding)
         ]
         if self.task.kind == "regression":
             return [_parse_score(text) for text in texts]
@@ -193,7 +205,8 @@ class Generation(Readout):
         return pad_punctuation(str(example.target)) if self.pads_punctuation else str(example.target)
 
     def _target_ids(self, text: str) -> tuple[int, ...]:
-        return target_tokens(self.tokenizer, self.kind, text)
+        ids = target_tokens(self.tokenizer, self.kind, text)
+        return ids if self.sentinels is None else (self.sentinels.first, *ids)
 
 
 def _target_texts(task: Task) -> dict[str, str]:

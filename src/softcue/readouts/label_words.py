@@ -15,6 +15,7 @@ from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import target_tokens
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig, class_label, class_loss, label_prediction
+from softcue.readouts.sentinel import find_sentinels
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
@@ -33,6 +34,7 @@ class LabelWords(Readout):
                 expected="a backbone with a masked-word head",
                 fix=f"{backbone.name} has none: use readout.name=classifier",
             )
+        self.sentinels = find_sentinels(backbone) if config.sentinel else None
         self.word_ids = label_word_ids(task, backbone)  # [C]
         self.shared_computation = None if backbone.kind == "decoder" else "hidden"
         is_encoder = backbone.kind == "encoder"
@@ -49,7 +51,12 @@ class LabelWords(Readout):
 
     def logits(self, forward_pass: ForwardPass) -> Tensor:
         """Return the scores of the label words. [B C]"""
-        return forward_pass.first_logits()[:, self.word_ids.to(forward_pass.ids.device)]
+        if self.sentinels is None:
+            logits = forward_pass.first_logits()  # [B V]
+        else:  # those of the token behind the sentinel; that token itself is not read
+            target = forward_pass.ids.new_tensor([[self.sentinels.first, self.sentinels.first]])
+            logits = forward_pass.target_logits(target.expand(len(forward_pass.ids), -1))[:, 1]
+        return logits[:, self.word_ids.to(forward_pass.ids.device)]
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Return the cross-entropy over the label words."""

@@ -66,6 +66,11 @@ class ReadoutConfig(BaseModel):
         False,
         description="generation: spaces around punctuation in texts and targets, as T5 reads SQuAD and the MRQA sets",
     )
+    sentinel: bool = Field(
+        False,
+        description="encoder-decoders: put `<extra_id_0>` before every target, as span corruption does, and read "
+        "answers behind it (Lester et al. 2021, section 3.2)",
+    )
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
 
     @field_validator("mask_phrase")
@@ -142,6 +147,10 @@ class Readout(nn.Module, ABC):
     def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
         """Join the predictions for the examples of `split` into one."""
         return predictions[0]
+
+    def answer_tokens(self, ids: Sequence[int], is_complete: bool = True) -> Sequence[int]:
+        """Return the part of generated token ids that is the answer; of an unfinished text, what is known of it."""
+        return ids
 
     @abstractmethod
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:

@@ -33,8 +33,15 @@ class TrainingConfig(BaseModel):
     beta1: float = Field(0.9, ge=0, lt=1, description="adamw: decay of the mean of gradients")
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the mean of squared gradients")
     epsilon: float = Field(1e-8, gt=0, description="adamw: added to the divisor of a step")
-    schedule: Literal["constant", "linear", "inverse-sqrt"] = Field(
-        "constant", description="how the learning rates change after the warm-up"
+    parameter_scaling: bool = Field(
+        False,
+        description="adafactor: steps relative to the RMS of each parameter, at least 0.001, as T5's fine-tuning; "
+        "its learning rate is 0.001",
+    )
+    schedule: Literal["constant", "linear", "inverse-sqrt", "relative-step"] = Field(
+        "constant",
+        description="how the learning rates change after the warm-up; relative-step is T5's: constant for 10,000 "
+        "steps, then by the inverse square root of the step (with 0.01: min(0.01, 1/sqrt(step)))",
     )
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
     warmup_share: float = Field(0.0, ge=0, lt=1, description="the same as a share of all steps, if warmup_steps is 0")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,8 @@ from softcue.errors import ConfigurationError, DataError, TrainingError
 from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
 from softcue.inputs.collate import collate
-from softcue.randomness import rows_of_global_batch
+from softcue.prompts import PromptEncoder
+from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.training.batches import epoch_batches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 from softcue.training.config import TrainingConfig
@@ -26,7 +28,7 @@ from softcue.training.joint_model import JointModel
 from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
 from softcue.training.processes import Processes
-from softcue.types import Example, TokenizedRow
+from softcue.types import Batch, Example, TokenizedRow
 
 NUM_VARIATION_ROWS = 32  # training rows on which the prompts' dependence on the input is measured
 # Receives the kind of event ("step" or "evaluation") and its values.
@@ -70,12 +72,14 @@ class Trainer:
         listener: ProgressListener | None = None,
         processes: Processes | None = None,
         mixture: MixtureConfig | None = None,
+        backbone_dropout: float = 0.0,
     ) -> None:
         self._started = time.monotonic()  # tokenizing and computing M(x) count as training time
         self.backbone, self.tasks, self.config = backbone, tasks, config
         self.models = [task.model for task in tasks]
         self.model: TaskModel | JointModel = self.models[0] if len(tasks) == 1 else JointModel(self.models)
         self.mixture = mixture or MixtureConfig()
+        self.backbone_dropout = backbone_dropout
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
@@ -99,7 +103,7 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(backbone.device)
 
     def _check_trainable(self) -> None:
-        """Check that each task has rows to learn from and that there is something to train."""
+        """Check that each task has rows to learn from, that dropout acts once, and that there is something to train."""
         for task, num_rows in zip(self.tasks, self.num_rows_by_task, strict=True):
             if not num_rows:
                 raise DataError(
@@ -108,6 +112,9 @@ class Trainer:
                     expected="at least one row that can be learned from",
                     fix="check them: a text-to-text backbone learns referents from true rows",
                 )
+        if self.backbone_dropout:
+            self.model.train()
+            self.model.method.view_of(self.backbone).check_dropout(self.backbone_dropout)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise ConfigurationError(
                 setting="method.name",
@@ -192,7 +199,7 @@ class Trainer:
 
     def _backward(self, rows: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
         """Add up the gradients of this process' micro-batches; returns the summed loss and statistics."""
-        step, config, num_rows = self.state.step, self.config, len(rows)
+        num_rows = len(rows)
         # A task's loss is a mean, weighted by the task's share of rows: losses over words and over rows are not mixed.
         weights = {
             model: len(positions) / num_rows / model.readout.num_losses([self.rows[rows[p]] for p in positions])
@@ -201,26 +208,80 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.backbone.device)
         encoder = self.model.method.prompt_encoder()
         statistics = {} if encoder is None else encoder.zero_statistics()
-        lengths = [self._length(row) + self.model.method.prompt_length for row in rows]
-        for micro_batch in micro_batches(
-            lengths,
+        pieces = [
+            piece for micro_batch in self._micro_batches(rows) for piece in self._group_by_task(rows, micro_batch)
+        ]
+        gradient = None  # [B ...] of the loss that compares rows, if no piece has all of them
+        if encoder is not None and (num_rows > 1 if self.processes.world_size > 1 else len(pieces) > 1):
+            gradient = self._compare_rows(encoder, rows, pieces, loss_sum, statistics)
+        dropout = None
+        if self.backbone_dropout:
+            seed = stream_seed(self.config.seed, "backbone dropout", self.state.step)
+            dropout = Dropout(self.backbone_dropout, seed)
+        for model, positions in pieces:
+            with self._as_part_of_batch(rows, positions) as batch:
+                output: StepOutput = model(self.backbone, batch, dropout)
+            loss = output.loss.total * weights[model] + output.aux_loss * (len(positions) / num_rows)
+            loss_sum += loss.detach()
+            _add(statistics, output.statistics)
+            if output.compared is not None and encoder is not None:
+                if gradient is None:
+                    batch_loss, sums = encoder.batch_loss(output.compared)
+                    loss_sum += batch_loss.detach()
+                    _add(statistics, sums)
+                else:
+                    batch_loss = (output.compared * gradient[positions]).sum()  # its gradient is that of the loss
+                loss = loss + batch_loss
+            loss.backward()
+        return loss_sum, statistics
+
+    def _micro_batches(self, rows: Sequence[int]) -> list[list[int]]:
+        """The micro-batches of this process: positions in the global batch."""
+        return micro_batches(
+            [self._length(row) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
             self.processes.rank,
             self.processes.world_size,
-            config.micro_batch_size,
-            config.micro_batch_tokens,
-        ):
-            for model, positions in self._group_by_task(rows, micro_batch):
-                tokenized = [self.rows[rows[position]] for position in positions]
-                batch = collate(tokenized, self.backbone.tokenizer.pad_token_id)
-                torch.manual_seed(stream_seed(config.seed, "step", step))
-                with rows_of_global_batch(positions, num_rows):
-                    output: StepOutput = model(self.backbone, batch.to(self.backbone.device))
-                loss = output.loss.total * weights[model] + output.aux_loss * (len(positions) / num_rows)
-                loss.backward()
-                loss_sum += loss.detach()
-                for name, sums in output.statistics.items():
-                    statistics[name] += sums
-        return loss_sum, statistics
+            self.config.micro_batch_size,
+            self.config.micro_batch_tokens,
+        )
+
+    @contextmanager
+    def _as_part_of_batch(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[Batch]:
+        """The rows at these positions of the global batch, with their noise: the same however often they run."""
+        tokenized = [self.rows[rows[position]] for position in positions]
+        batch = collate(tokenized, self.backbone.tokenizer.pad_token_id)
+        torch.manual_seed(stream_seed(self.config.seed, "step", self.state.step))
+        with rows_of_global_batch(positions, len(rows)):
+            yield batch.to(self.backbone.device)
+
+    def _compare_rows(
+        self,
+        encoder: PromptEncoder,
+        rows: Sequence[int],
+        pieces: Sequence[tuple[TaskModel, list[int]]],
+        loss_sum: Tensor,
+        statistics: dict[str, Tensor],
+    ) -> Tensor | None:
+        """The gradient of the loss that compares all rows of the step, at what it compares; None without such a loss.
+
+        What is compared is computed twice: here without gradient for all rows, and again with each piece. The main
+        process adds the loss and its statistics.
+        """
+        if encoder.compared_shape is None:
+            return None
+        compared = torch.zeros(len(rows), *encoder.compared_shape, device=self.backbone.device)
+        with torch.no_grad():
+            for model, positions in pieces:
+                with self._as_part_of_batch(rows, positions) as batch:
+                    vectors = model.compared(self.backbone, batch)
+                assert vectors is not None
+                compared[positions] = vectors
+        self.processes.total(compared).requires_grad_()
+        loss, sums = encoder.batch_loss(compared)
+        if self.processes.is_main:
+            loss_sum += loss.detach()
+            _add(statistics, sums)
+        return torch.autograd.grad(loss, compared)[0]
 
     def _group_by_task(self, rows: Sequence[int], positions: Sequence[int]) -> list[tuple[TaskModel, list[int]]]:
         """Positions in a batch, grouped by the task of their rows."""
@@ -369,6 +430,12 @@ class Trainer:
             *model.method.config.settings_to_try(model.task),
             *model.readout.settings_to_try(),
         ]
+
+
+def _add(totals: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+    """Add sums to the totals of the same names."""
+    for name, value in sums.items():
+        totals[name] += value
 
 
 def _rates_to_try(model: TaskModel, config: TrainingConfig) -> list[str]:

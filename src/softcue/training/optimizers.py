@@ -1,8 +1,9 @@
-"""AdamW, and Adafactor exactly as Lester et al. (2021) ran it.
+"""AdamW, and Adafactor exactly as Lester et al. (2021) ran it, or with T5's parameter scaling.
 
-Adafactor is written here because neither torch's nor transformers' version can express the rule: no parameter scaling,
-no first moment, second moments factored only if both sides of a matrix are 128 or longer, beta2 = 1 - t^-0.8, updates
-clipped to RMS 1, and weight decay that is not multiplied by the learning rate.
+Adafactor is written here because neither torch's nor transformers' version can express the rule: no first moment,
+second moments factored only if both sides of a matrix are 128 or longer, beta2 = 1 - t^-0.8, updates clipped to RMS 1,
+and weight decay that is not multiplied by the learning rate. Lester et al. turn parameter scaling off. T5's fine-tuning
+has it: a step is relative to the RMS of the parameter, and 0.001 moves every matrix by a thousandth of its size.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ FACTORED_FROM = 128  # t5x: a matrix is factored when both of its sides are at l
 DECAY_EXPONENT = 0.8
 CLIP_RMS = 1.0
 EPSILON = 1e-30
+SMALLEST_SCALE = 1e-3  # epsilon 2 of Adafactor: a parameter near zero still moves
+CONSTANT_STEPS = 10_000  # of the schedule `relative-step`, before the rates fall
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -35,8 +38,11 @@ class Adafactor(torch.optim.Optimizer):
         -0.30000001192092896
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], weight_decay: float) -> None:
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], weight_decay: float, scales_by_parameter: bool = False
+    ) -> None:
         super().__init__(groups, {"lr": 0.3, "weight_decay": weight_decay})
+        self.scales_by_parameter = scales_by_parameter
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -68,6 +74,8 @@ class Adafactor(torch.optim.Optimizer):
             state["moment"].lerp_(square, 1.0 - beta2)
             update = gradient * state["moment"].rsqrt()
         update /= (update.square().mean().sqrt() / CLIP_RMS).clamp(min=1.0)
+        if self.scales_by_parameter:
+            rate = rate * max(SMALLEST_SCALE, float(parameter.float().square().mean().sqrt()))
         # new = (1 - weight_decay) * old - rate * update: the decay is not multiplied by the learning rate
         parameter.mul_(1.0 - weight_decay).sub_(update.to(parameter.dtype), alpha=rate)
 
@@ -83,7 +91,7 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
         if parameters
     ]
     if config.optimizer == "adafactor":
-        return Adafactor(groups, config.weight_decay)
+        return Adafactor(groups, config.weight_decay, config.parameter_scaling)
     return torch.optim.AdamW(
         groups, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2), eps=config.epsilon
     )
@@ -106,6 +114,8 @@ def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:
         return min(1.0, max(0, num_steps - step) / max(1, num_steps - warmup))
     if config.schedule == "inverse-sqrt":
         return float((max(1, warmup) / max(done, warmup, 1)) ** 0.5)
+    if config.schedule == "relative-step":
+        return float(min(1.0, CONSTANT_STEPS / done) ** 0.5)
     return 1.0
 
 

@@ -38,6 +38,13 @@ class BackboneConfig(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     max_length: int | None = Field(None, ge=4, description="cut inputs (prompt included) to this many tokens")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of hidden values dropped in training: of embeddings and of each sub-layer's output, not of "
+        "attention weights; bound to rows",
+    )
     gradient_checkpointing: bool = Field(
         False, description="run each layer again in the backward pass: less memory, more time, the same numbers"
     )

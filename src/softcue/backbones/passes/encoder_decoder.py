@@ -54,7 +54,12 @@ class EncoderDecoderPass(ForwardPass):
         hidden, mask = self.hidden(), self.layout.mask.long()
         if repeats > 1:
             hidden, mask = hidden.repeat_interleave(repeats, dim=0), mask.repeat_interleave(repeats, dim=0)
-        with self._without_prompts():
+        noise = None
+        if self.dropout is not None:
+            assert repeats == 1, "candidates are ranked without dropout"
+            numbers = torch.arange(decoder_ids.shape[1], device=decoder_ids.device)
+            noise = self.dropout.of_tokens(numbers.expand(len(decoder_ids), -1))
+        with self._without_prompts(noise):
             output = self.backbone.model(
                 encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False
             )

@@ -20,7 +20,7 @@ from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.layout import Layout
 from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.errors import BackboneError
-from softcue.randomness import text_generator
+from softcue.randomness import Dropout, TokenNoise, text_generator
 from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
@@ -79,17 +79,20 @@ class ForwardPass(ABC):
     offsets: Tensor | None = None  # [B T 2] characters of the last text, -1 if none
     precomputed_features: Tensor | None = None  # [B R] computed before, if nothing trainable is between text and head
     stops_at: int | None = None  # the pass ends with the input of this layer
+    dropout: Dropout | None = None  # in training
     listeners: Sequence[TokenListener | None] = ()  # one per row, called while it generates without beams
     _hidden: Tensor | None = None  # [B S D]
     _generated: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
     def _with_prompts(self) -> AbstractContextManager[None]:
         """Inject the prompts of all layers and the method's sub-layers: for passes over the source."""
-        return inject(self.backbone.layers, self.backbone.injected_sublayers, self.layout, self.prompt, self.stops_at)
+        noise = None if self.dropout is None else self.dropout.of_tokens(self.layout.positions)
+        backbone = self.backbone
+        return inject(backbone.layers, backbone.injected_sublayers, self.layout, self.prompt, self.stops_at, noise)
 
-    def _without_prompts(self) -> AbstractContextManager[None]:
+    def _without_prompts(self, noise: TokenNoise | None = None) -> AbstractContextManager[None]:
         """Inject only the method's sub-layers: for passes after the one over the source."""
-        return inject(self.backbone.layers, self.backbone.injected_sublayers)
+        return inject(self.backbone.layers, self.backbone.injected_sublayers, noise=noise)
 
     @property
     def text_mask(self) -> Tensor:

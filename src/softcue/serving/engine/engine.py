@@ -179,7 +179,10 @@ class Engine:
             for row in rows:
                 row.group = group
                 if row.decoding is not None:
-                    row.streamer = TextStreamer(self.backbone.tokenizer, options.stop, on_text, row.has_no_client)
+                    answer_so_far = partial(row.model.readout.answer_tokens, is_complete=False)
+                    row.streamer = TextStreamer(
+                        self.backbone.tokenizer, options.stop, on_text, row.has_no_client, answer_so_far
+                    )
         except SoftcueError as error:
             return PendingRequest.of_error(error if isinstance(error, RequestError) else invalid(error))
         return PendingRequest(rows, options.ensemble)

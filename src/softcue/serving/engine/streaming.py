@@ -25,7 +25,8 @@ class TextStreamer:
     """Receives the token ids of one row, sends new text, and says when the row may stop.
 
     Text that was sent is never taken back: the end of the text waits while it is half a character or may become
-    a stop word. If a pass is run again after an error, no text is sent twice.
+    a stop word. `answer_tokens` takes the part of the ids that is the answer so far. If a pass is run again after an
+    error, no text is sent twice.
 
     Example:
         streamer = TextStreamer(tokenizer, stop=("\\n",), on_text=print, is_dropped=lambda: False)
@@ -33,8 +34,14 @@ class TextStreamer:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str], on_text: Callable[[str], None] | None, is_dropped: Callable[[], bool]
+        self,
+        tokenizer: Any,
+        stop: Sequence[str],
+        on_text: Callable[[str], None] | None,
+        is_dropped: Callable[[], bool],
+        answer_tokens: Callable[[Sequence[int]], Sequence[int]] = lambda ids: ids,
     ) -> None:
+        self._answer_tokens = answer_tokens
         self._tokenizer, self._stop, self._on_text, self._is_dropped = tokenizer, stop, on_text, is_dropped
         self._sent = ""
 
@@ -44,7 +51,7 @@ class TextStreamer:
             return True
         if self._on_text is None and not self._stop:
             return False
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        text = str(self._tokenizer.decode(self._answer_tokens(ids), skip_special_tokens=True)).strip()
         if (shorter := cut_at_stop(text, self._stop)) != text:
             self.send(shorter)
             return True
