@@ -16,6 +16,7 @@ FLOW = [
         "inference",
         "evaluation",
         "training",
+        "adaptation",
         "configuration",
         "settings_docs",
         "cue",
