@@ -13,6 +13,7 @@ from softcue.machine import GIGABYTE, read_memory
 from softcue.training.optimizers import FACTORED_FROM
 
 FLOAT32 = 4  # bytes
+GRADIENTS_AT_ONCE = 3  # of the logits: of their masked copy, of its log-sums, and of the whole
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,26 @@ def estimate_memory(
     """
     parameters = list(model.parameters())
     weights = FLOAT32 * sum(parameter.numel() for parameter in parameters)
-    activations = count_saved_bytes(model, row_loss)
+    activations = count_activation_bytes(model, row_loss)
     if num_checkpointed_layers:
         checkpointed: Any = model
         checkpointed.gradient_checkpointing_disable()
-        activations += count_saved_bytes(model, row_loss) // num_checkpointed_layers
+        activations += count_activation_bytes(model, row_loss) // num_checkpointed_layers
         checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = FLOAT32 * sum(_optimizer_numbers(parameter.shape) for parameter in parameters)
     return MemoryNeed(weights, optimizer, weights, activations * num_rows)
 
 
-def count_saved_bytes(model: nn.Module, compute_loss: Callable[[], Tensor]) -> int:
-    """The bytes of all tensors that a loss keeps for its backward pass, without the model's weights.
+def count_activation_bytes(model: nn.Module, compute_loss: Callable[[], Tensor]) -> int:
+    """The bytes of all tensors that a loss keeps for its backward pass, and of the gradients that are there at once.
+
+    The latter are taken as `GRADIENTS_AT_ONCE` of the largest tensor, which is that of the logits. The model's weights
+    are not counted.
 
     Example:
         >>> layer = nn.Linear(4, 4)
-        >>> count_saved_bytes(layer, lambda: layer(torch.zeros(2, 4)).exp().sum())  # the input, and exp's output
-        64
+        >>> count_activation_bytes(layer, lambda: layer(torch.zeros(2, 4)).exp().sum())  # input, exp, 3 gradients
+        160
     """
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     sizes: dict[int, int] = {}
@@ -85,7 +89,7 @@ def count_saved_bytes(model: nn.Module, compute_loss: Callable[[], Tensor]) -> i
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         compute_loss()
-    return sum(sizes.values())
+    return sum(sizes.values()) + GRADIENTS_AT_ONCE * max(sizes.values(), default=0)
 
 
 def free_memory(device: torch.device) -> float | None:

@@ -28,7 +28,14 @@ from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.backbones.loading.load import quiet_transformers
 from softcue.backbones.loading.new_t5 import SIZES, make_new_t5
 from softcue.errors import BackboneError, ConfigurationError, DataError, RunError, as_configuration_error, near_matches
-from softcue.files import convert_write_errors, lock_folder, remove, sync_folder, write_atomically, write_json
+from softcue.files import (
+    convert_write_errors,
+    lock_folder,
+    remove,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 from softcue.training import Processes
 from softcue.training.batches import stream_seed
 from softcue.training.loop import peak_megabytes
@@ -311,7 +318,15 @@ class AdaptationRun:
                 fix="choose another",
             )
         with convert_write_errors("output_dir", self.folder):
-            for name in (REPORT_FILE, "config.json", "checkpoints", "start", "start.partial", "finished", "finished.partial"):
+            for name in (
+                REPORT_FILE,
+                "config.json",
+                "checkpoints",
+                "start",
+                "start.partial",
+                "finished",
+                "finished.partial",
+            ):
                 remove(self.folder / name)
 
     def _read_finished(self) -> AdaptedModel:
