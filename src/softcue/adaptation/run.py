@@ -23,7 +23,7 @@ from softcue.adaptation.memory import MemoryNeed, estimate_memory, free_memory
 from softcue.adaptation.objectives import make_objective
 from softcue.adaptation.passages import TextSources
 from softcue.adaptation.rows import AdaptationRow, RowFormat
-from softcue.adaptation.samples import Sample, write_samples
+from softcue.adaptation.samples import WrittenSample, write_samples
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.backbones.loading.load import quiet_transformers
 from softcue.backbones.loading.new_t5 import SIZES, make_new_t5
@@ -54,7 +54,7 @@ class AdaptedModel:
     objective: str
     steps: int
     history: list[dict[str, Any]]  # {"step": ..., "perplexity": ...}; the first entry is before step 1
-    samples: list[Sample]
+    samples: list[WrittenSample]
     seconds: float
 
     @property
@@ -339,7 +339,7 @@ class AdaptationRun:
                 expected="an adaptation with the same texts and settings",
                 fix="it is finished, with others: choose another folder, or pass `overwrite=True`",
             )
-        samples = [Sample(**sample) for sample in facts["samples"]]
+        samples = [WrittenSample(**sample) for sample in facts["samples"]]
         return AdaptedModel(
             self.folder, facts["objective"], facts["steps"], facts["history"], samples, facts["seconds"]
         )

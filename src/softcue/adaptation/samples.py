@@ -15,7 +15,7 @@ TOP_SHARE = 0.9  # nucleus sampling: the likeliest tokens with this share of the
 
 
 @dataclass(frozen=True)
-class Sample:
+class WrittenSample:
     """A source, what the model wrote for it, and what the text has there."""
 
     source: str
@@ -23,7 +23,7 @@ class Sample:
     target: str
 
 
-def write_samples(backbone: Backbone, rows: Sequence[AdaptationRow], max_tokens: int, seed: int) -> list[Sample]:
+def write_samples(backbone: Backbone, rows: Sequence[AdaptationRow], max_tokens: int, seed: int) -> list[WrittenSample]:
     """Sample a text for each row. The same weights and seed give the same texts."""
     samples = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -39,7 +39,7 @@ def write_samples(backbone: Backbone, rows: Sequence[AdaptationRow], max_tokens:
                 top_k=0,
             )[0]
             samples.append(
-                Sample(*(_decode(backbone, tokens.tolist()) for tokens in (row.source, written, row.target)))
+                WrittenSample(*(_decode(backbone, tokens.tolist()) for tokens in (row.source, written, row.target)))
             )
     return samples
 
