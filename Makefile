@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-numeric test-slow check format bench few-shot superglue codebooks transfer results clean
+.PHONY: demo test test-numeric test-slow check format bench few-shot superglue codebooks transfer adaptation results clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -61,6 +61,10 @@ superglue: $(VENV)/.dev
 
 transfer: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.tables.transfer --data $(DATA) --t5 $(T5)
+
+# make adaptation TEXT=folder-of-plain-text T5=folder-of-a-t5
+adaptation: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.tables.adaptation --text $(TEXT) --data $(DATA) $(if $(T5),--t5 $(T5))
 
 codebooks: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.tables.codebooks --data $(DATA) --t5 $(T5)

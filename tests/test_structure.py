@@ -16,6 +16,7 @@ FLOW = [
         "inference",
         "evaluation",
         "training",
+        "adaptation",
         "recipes",
         "configuration",
         "settings_docs",

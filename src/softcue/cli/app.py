@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import typer
 
 from softcue.cli import (
+    adapt,
     backbones,
     client,
     config,
@@ -43,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
+app.command("adapt")(adapt.adapt)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("serve")(serve.serve)

@@ -40,7 +40,7 @@ def raise_on_sigterm() -> Iterator[None]:
 
 
 def stopped_message(arguments: Sequence[str]) -> str:
-    """The line on standard error after a stop. For training it is the command that goes on.
+    """The line on standard error after a stop. For training and adapting it is the command that goes on.
 
     Example:
         >>> stopped_message(["softcue", "train", "--task", "tickets", "--output-dir", "my cues"])
@@ -50,7 +50,7 @@ def stopped_message(arguments: Sequence[str]) -> str:
     """
     program, *words = arguments
     command = next((word for word in words if not word.startswith("-")), "")
-    if command == "train":
+    if command in ("train", "adapt"):
         if "RANK" in os.environ:  # torchrun's own words are not known here
             return "stopped; go on with the same command and --resume"
         words = [word for word in words if word != "--overwrite"]
