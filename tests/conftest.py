@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in ever
 
 # Tests that multiply matrices. The conformance suite joins with one family of each kind.
 NUMERIC = (
+    "adaptation",
     "backbones/passes",
     "backbones/test_injection.py",
     "backbones/test_late_prompts.py",

@@ -32,6 +32,7 @@ SHARES = (0.0, 0.1, 1.0)  # of the steps of adaptation
 TASK_SETTINGS = [
     *("training.steps=300", "training.batch_size=16", "training.evaluate_every=50", "training.patience=0"),
     *("task.train_rows=1600", "task.validation_rows=200", "method.prompt_length=20"),
+    "readout.decoding=greedy",  # the model must write the label by itself, as in the paper
 ]
 NUM_TEST_ROWS = 500
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # distinct also for colour-blind readers (Okabe and Ito)

@@ -18,7 +18,7 @@ GRADIENTS_AT_ONCE = 3  # of the logits: of their masked copy, of its log-sums, a
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that an adaptation needs in one process."""
+    """Bytes that an adaptation needs in one process, beside Python and its packages (about half a gigabyte)."""
 
     weights: int
     optimizer: int

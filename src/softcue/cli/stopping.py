@@ -45,6 +45,8 @@ def stopped_message(arguments: Sequence[str]) -> str:
     Example:
         >>> stopped_message(["softcue", "train", "--task", "tickets", "--output-dir", "my cues"])
         "stopped; go on with: softcue train --task tickets --output-dir 'my cues' --resume"
+        >>> stopped_message(["softcue", "adapt", "books", "--new", "tiny", "--output-dir", "models/tiny"])
+        'stopped; go on with: softcue adapt books --new tiny --output-dir models/tiny --resume'
         >>> stopped_message(["softcue", "evaluate", "cues/tickets"])
         'stopped'
     """
