@@ -80,7 +80,7 @@ def test_the_ten_lines_run_and_run_again(
         names: dict[str, object] = {}
         exec(compile(code, "README.md", "exec"), names)
         printed = capsys.readouterr().out.splitlines()
-        assert re.fullmatch(r"\[Prediction\('(billing|shipping)', [01]\.\d+\)\]", printed[0])
+        assert printed[0] in ("billing", "shipping")
         assert "2 rows: fewer than 30" in "\n".join(printed[1:])
         assert (tmp_path / "cues/mine/cue.json").is_file()
         train, validation = names["train"], names["validation"]
@@ -97,7 +97,7 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytes
     assert len(lines) >= 8
     try:
         for line in lines:
-            words = shlex.split(line)[1:]
+            words = shlex.split(line, comments=True)[1:]
             if words[0] == "serve":
                 server = serve(*words, "--port", address.partition(":")[2])
                 wait_for(f"http://{address}/readyz", server)

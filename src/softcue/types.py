@@ -186,8 +186,8 @@ class Prediction:
     def __repr__(self) -> str:
         """The fields that are set: label and its score, value, spans, and whether it is illegal."""
         parts = [] if self.label is None else [repr(self.label)]
-        if self.scores is not None and self.label in self.scores:
-            parts.append(f"{self.scores[self.label]:.2f}")
+        if self.score is not None:
+            parts.append(f"{self.score:.2f}")
         if self.value is not None:
             parts.append(f"value={self.value:.4g}")
         if self.spans is not None:
@@ -198,6 +198,16 @@ class Prediction:
         if self.is_illegal:
             parts.append("is_illegal=True")
         return f"Prediction({', '.join(parts)})"
+
+    @property
+    def score(self) -> float | None:
+        """The probability of the label; None if the readout gives no probabilities.
+
+        Example:
+            >>> Prediction("billing", scores={"billing": 0.9, "shipping": 0.1}).score
+            0.9
+        """
+        return None if self.scores is None or self.label is None else self.scores.get(self.label)
 
     @property
     def label_text(self) -> str | None:

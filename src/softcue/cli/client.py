@@ -16,6 +16,7 @@ Url = Annotated[str, typer.Option(help="The server's address.")]
 Key = Annotated[str, typer.Option(envvar="SOFTCUE_API_KEY", show_envvar=True, help="The key of the server.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LOCAL_URL = "http://127.0.0.1:8000"
+ATTEMPTS = 10  # about 20 seconds: a server that was just started still loads its cues
 
 
 class Ensemble(StrEnum):
@@ -114,4 +115,4 @@ def _split_texts(client: Client, task: str, texts: list[str]) -> list[str | list
 def _client(url: str, api_key: str) -> Client:
     from softcue.serving.client import Client
 
-    return Client(url, api_key)
+    return Client(url, api_key, attempts=ATTEMPTS)

@@ -37,11 +37,13 @@ def demo(
     print_table(title, columns, rows, numbers_from=2)
     if seeds > 1:
         typer.echo(f"mean and sample standard deviation over {seeds} seeds; the linear probe draws nothing at random")
+    else:
+        typer.echo("one run per task: runs differ by several points; --seeds 3 shows mean and spread")
     typer.echo(f"Cues are in {output_dir}/. Try next:")
     cues = f"{output_dir}/tickets {output_dir}/urgency"
     typer.echo(f"  softcue predict {cues} 'My parcel never came!'")
     typer.echo(f"  softcue inspect {output_dir}/tickets")
-    flags = "--text COLUMN --label COLUMN --backbone minilm --output-dir cues/mine"
+    flags = "--text COLUMN --label COLUMN --backbone minilm --output-dir cues/yours"
     typer.echo(f"  softcue train --train YOUR.csv {flags}")
 
 
@@ -103,7 +105,7 @@ def _table(results: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         "linear probe": "linear probe",
         "no training": "zero-shot",
         "majority class": "majority class",
-        "trained numbers": "trainable parameters",
+        "trained numbers": "parameters with head",
         "cue KB": "cue KB",
         "seconds": "seconds",
     }

@@ -56,7 +56,7 @@ def cue_page(
         str(cue_file.method["name"]),
         f"{cue_file.backbone.name} ({cue_file.backbone.kind})",
         cue_file.task.kind,
-        f"{cue_file.counts.get('gradient', 0) + cue_file.counts.get('head', 0):,} trainable parameters",
+        f"{cue_file.counts.get('gradient', 0):,} trainable parameters and a head of {cue_file.counts.get('head', 0):,}",
     ]
     parts = [
         f"<h1>{escape(cue.name)}</h1>",
