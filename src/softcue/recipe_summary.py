@@ -122,7 +122,7 @@ def summarise(recipe: str, paper: Recipe, values: Mapping[str, Mapping[str, Any]
 
 def _compare_length(path: str, setting: RecipeSetting, training: Mapping[str, Any]) -> list[str]:
     """How long the run trains, against the paper's steps or epochs. Steps win over epochs."""
-    unit = "steps" if training["steps"] else "epochs"
+    unit = "steps" if training.get("steps") else "epochs"
     paper_unit = path.partition(".")[2]
     if not setting.is_from_paper or (unit == paper_unit and setting.agrees(training[unit])):
         return []
