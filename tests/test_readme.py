@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -60,7 +61,12 @@ def test_the_two_commands_are_targets_that_install_what_they_need(line: str) -> 
     make, target = line.partition("#")[0].split()
     assert make == "make"
     steps = subprocess.run(
-        ["make", "--dry-run", target, "VENV=no-such-venv"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "--no-print-directory", target, "VENV=no-such-venv"],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     lines = steps.splitlines()
     [makes_venv] = [number for number, step in enumerate(lines) if step.endswith("-m venv no-such-venv")]
