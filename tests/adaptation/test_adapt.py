@@ -24,10 +24,10 @@ import softcue
 from softcue.adaptation import AdaptationConfig, adapt
 from softcue.adaptation.checkpoints import AdaptationCheckpoints
 from softcue.adaptation.loop import AdaptationLoop
-from softcue.adaptation.optimizer import make_adafactor, take_step
 from softcue.backbones import load_backbone
 from softcue.errors import BackboneError, ConfigurationError, DataError, RunError
 from softcue.tasks import examples_from, library_task
+from softcue.training.optimizers import Adafactor
 
 SMALL = {
     "steps": 6,
@@ -292,10 +292,10 @@ def test_the_loss_and_perplexity_are_those_of_transformers(
 
 def test_parameter_scaling_moves_each_parameter_by_a_share_of_its_size() -> None:
     large, small = torch.nn.Parameter(torch.full((4,), 10.0)), torch.nn.Parameter(torch.zeros(4))
-    optimizer = make_adafactor([large, small], AdaptationConfig())
+    optimizer = Adafactor([{"params": [large, small], "lr": 0.01}], weight_decay=0.0, scales_by_parameter=True)
     for parameter in (large, small):
         parameter.grad = torch.ones(4)
-    take_step(optimizer, rate=0.01, parameter_scaling=True)
+    optimizer.step()
     assert large[0].item() == pytest.approx(10.0 - 0.01 * 10.0)
     assert small[0].item() == pytest.approx(-0.01 * 1e-3)
 

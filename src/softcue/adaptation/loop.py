@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from softcue.adaptation.checkpoints import AdaptationCheckpoint, AdaptationCheckpoints, AdaptationState
 from softcue.adaptation.chunks import ChunkStream
 from softcue.adaptation.config import AdaptationConfig
-from softcue.adaptation.optimizer import make_adafactor, take_step
 from softcue.adaptation.rows import IGNORED, AdaptationBatch, AdaptationRow, RowFormat
 from softcue.backbones import Backbone
 from softcue.errors import TrainingError
 from softcue.training import Processes
 from softcue.training.batches import stream_seed
-from softcue.training.optimizers import load_optimizer_tensors, optimizer_tensors
+from softcue.training.optimizers import Adafactor, load_optimizer_tensors, optimizer_tensors
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,8 @@ class AdaptationLoop:
         self.model.train()  # transformers checkpoints layers in this mode only
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.optimizer = make_adafactor(self.model.parameters(), config)
+        groups = [{"params": list(self.model.parameters())}]
+        self.optimizer = Adafactor(groups, config.weight_decay, config.parameter_scaling)
 
     def resume(self, checkpoint: AdaptationCheckpoint) -> None:
         """Continue from a checkpoint."""
@@ -132,7 +132,9 @@ class AdaptationLoop:
             )
         self._sum_gradients()
         rate = config.rate_at(step, self.is_new)
-        take_step(self.optimizer, rate, config.parameter_scaling)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
         self.state.step += 1
         self.listener(
             "step",
