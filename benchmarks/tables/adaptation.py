@@ -70,7 +70,7 @@ class PromptRun:
         path = self.folder / "score.json"
         return float(json.loads(path.read_text("utf-8"))) if path.is_file() else None
 
-    def run(self, data: Path, sentinel_setting: str, overrides: Sequence[str] = ()) -> None:
+    def run(self, data: Path, overrides: Sequence[str] = ()) -> None:
         """Train and score, unless that was done or another process does it."""
         if self.score is not None:
             return
@@ -87,7 +87,7 @@ class PromptRun:
                     seed=self.seed,
                     resume=True,
                     progress=False,
-                    overrides=[*TASK_SETTINGS, *overrides, *([sentinel_setting] if self.has_sentinel else [])],
+                    overrides=[*TASK_SETTINGS, f"readout.sentinel={self.has_sentinel}", *overrides],
                 )
                 score = cue.evaluate(str(data), task=self.task, num_rows=NUM_TEST_ROWS, baselines=False).main
                 (self.folder / "score.json").write_text(json.dumps(score))
@@ -137,7 +137,7 @@ def list_prompt_runs(backbones: Sequence[AdaptedBackbone], arguments: argparse.N
     for seed in range(arguments.seeds):
         for backbone in backbones:
             for task in arguments.tasks.split(","):
-                for has_sentinel in (False, True) if arguments.sentinel else (False,):
+                for has_sentinel in (False, True):
                     target = "sentinel" if has_sentinel else "plain"
                     name = f"{backbone.origin}-{backbone.num_steps}-{task}-{target}-{seed}"
                     yield PromptRun(backbone, task, seed, has_sentinel, arguments.output / "prompts" / name)
@@ -157,7 +157,7 @@ def print_scores(runs: Sequence[PromptRun], backbones: Sequence[AdaptedBackbone]
     for backbone in backbones:
         perplexities = backbone.perplexities
         perplexity = f"{perplexities[0]:.1f} to {perplexities[-1]:.1f}" if perplexities else "-"
-        for has_sentinel in sorted({run.has_sentinel for run in runs}):
+        for has_sentinel in (False, True):
             cells = [scores_of(runs, backbone, task, has_sentinel) for task in tasks]
             print_row(
                 backbone.origin,
@@ -237,16 +237,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--tasks", default="sst2,subj")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--sentinel", default="", help="the override that puts a sentinel before targets; without it they are left out"
-    )
     parser.add_argument("--t5", type=Path, help="folder of a T5 to adapt as well")
     parser.add_argument("--t5-steps", type=int, default=300)
     arguments = parser.parse_args(words)
     backbones = make_backbones(arguments)
     runs = list(list_prompt_runs(backbones, arguments))
     for run in runs:
-        run.run(arguments.data, arguments.sentinel, arguments.overrides)
+        run.run(arguments.data, arguments.overrides)
     tasks = arguments.tasks.split(",")
     print_scores(runs, backbones, tasks)
     plot = arguments.plot or arguments.output / "adaptation.png"
