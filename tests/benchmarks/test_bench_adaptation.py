@@ -18,7 +18,7 @@ def make_table(folder: Path) -> tuple[list[AdaptedBackbone], argparse.Namespace]
         history = [{"step": 0, "perplexity": 90.0}, {"step": 9, "perplexity": 30.0}]
         (backbone.path / "adaptation.json").write_text(json.dumps({"history": history}))
     backbones.append(AdaptedBackbone("t5", 0, folder / "given"))
-    return backbones, argparse.Namespace(output=folder, seeds=2, tasks="sst2,subj", sentinel="readout.x=true")
+    return backbones, argparse.Namespace(output=folder, seeds=2, tasks="sst2,subj")
 
 
 def test_scores_of_finished_runs_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,12 +38,6 @@ def test_scores_of_finished_runs_are_printed_and_drawn(tmp_path: Path, capsys: p
     assert lines[8] == "| t5 | 0 | - | plain | not run | not run |"
     draw_plot(runs, backbones, ["sst2", "subj"], tmp_path / "plots/adaptation.png")
     assert (tmp_path / "plots/adaptation.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_sentinel_runs_are_left_out_without_their_setting(tmp_path: Path) -> None:
-    backbones, arguments = make_table(tmp_path)
-    arguments.sentinel = ""
-    assert not any(run.has_sentinel for run in list_prompt_runs(backbones, arguments))
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
