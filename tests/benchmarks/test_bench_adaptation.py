@@ -18,13 +18,13 @@ def make_table(folder: Path) -> tuple[list[AdaptedBackbone], argparse.Namespace]
         history = [{"step": 0, "perplexity": 90.0}, {"step": 9, "perplexity": 30.0}]
         (backbone.path / "adaptation.json").write_text(json.dumps({"history": history}))
     backbones.append(AdaptedBackbone("t5", 0, folder / "given"))
-    return backbones, argparse.Namespace(output=folder, seeds=2, tasks="sst2,subj")
+    return backbones, argparse.Namespace(output=folder, seeds=2, t5_seeds=1, tasks="sst2,subj")
 
 
 def test_scores_of_finished_runs_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     backbones, arguments = make_table(tmp_path)
     runs = list(list_prompt_runs(backbones, arguments))
-    assert len(runs) == 4 * 2 * 2 * 2
+    assert len(runs) == (3 * 2 + 1) * 2 * 2  # the T5 has one seed
     assert len({run.folder for run in runs}) == len(runs)
     for run in runs:
         if run.backbone.origin == "new" and (run.has_sentinel, run.backbone.num_steps) != (True, 10):
