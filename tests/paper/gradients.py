@@ -16,7 +16,9 @@ def assert_same_with_gradients(
     tolerance.assert_close(actual.double(), expected.double(), "values")
     pull = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradients = [
-        torch.autograd.grad((values.double() * pull).sum(), list(sources.values()), allow_unused=True)
+        torch.autograd.grad(
+            (values.double() * pull).sum(), list(sources.values()), allow_unused=True, retain_graph=True
+        )
         for values in (actual, expected)
     ]
     for name, actual_gradient, expected_gradient in zip(sources, *gradients, strict=True):

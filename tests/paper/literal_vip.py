@@ -42,7 +42,7 @@ class EncoderLayerWeights:
 def dense(vector: Tensor, layer: Dense) -> Tensor:
     """W x + b. [inputs] -> [outputs]"""
     weight, bias = layer
-    return torch.stack([(row * vector).sum() + number for row, number in zip(weight, bias, strict=True)])
+    return weight @ vector + bias
 
 
 def layer_norm(vector: Tensor, norm: Dense) -> Tensor:
