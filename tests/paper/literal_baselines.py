@@ -43,24 +43,12 @@ def adapter(
 
 def compacter_matrix(a: Sequence[Tensor], s: Sequence[Tensor], t: Sequence[Tensor]) -> Tensor:
     """Karimi Mahabadi et al.: W = sum_i A_i (x) (s_i t_i), each B_i of rank one. n of [n n], [p], [q] -> [np nq]"""
-    n, p, q = len(a), len(s[0]), len(t[0])
-    rows = []
-    for r in range(n * p):
-        row = []
-        for c in range(n * q):
-            total = torch.zeros((), dtype=a[0].dtype)
-            for i in range(n):
-                total = total + a[i][r // p, c // q] * s[i][r % p] * t[i][c % q]
-            row.append(total)
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
-
-
-def num_compacter_parameters(d: int, m: int, n: int, num_modules: int) -> int:
-    """Appendix A.1.2: s and t of both projections, the biases, and one set of A_i per module."""
-    down_s, down_t = d // n * n, m // n * n
-    up_s, up_t = m // n * n, d // n * n
-    return num_modules * (down_s + down_t + m + up_s + up_t + d + n**3)
+    total = torch.zeros(len(a) * len(s[0]), len(a) * len(t[0]), dtype=a[0].dtype)
+    for matrix, column, row in zip(a, s, t, strict=True):
+        factor = torch.stack([number * row for number in column])  # s_i t_i [p q]
+        bands = [torch.cat([number * factor for number in numbers], dim=1) for numbers in matrix]
+        total = total + torch.cat(bands)
+    return total
 
 
 def attention_with_prefix(

@@ -56,11 +56,6 @@ def class_probabilities(weight: Tensor, bias: Tensor, state: Tensor) -> Tensor:
     return powers / powers.sum()
 
 
-def num_generator_parameters(d: int, m: int, t: int) -> int:
-    """Section 3.1: m(d + 1) + td(m + 1), bias terms included."""
-    return m * (d + 1) + t * d * (m + 1)
-
-
 def gelu(value: Tensor) -> Tensor:
     """x times the share of a normal distribution below x."""
     return value * 0.5 * (1 + torch.erf(value / math.sqrt(2)))
