@@ -31,9 +31,17 @@ ONE_OF_EACH_KIND = ["bert", "t5", "gpt2"]
 
 
 def tiny_model(model_type: str, **settings: Any) -> Any:
-    """A model with random weights, large enough that outputs clearly differ between inputs."""
+    """A model with random weights, large enough that outputs clearly differ between inputs.
+
+    It is in float32 also if the first test that needs it computes in float64: tests share it.
+    """
     torch.manual_seed(11)
-    model = _new_model(model_type, **settings)
+    number_format = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        model = _new_model(model_type, **settings)
+    finally:
+        torch.set_default_dtype(number_format)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.25)

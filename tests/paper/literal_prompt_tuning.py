@@ -46,7 +46,7 @@ def sampled_tokens(table: Tensor, prompt: Tensor) -> list[int]:
     """Section 3.2, sampled vocabulary: the common token whose embedding each prompt vector is. [V e], [p e]"""
     tokens = []
     for vector in prompt:
-        equal = [token for token in range(min(COMMON, len(table))) if torch.equal(table[token], vector)]
+        equal = (table[:COMMON] == vector).all(dim=1).nonzero().flatten().tolist()
         assert len(equal) == 1, "no common token, or several, has this embedding"
         tokens += equal
     return tokens
