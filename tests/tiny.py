@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -212,4 +212,18 @@ def tiny(model_type: str) -> Backbone:
 def tiny_float64(model_type: str) -> Backbone:
     """The tiny backbone with weights in float64. Use it with the fixture `float64`, which keeps the rest in float64."""
     backbone = tiny(model_type)
-    return Backbone(copy.deepcopy(backbone.model).double(), backbone.tokenizer, backbone.name)
+    return Backbone(in_float64(copy.deepcopy(backbone.model)), backbone.tokenizer, backbone.name)
+
+
+def in_float64(model: Any) -> Any:
+    """The model with weights in float64. T5's norm computes its variance in float32 whatever they are: not here."""
+    model.double()
+    for module in model.modules():
+        if isinstance(module, hf.models.t5.modeling_t5.T5LayerNorm):
+            module.forward = partial(_norm, module)  # type: ignore[method-assign]
+    return model
+
+
+def _norm(module: Any, states: torch.Tensor) -> torch.Tensor:
+    variance = states.square().mean(dim=-1, keepdim=True)
+    return module.weight * states * torch.rsqrt(variance + module.variance_epsilon)  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ import torch
 from paper import literal_baselines
 from paper import literal_idpg as literal
 from paper.gradients import assert_same_with_gradients
-from tiny import ONE_OF_EACH_KIND, tiny, tiny_float64, tiny_tokenizer
+from tiny import ONE_OF_EACH_KIND, in_float64, tiny, tiny_float64, tiny_tokenizer
 from tokenizers import processors
 from tolerance import ONE_SUM_FLOAT32
 from torch import Tensor
@@ -689,7 +689,7 @@ def test_a_single_layer_pass_of_roberta_at_every_position_of_figure_6(case: str,
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
     )
-    backbone = Backbone(copy.deepcopy(tiny("roberta").model).double(), tokenizer, "roberta")
+    backbone = Backbone(in_float64(copy.deepcopy(tiny("roberta").model)), tokenizer, "roberta")
     task, texts = (PAIRS, ("my order is late", "where is it")) if num_texts == 2 else (TASK, ("my order is late",))
     model = make_model(backbone, case, task=task, insert_at=position, pooling="cls").double()
     example = Example(texts, task.label_names[1])

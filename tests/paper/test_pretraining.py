@@ -9,7 +9,7 @@ import torch
 from paper import literal_pretraining as literal
 from paper.gradients import assert_same_with_gradients
 from paper.literal_prompt_tuning import log_likelihood
-from tiny import tiny_model, tiny_tokenizer
+from tiny import in_float64, tiny_model, tiny_tokenizer
 
 from softcue.adaptation.chunks import split_tokens
 from softcue.adaptation.config import AdaptationConfig
@@ -66,7 +66,7 @@ def test_as_many_tokens_and_spans_are_dropped_as_t5_drops() -> None:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("objective", ["prefix-lm", "span-corruption"])
 def test_the_loss_is_the_likelihood_of_the_targets_with_the_gradients_of_all_weights(objective: str) -> None:
-    model, tokenizer = tiny_model("t5").double(), tiny_tokenizer("t5")
+    model, tokenizer = in_float64(tiny_model("t5")), tiny_tokenizer("t5")
     make_row: RowMaker = PrefixLM(9)
     if objective == "span-corruption":
         make_row = SpanCorruption(9, (399, 398, 397), 0.3, 1.5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from paper import literal_prompt_tuning as literal
 from paper.gradients import assert_same_with_gradients
-from tiny import tiny_float64, tiny_model, tiny_tokenizer
+from tiny import in_float64, tiny_float64, tiny_model, tiny_tokenizer
 from tolerance import LITERAL_FLOAT64
 from torch import Tensor
 from toy import EXAMPLES, TASK, make_model
@@ -77,7 +77,7 @@ def sentinel_t5() -> Backbone:
     tokenizer, model = tiny_tokenizer("t5"), tiny_model("t5")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<extra_id_0>", "<extra_id_1>"]})
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    return Backbone(model.double(), tokenizer, "t5-with-sentinels")
+    return Backbone(in_float64(model), tokenizer, "t5-with-sentinels")
 
 
 # --- section 3.2: prompt initialisation ------------------------------------------------------------------------------
