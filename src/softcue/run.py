@@ -302,10 +302,13 @@ class Run:
             scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
         scored = {"validation": splits.validation, "test": splits.test}
         constant = constant_prediction(task, splits.train)
+        sentinel = model.readout.config.sentinel
         baseline_scores = {
             split: {
                 name: score(task, predictions, scored[split]).scores
-                for name, predictions in predict_baselines(backbone, task, constant, scored[split], batch_size).items()
+                for name, predictions in predict_baselines(
+                    backbone, task, constant, scored[split], batch_size, sentinel
+                ).items()
             }
             for split in scores
         }

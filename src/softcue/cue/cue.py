@@ -149,7 +149,8 @@ class Cue:
         Example:
             cue.baseline_predictions(read_evaluation_set(cue.task, "held-out.csv"))["zero_shot"][0].label
         """
-        return predict_baselines(self.backbone, self.task, self.cue_file.constant_prediction, rows.examples, batch_size)
+        constant, sentinel = self.cue_file.constant_prediction, self.model.readout.config.sentinel
+        return predict_baselines(self.backbone, self.task, constant, rows.examples, batch_size, sentinel)
 
     def __repr__(self) -> str:
         """Task, method, backbone, labels, scores with row counts, and parameters."""
