@@ -136,3 +136,9 @@ def test_lengths_in_the_terminal_need_no_torch() -> None:
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_every_bar_of_a_histogram_covers_as_many_whole_numbers() -> None:
+    differences = [number for number in range(-10, 11) for _ in range(3)]
+    page = length_page([PairLengths("toy", "", "words", [20 + number for number in differences], [20] * 63)])
+    assert [int(count) for count in re.findall(r"to \S+: (\d+)<", page)] == [3] * 21

@@ -49,8 +49,8 @@ def bar_chart(
         return ""
     low, high = min(0.0, *values), max(0.0, *values)
     high = high if high > low else 1.0
-    high += 0.04 * (high - low)
-    low -= 0.04 * (high - low) if low < 0 else 0.0
+    high += 0.06 * (high - low)
+    low -= 0.06 * (high - low) if low < 0 else 0.0
 
     def height_of(value: float) -> float:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)

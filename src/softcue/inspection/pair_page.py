@@ -11,6 +11,7 @@ from softcue.inspection.sentence_pairs import PairStudy
 from softcue.tasks.pair_lengths import PairLengths, length_table
 
 MAX_HISTOGRAMS = 12
+MAX_BARS = 25  # of a histogram
 
 
 def pair_parts(study: PairStudy) -> list[str]:
@@ -92,8 +93,23 @@ def _length_parts(lengths: Sequence[PairLengths]) -> list[str]:
         means = {"mean difference": [entry.mean_difference for entry in lengths]}
         names = [entry.name for entry in lengths]
         charts.append(bar_chart("mean difference", names, means, unit, colours=("#3b82c4",)))
-    charts += [
-        histogram(f"{entry.name}: difference of each pair", entry.differences, unit, num_bars=25)
-        for entry in lengths[:MAX_HISTOGRAMS]
-    ]
+    for entry in lengths[:MAX_HISTOGRAMS]:
+        title = "difference of each pair"
+        title = title if len(lengths) == 1 else f"{entry.name}: {title}"
+        num_bars, limits = whole_bars(entry.differences)
+        charts.append(histogram(title, entry.differences, unit, num_bars=num_bars, limits=limits))
     return [*parts, side_by_side(charts)]
+
+
+def whole_bars(values: Sequence[int]) -> tuple[int, tuple[float, float]]:
+    """The number of bars and the limits of a histogram of whole numbers: each bar covers as many of them.
+
+    Example:
+        >>> whole_bars([-1, 0, 3]), whole_bars([0, 99])
+        ((5, (-1.5, 3.5)), (25, (-0.5, 99.5)))
+    """
+    num_values = max(values) - min(values) + 1
+    width = -(-num_values // MAX_BARS)
+    num_bars = -(-num_values // width)
+    low = min(values) - 0.5
+    return num_bars, (low, low + width * num_bars)
