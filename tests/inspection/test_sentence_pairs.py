@@ -357,6 +357,8 @@ def test_wrong_words_about_pairs_are_errors_of_one_line(folders: dict[str, Path]
     check_error(run(*words[:3], tmp_path / "none.csv"), "none.csv")
     check_error(run(*words[:3], tmp_path, "--column", "a=one"), "column")
     check_error(run("inspect", folders["plain"], folders["reading"]), "--pairs")
+    for option in (("--pairs-top", "5"), ("--pairs-task", "rte"), ("--column", "a=one")):
+        check_error(run("inspect", folders["plain"], *option), "--pairs FILE")
 
 
 def test_pairs_without_matplotlib_lack_only_the_picture(

@@ -54,9 +54,14 @@ def inspect(
     from softcue.cli.output import print_json
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
+    from softcue.errors import ConfigurationError
     from softcue.inspection import check_rows, nearest_words, pair_parts
 
     source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
+    if columns and pairs is None:
+        raise ConfigurationError(
+            setting="column", got=columns[0], expected="a file with rows in --pairs", fix="pass --pairs FILE"
+        )
     if len(cues) > 1:
         compare_on_pairs(cues, source, output_dir, backbone, as_json)
         return

@@ -25,6 +25,16 @@ class PairSource:
     columns: Sequence[str]
     skip_bad_rows: bool
 
+    def __post_init__(self) -> None:
+        """Check that there are pairs, if something is said about them."""
+        from softcue.errors import ConfigurationError
+
+        for option, value in {"--pairs-task": self.task, "--pairs-top": self.tops}.items():
+            if value and self.data is None:
+                raise ConfigurationError(
+                    setting=option, got=value, expected="sentence pairs in --pairs", fix="pass --pairs FILE"
+                )
+
     def study(self, cues: Sequence[Cue]) -> PairStudy:
         """The study of these pairs with cues on one backbone."""
         from softcue.inspection import pair_study
