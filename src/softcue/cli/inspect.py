@@ -1,11 +1,14 @@
-"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes of each label."""
+"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes, sentence pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from softcue.cli.completion import complete_task
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -15,7 +18,7 @@ MAX_TEXT = 100  # characters of a wrong row's text in the terminal
 
 
 def inspect(
-    cue: Annotated[Path, typer.Argument(help="A cue folder.")],
+    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several to compare on --pairs.")],
     top: Annotated[
         int, typer.Option(min=1, max=50, help="Neighbours per prompt vector, codes per label, wrong rows.")
     ] = 5,
@@ -23,25 +26,57 @@ def inspect(
         Path | None,
         typer.Option(help="Rows with targets, for scores of each label, wrong rows and codes per label."),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Write index.html (and a map of codes, PNG) here.")] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            help="Sentence pairs with targets: how near they are with and without prompts. A file or a folder."
+        ),
+    ] = None,
+    pairs_task: Annotated[
+        str, typer.Option(help="The task whose rows --pairs has; unset: the cue's.", autocompletion=complete_task)
+    ] = "",
+    pairs_top: Annotated[str, typer.Option(help="Numbers of nearest pairs to look at; unset: 100,200,300.")] = "",
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="FILE=CUE: the column of --pairs for one the task reads; may be repeated."),
+    ] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Write index.html (and PNG files: a map of codes, pairs) here.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show scores and training curve of a cue, its mistakes on --data, nearest words of prompts, codes of labels."""
+    """Show scores and training curve of a cue, mistakes on --data, nearest words, codes of labels, sentence pairs."""
     from dataclasses import asdict
 
+    from softcue.cli.inspect_pairs import PairSource, compare_on_pairs, print_pairs, write_pair_picture
     from softcue.cli.output import print_json
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
-    from softcue.inspection import check_rows, nearest_words
+    from softcue.errors import ConfigurationError
+    from softcue.inspection import check_rows, nearest_words, pair_parts
 
+    source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
+    if columns and pairs is None:
+        raise ConfigurationError(
+            setting="column", got=columns[0], expected="a file with rows in --pairs", fix="pass --pairs FILE"
+        )
+    if len(cues) > 1:
+        compare_on_pairs(cues, source, output_dir, backbone, as_json)
+        return
+    [cue] = cues
     loaded = load(cue, backbone)
     checked = None if data is None else check_rows(loaded, data, num_wrong=top)
     encoder = loaded.model.method.prompt_encoder()
     words = None if encoder is None or encoder.static_vectors() is None else nearest_words(loaded, top)
     codes = _codes(loaded, cue, data)
+    study = None if pairs is None else source.study([loaded])
     if output_dir is not None:
-        _write_page(loaded, words, codes, checked, output_dir, top)
+        more_parts = [] if study is None else pair_parts(study)
+        _write_page(loaded, words, codes, checked, output_dir, top, more_parts)
+        if study is not None:
+            write_pair_picture(study, output_dir)
     if as_json:
         print_json(
             {
@@ -51,6 +86,7 @@ def inspect(
                 "evaluation": None if checked is None else checked.as_dict(),
                 **(asdict(words) if words else {}),
                 "codes": None if codes is None else asdict(codes),
+                "pairs": None if study is None else study.as_dict(),
             }
         )
         return
@@ -64,6 +100,8 @@ def inspect(
         typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:
         _print_codes(codes, top)
+    if study is not None:
+        print_pairs(study)
     if output_dir is not None:
         typer.echo(f"page: {output_dir / 'index.html'}")
 
@@ -75,6 +113,7 @@ def _write_page(
     checked: CheckedRows | None,
     folder: Path,
     top: int,
+    more_parts: Sequence[str] = (),
 ) -> None:
     """Write index.html, and a map of the codes if there are any and matplotlib is installed."""
     from softcue.errors import MissingExtraError
@@ -89,7 +128,7 @@ def _write_page(
             pictures["Codes by the label they indicate"] = code_map(codes, codebook.cpu())
         except MissingExtraError as error:
             typer.echo(f"the page has no map of the codes: {error}", err=True)
-    page = cue_page(cue, words, codes, pictures, top, checked)
+    page = cue_page(cue, words, codes, pictures, top, checked, more_parts)
     with convert_write_errors("output_dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for image in pictures.values():

@@ -4,8 +4,19 @@ Colours work on light and on dark pages: text takes the colour of the page aroun
 file is needed, so that the same text serves a page and a notebook.
 """
 
+from softcue.drawing.bars import bar_chart, legend
 from softcue.drawing.charts import histogram, line_chart, scatter_chart, side_by_side
 from softcue.drawing.sparkline import sparkline
 from softcue.drawing.tables import heat_table, html_table
 
-__all__ = ["heat_table", "histogram", "html_table", "line_chart", "scatter_chart", "side_by_side", "sparkline"]
+__all__ = [
+    "bar_chart",
+    "heat_table",
+    "histogram",
+    "html_table",
+    "legend",
+    "line_chart",
+    "scatter_chart",
+    "side_by_side",
+    "sparkline",
+]

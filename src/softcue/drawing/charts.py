@@ -99,8 +99,15 @@ def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: 
     return _svg(title, axes, f"{x_name} (across), {y_name} (up)", diagonal + dots)
 
 
-def histogram(title: str, values: Sequence[float], x_name: str, colour: str = ORANGE, num_bars: int = 15) -> str:
-    """Bars that count the values of equal ranges.
+def histogram(
+    title: str,
+    values: Sequence[float],
+    x_name: str,
+    colour: str = ORANGE,
+    num_bars: int = 15,
+    limits: tuple[float, float] | None = None,
+) -> str:
+    """Bars that count the values of equal ranges between the limits, which are those of the values unless given.
 
     Example:
         >>> histogram("errors", [0.0, 0.1, 0.9], "error", num_bars=2).count("<rect")
@@ -109,7 +116,7 @@ def histogram(title: str, values: Sequence[float], x_name: str, colour: str = OR
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    low, high = _range(finite)
+    low, high = limits or _range(finite)
     counts = [0] * num_bars
     for value in finite:
         counts[min(num_bars - 1, int((value - low) / (high - low) * num_bars))] += 1
@@ -142,17 +149,17 @@ def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
     """The picture: title, grid and axes around its content."""
     name = escape(title)
     parts = [f'<text x="4" y="17" font-size="13" font-weight="600" fill="currentColor">{name}</text>']
-    for value in _ticks(*axes.y):
+    for value in round_ticks(*axes.y):
         _, y = axes.place(axes.x[0], value)
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             'stroke-opacity=".15"/>'
         )
-        parts.append(_label(LEFT - 6, y + 4, f"{10**value:.2g}" if axes.is_log else _number(value), "end"))
-    for value in _ticks(*axes.x):
+        parts.append(axis_label(LEFT - 6, y + 4, f"{10**value:.2g}" if axes.is_log else format_tick(value), "end"))
+    for value in round_ticks(*axes.x):
         x, y = axes.place(value, axes.y[0])
-        parts.append(_label(x, y + 16, _number(value), "middle"))
-    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(x_name), "middle"))
+        parts.append(axis_label(x, y + 16, format_tick(value), "middle"))
+    parts.append(axis_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(x_name), "middle"))
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}" '
         'style="width: 100%; height: auto; font-family: system-ui, sans-serif" xmlns="http://www.w3.org/2000/svg">'
@@ -160,7 +167,13 @@ def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
     )
 
 
-def _label(x: float, y: float, text: str, anchor: str) -> str:
+def axis_label(x: float, y: float, text: str, anchor: str) -> str:
+    """A small text of an axis; `text` is escaped already.
+
+    Example:
+        >>> axis_label(5, 9, "step", "end").count(">step<")
+        1
+    """
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" text-anchor="{anchor}" fill="currentColor" '
         f'fill-opacity=".8">{text}</text>'
@@ -185,8 +198,13 @@ def _range(values: Sequence[float], min_span: float = 0.0, margin: float = 0.0) 
     return low - missing - margin * span, high + missing + margin * span
 
 
-def _ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers inside a range: multiples of 1, 2 or 5 times a power of ten."""
+def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers inside a range: multiples of 1, 2 or 5 times a power of ten.
+
+    Example:
+        >>> round_ticks(0.0, 9.0)
+        [0.0, 2.0, 4.0, 6.0, 8.0]
+    """
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -195,5 +213,11 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def _number(value: float) -> str:
+def format_tick(value: float) -> str:
+    """A number beside an axis.
+
+    Example:
+        >>> format_tick(1500.0), format_tick(0.25)
+        ('1,500', '0.25')
+    """
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{round(value, 12):g}"
