@@ -1,7 +1,8 @@
-"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes of each label."""
+"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes; or several cues."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,56 +11,93 @@ import typer
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
     from softcue.inspection import CheckedRows, CodesByLabel, NearestWords
+    from softcue.tasks import Task
 
 MAX_TEXT = 100  # characters of a wrong row's text in the terminal
 
 
 def inspect(
-    cue: Annotated[Path, typer.Argument(help="A cue folder.")],
+    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several to compare.")],
     top: Annotated[
         int, typer.Option(min=1, max=50, help="Neighbours per prompt vector, codes per label, wrong rows.")
     ] = 5,
     data: Annotated[
         Path | None,
-        typer.Option(help="Rows with targets, for scores of each label, wrong rows and codes per label."),
+        typer.Option(
+            help="Rows with targets, for scores of each label, wrong rows and codes per label; with several cues, "
+            "texts for prompts that read the input."
+        ),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Write index.html (and a map of codes, PNG) here.")] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
+    ] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    output_dir: Annotated[Path | None, typer.Option(help="Write index.html and pictures (PNG) here.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show scores and training curve of a cue, its mistakes on --data, nearest words of prompts, codes of labels."""
+    """Show scores and training curve of a cue, its mistakes on --data, nearest words of prompts, codes of labels.
+
+    Several cues are compared: scores, validation curves, and how similar their prompts are.
+    """
     from dataclasses import asdict
 
+    from softcue.cli.inspect_several import compare, parse_data_columns
+    from softcue.cli.inspect_words import print_clusters, print_label_places, write_words_picture
     from softcue.cli.output import print_json
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
-    from softcue.inspection import check_rows, nearest_words
+    from softcue.inspection import check_rows, label_places, nearest_words, word_clusters, word_parts
+    from softcue.tasks.columns import rename_columns
 
+    renamed = parse_data_columns(columns or [], data)
+    if len(cues) > 1:
+        compare(cues, data, renamed, skip_bad_rows, output_dir, backbone, as_json)
+        return
+    [cue] = cues
     loaded = load(cue, backbone)
-    checked = None if data is None else check_rows(loaded, data, num_wrong=top)
+    [row_task] = rename_columns([loaded.task], renamed)
+    checked = None
+    if data is not None:
+        checked = check_rows(loaded, data, num_wrong=top, row_task=row_task, skip_bad_rows=skip_bad_rows)
     encoder = loaded.model.method.prompt_encoder()
     words = None if encoder is None or encoder.static_vectors() is None else nearest_words(loaded, top)
-    codes = _codes(loaded, cue, data)
+    clusters = None if words is None else word_clusters(loaded, top)
+    places = [] if words is None else label_places(loaded, top)
+    codes = _codes(loaded, cue, data, row_task, skip_bad_rows)
+    recipe = loaded.cue_file.recipe
     if output_dir is not None:
-        _write_page(loaded, words, codes, checked, output_dir, top)
+        _write_page(loaded, words, codes, checked, output_dir, top, word_parts(clusters, places))
+        if clusters is not None:
+            write_words_picture(loaded.name, clusters, output_dir)
     if as_json:
         print_json(
             {
                 "cue": str(cue),
+                "recipe": None if recipe is None else recipe.model_dump(),
                 **score_facts(loaded),
                 "curve": loaded.training_curve.as_dict(),
                 "evaluation": None if checked is None else checked.as_dict(),
                 **(asdict(words) if words else {}),
+                "clusters": None if clusters is None else asdict(clusters),
+                "labels": [{**asdict(place), "persists": place.persists} for place in places],
                 "codes": None if codes is None else asdict(codes),
             }
         )
         return
     print_scores(loaded)
+    if recipe is not None:
+        typer.echo(f"recipe: {recipe.summary}")
     print_curve(loaded)
     if checked is not None:
         _print_checked(loaded, checked)
     if words is not None:
         _print_words(cue, words, top)
+        if clusters is not None:
+            print_clusters(clusters)
+        if places:
+            print_label_places(places)
     else:
         typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:
@@ -75,6 +113,7 @@ def _write_page(
     checked: CheckedRows | None,
     folder: Path,
     top: int,
+    more_parts: Sequence[str] = (),
 ) -> None:
     """Write index.html, and a map of the codes if there are any and matplotlib is installed."""
     from softcue.errors import MissingExtraError
@@ -89,7 +128,7 @@ def _write_page(
             pictures["Codes by the label they indicate"] = code_map(codes, codebook.cpu())
         except MissingExtraError as error:
             typer.echo(f"the page has no map of the codes: {error}", err=True)
-    page = cue_page(cue, words, codes, pictures, top, checked)
+    page = cue_page(cue, words, codes, pictures, top, checked, more_parts)
     with convert_write_errors("output_dir", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for image in pictures.values():
@@ -144,7 +183,6 @@ def _print_words(cue: Path, words: NearestWords, top: int) -> None:
         for row in words.vectors
     ]
     print_table(f"{cue}: {words.num_vectors} prompt vectors", ["#", "norm", f"nearest {top} words (cosine)"], rows)
-    typer.echo(f"labels still nearest to a vector: {', '.join(words.labels_kept) or 'none'}")
     typer.echo(f"words that are nearest to several vectors: {', '.join(words.repeated) or 'none'}")
 
 
@@ -163,7 +201,7 @@ def _print_codes(codes: CodesByLabel, top: int) -> None:
     )
 
 
-def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
+def _codes(cue: Cue, folder: Path, data: Path | None, row_task: Task, skip_bad_rows: bool) -> CodesByLabel | None:
     """Codes per label on the given rows, or on the run's own validation rows; None without a codebook."""
     from softcue.errors import SoftcueError
     from softcue.inspection import codes_by_label
@@ -174,7 +212,11 @@ def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
     if not cue.task.labels or encoder is None or encoder.codebook() is None:
         return None
     try:
-        return codes_by_label(cue, examples_from(data, cue.task) if data else splits_of_run(folder).validation)
+        if data is None:
+            examples = splits_of_run(folder).validation
+        else:
+            examples = examples_from(data, row_task, skip_bad_rows=skip_bad_rows)
+        return codes_by_label(cue, examples)
     except SoftcueError as error:
         advice = "" if data else "pass --data FILE, the run's own rows cannot be used: "
         typer.echo(f"no codes per label: {advice}{error}", err=True)

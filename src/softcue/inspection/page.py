@@ -45,8 +45,11 @@ def cue_page(
     pictures: Mapping[str, bytes],
     top: int,
     checked: CheckedRows | None = None,
+    more_parts: Sequence[str] = (),
 ) -> str:
     """The page about a cue; `pictures` are PNG bytes by caption, `checked` are rows with known targets.
+
+    `more_parts` are HTML that comes last.
 
     Example:
         page = cue_page(cue, nearest_words(cue), None, {}, top=5)
@@ -62,6 +65,7 @@ def cue_page(
         f"<h1>{escape(cue.name)}</h1>",
         f"<p>{escape(cue_file.task.description or cue_file.task.name)}</p>",
         f'<ul class="facts">{"".join(f"<li>{escape(fact)}</li>" for fact in facts)}</ul>',
+        *_notes([] if cue_file.recipe is None else [cue_file.recipe.summary]),
     ]
     if cue_file.scores:
         table = score_table(cue_file)
@@ -76,7 +80,7 @@ def cue_page(
     parts += images if codes is None else _codes(codes, images, top)
     if words is not None:
         parts += _words(words)
-    return _page(cue.name, parts)
+    return html_page(cue.name, [*parts, *more_parts])
 
 
 def evaluation_page(title: str, checked: CheckedRows) -> str:
@@ -85,7 +89,7 @@ def evaluation_page(title: str, checked: CheckedRows) -> str:
     Example:
         page = evaluation_page("tickets", check_rows(cue, "held-out.csv"))
     """
-    return _page(title, [f"<h1>{escape(title)}</h1>", *_checked_parts(title, checked)])
+    return html_page(title, [f"<h1>{escape(title)}</h1>", *_checked_parts(title, checked)])
 
 
 def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
@@ -183,7 +187,13 @@ def _picture(caption: str, image: bytes) -> str:
     return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def html_page(title: str, parts: Sequence[str]) -> str:
+    """A page of these parts, with the style of all pages.
+
+    Example:
+        >>> html_page("a < b", ["<p>hello</p>"]).count("<title>a &lt; b</title>")
+        1
+    """
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
