@@ -244,8 +244,8 @@ def short_number(value: float) -> str:
     """A number with a letter for thousands, millions or billions, as on logarithmic axes.
 
     Example:
-        >>> [shortformat_tick(value) for value in (0.001, 0.25, 20, 1000, 76_800, 1e9, 1.1e10, 1e13)]
-        ['0.001', '0.25', '20', '1K', '77K', '1B', '11B', '1e+13']
+        >>> [short_number(value) for value in (0.00001, 0.25, 20, 316.2, 1000, 76_800, 1e9, 1.1e10, 1e13)]
+        ['1e-05', '0.25', '20', '316', '1K', '77K', '1B', '11B', '1e+13']
     """
     for power, letter in ((9, "B"), (6, "M"), (3, "K")):
         if 10**power <= abs(value) < 10**12:
