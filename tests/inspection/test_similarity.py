@@ -17,6 +17,8 @@ import softcue
 from softcue.errors import CueError
 from softcue.inputs.collate import collate
 from softcue.inspection.comparison import compare_cues
+from softcue.inspection.comparison_page import comparison_page
+from softcue.inspection.comparison_pictures import curves_picture
 from softcue.inspection.similarity import WORDS, best_match, cosines_between, placed_prompt, prompt_similarity
 from softcue.tasks import examples_from
 from softcue.types import Instance
@@ -187,6 +189,25 @@ def test_cues_with_one_name_are_told_apart_and_a_copy_is_refused(folders: dict[s
     names = compare_cues([folders["a"], tmp_path / "a"]).similarity.names
     assert names == [str(folders["a"]), str(tmp_path / "a")]
     check_error(run("inspect", folders["a"], folders["a"]), "every cue once")
+
+
+def test_tasks_that_were_trained_together_also_have_a_mean_curve(tmp_path: Path) -> None:
+    tiny("bert").save(tmp_path / "backbone")
+    softcue.train(
+        tmp_path / "joint",
+        tasks=["tickets", "urgency"],
+        backbone=str(tmp_path / "backbone"),
+        overrides={"training.steps": 2, "training.evaluate_every": 1, "method.prompt_length": 9},
+        progress=False,
+    )
+    comparison = compare_cues([tmp_path / "joint" / "tickets", tmp_path / "joint" / "urgency"])
+    [(name, points)] = comparison.mean_curves.items()
+    assert name == "joint: prompt-tuning, mean of 2 tasks"
+    curves = [dict(cue.curve.scores) for cue in comparison.cues]
+    assert points == [(step, (curves[0][step] + curves[1][step]) / 2) for step in (1, 2)]
+    assert comparison_page(comparison).count("<polyline") == 3
+    assert curves_picture(comparison).startswith(PNG)
+    assert comparison.similarity.best_match[0][1] == pytest.approx(1.0, abs=1e-5)  # they share their parameters
 
 
 def test_a_page_without_matplotlib_lacks_only_the_pictures(

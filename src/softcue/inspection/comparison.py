@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from softcue.backbones import Backbone
@@ -68,9 +69,30 @@ class CueComparison:
         """Step and validation score, by the name in a legend; cues without a curve are left out."""
         return {cue.legend: cue.curve.scores for cue in self.cues if cue.curve.scores}
 
+    @property
+    def mean_curves(self) -> dict[str, list[tuple[int, float]]]:
+        """The mean validation score of the tasks that were trained together, by the name of their run in a legend."""
+        runs: dict[str, list[ComparedCue]] = {}
+        for cue in self.cues:
+            if "together_with" in cue.cue_file.training and cue.curve.scores:
+                runs.setdefault(str(cue.cue_file.training.get("run")), []).append(cue)
+        curves = {}
+        for members in runs.values():
+            if len(members) < 2:
+                continue
+            by_step = [dict(cue.curve.scores) for cue in members]
+            steps = sorted(set.intersection(*(set(scores) for scores in by_step)))
+            name = f"{members[0].path.parent.name}: {members[0].cue_file.method['name']}, mean of {len(members)} tasks"
+            curves[name] = [(step, fmean(scores[step] for scores in by_step)) for step in steps]
+        return curves
+
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return {"cues": [cue.as_dict() for cue in self.cues], "similarity": asdict(self.similarity)}
+        return {
+            "cues": [cue.as_dict() for cue in self.cues],
+            "mean_curves": self.mean_curves,
+            "similarity": asdict(self.similarity),
+        }
 
     def score_rows(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows of a table of scores: of each split, the task's main metric with its number of rows."""

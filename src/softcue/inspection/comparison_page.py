@@ -33,8 +33,15 @@ def comparison_page(comparison: CueComparison) -> str:
         *(f'<p class="quiet">{escape(note)}</p>' for note in notes),
         "<h2>Validation score by step</h2>",
     ]
-    chart = curves_chart("validation score", comparison.validation_curves, "step", min_span=MIN_CURVE_SPAN)
-    parts.append(f'<div style="max-width: {CHART_WIDTH}rem">{chart}</div>' if chart else "<p>no curve was recorded</p>")
+    charts = [
+        curves_chart(title, curves, "step", min_span=MIN_CURVE_SPAN)
+        for title, curves in (
+            ("validation score", comparison.validation_curves),
+            ("mean of the tasks that were trained together", comparison.mean_curves),
+        )
+    ]
+    shown = [f'<div style="max-width: {CHART_WIDTH}rem">{chart}</div>' for chart in charts if chart]
+    parts += shown or ["<p>no curve was recorded</p>"]
     parts += ["<h2>Similarity of the prompts</h2>", *_similarity_parts(comparison.similarity)]
     return html_page(title, parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 
 from softcue.inspection.comparison import CueComparison
-from softcue.inspection.pictures import COLOURS, MARKS, make_figure, png_bytes
+from softcue.inspection.pictures import COLOURS, MARKS, make_figure, make_figures, png_bytes
 from softcue.inspection.similarity import PromptSimilarity
 
 LINES = ("-", "--", ":", "-.")
@@ -38,23 +38,27 @@ def similarity_picture(similarity: PromptSimilarity) -> bytes:
 
 
 def curves_picture(comparison: CueComparison) -> bytes:
-    """The validation scores of several cues by step (Bhardwaj et al. 2022, figure 5).
+    """The validation scores of several cues by step; of tasks trained together also their mean.
+
+    The mean of the tasks is figure 5 of Bhardwaj et al. 2022.
 
     Example:
         Path("curves.png").write_bytes(curves_picture(compare_cues(paths)))
     """
-    curves = comparison.validation_curves
-    figure, axes = make_figure(7.5, 4.4 + 0.22 * len(curves))
-    for number, (name, points) in enumerate(curves.items()):
-        steps, scores = [step for step, _ in points], [score for _, score in points]
-        style = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": LINES[number // len(COLOURS) % len(LINES)],
-            "marker": MARKS[number % len(MARKS)] if len(points) <= MAX_MARKS else None,
-        }
-        axes.plot(steps, scores, label=name, markersize=4, linewidth=1.6, **style)
-    axes.set_xlabel("step")
-    axes.set_ylabel("validation score")
-    axes.grid(alpha=0.25)
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), frameon=False, fontsize=9)
+    panels = [curves for curves in (comparison.validation_curves, comparison.mean_curves) if curves]
+    height = 4.4 + 0.22 * max(map(len, panels))
+    figure, all_axes = make_figures(7.5 * len(panels), height, len(panels))
+    for axes, curves in zip(all_axes, panels, strict=True):
+        for number, (name, points) in enumerate(curves.items()):
+            steps, scores = [step for step, _ in points], [score for _, score in points]
+            style = {
+                "color": COLOURS[number % len(COLOURS)],
+                "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+                "marker": MARKS[number % len(MARKS)] if len(points) <= MAX_MARKS else None,
+            }
+            axes.plot(steps, scores, label=name, markersize=4, linewidth=1.6, **style)
+        axes.set_xlabel("step")
+        axes.set_ylabel("validation score" if curves is panels[0] else "mean validation score")
+        axes.grid(alpha=0.25)
+        axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), frameon=False, fontsize=9)
     return png_bytes(figure)

@@ -42,11 +42,14 @@ class PlacedPrompt:
     space: str  # prompts are compared with others of the same space: same backbone, same places
     vectors: Mapping[str, Tensor]  # place -> [P X]
     table: WordVectors | None  # the word vectors, if the prompt is among the word embeddings
+    first_layer: int = 0  # late prompts enter here, among the states of words
 
     @property
     def place(self) -> str:
         """Where the vectors are, in words."""
-        return WORDS if set(self.vectors) == {WORDS} else f"{len(self.vectors)} places in layers"
+        if set(self.vectors) == {WORDS}:
+            return f"input of layer {self.first_layer}" if self.first_layer else WORDS
+        return f"{len(self.vectors)} places in layers"
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def placed_prompt(cue: Cue, examples: Sequence[Example] | None = None, batch_siz
         space=f"{sorted(cue.cue_file.backbone.fingerprint.items())} from layer {first_layer}: {places}",
         vectors=vectors,
         table=view.word_input_states if set(vectors) == {WORDS} else None,
+        first_layer=first_layer,
     )
 
 
