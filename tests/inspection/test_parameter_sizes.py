@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isnan
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -10,6 +11,7 @@ import pytest
 from command import check_error, run
 
 from softcue.backbones.loading.shapes import backbone_like
+from softcue.inspection.parameter_page import parameter_page, parameter_picture
 from softcue.inspection.parameter_sizes import FIGURE_METHODS, count_by_size, count_methods, figure_4, sizes_named
 from softcue.methods import METHODS
 
@@ -63,6 +65,15 @@ def test_a_method_that_fits_some_models_only_has_gaps() -> None:
     assert any("besides a head: no-prompt" in note for note in sizes.notes)
     assert "no-prompt" not in sizes.curves()
     assert sizes.table()[1][0][1] == "-"
+
+
+def test_models_of_different_families_are_not_connected() -> None:
+    sizes = count_by_size(["gpt2-xl", "t5-small", "gpt2"], {"pt": ("prompt-tuning", {})}, "default")
+    points = sizes.curves()["pt"]
+    assert [size for size, _ in points if not isnan(size)] == [124_439_808, 1_557_611_200, 76_961_152]
+    assert isnan(points[2][0])
+    assert parameter_page(sizes).count("<polyline") == 4  # two families in two charts
+    assert parameter_picture(sizes).startswith(PNG)
 
 
 def test_equal_lines_are_drawn_once() -> None:

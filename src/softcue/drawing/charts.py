@@ -98,15 +98,15 @@ def curves_chart(
 ) -> str:
     """Several curves in one chart, by name, with a legend below it. Curves without a point are left out.
 
-    `bands` are shaded around curves: x, lowest and highest value of each point. Logarithmic axes take
-    positive values only.
+    A point that is not finite interrupts a curve. `bands` are shaded around curves: x, lowest and highest value of
+    each point. Logarithmic axes take positive values only.
 
     Example:
         >>> curves_chart("validation", {"vip": [(1, 50.0), (2, 70.0)], "pt": [(1, 40.0)]}, "step").count("<polyline")
         2
     """
-    drawn = {name: _drawable(points, is_log_x, is_log) for name, points in curves.items()}
-    drawn = {name: points for name, points in drawn.items() if points}
+    segments = {name: _segments(points, is_log_x, is_log) for name, points in curves.items()}
+    drawn = {name: [point for segment in parts for point in segment] for name, parts in segments.items() if parts}
     if not drawn:
         return ""
     shaded = {}  # name -> the edge of its band, there and back
@@ -124,10 +124,11 @@ def curves_chart(
         colour, dash = _style(number)
         if name in shaded:
             parts.append(f'<polygon points="{_path(axes, shaded[name])}" fill="{colour}" fill-opacity=".18"/>')
-        parts.append(
-            f'<polyline points="{_path(axes, points)}" fill="none" stroke="{colour}" stroke-width="2" '
+        parts += [
+            f'<polyline points="{_path(axes, segment)}" fill="none" stroke="{colour}" stroke-width="2" '
             f'stroke-linejoin="round" stroke-dasharray="{dash or "none"}"><title>{escape(name)}</title></polyline>'
-        )
+            for segment in segments[name]
+        ]
         if len(points) <= MAX_DOTS:
             parts += [
                 _dot(axes.place(x, y), 3, colour, f"{name}, {x_name} {axes.x_text(x)}: {axes.y_text(y)}")
@@ -262,6 +263,18 @@ def _drawable(points: Points, is_log_x: bool, is_log: bool) -> list[tuple[float,
     if is_log:
         finite = [(x, math.log10(y)) for x, y in finite if y > 0]
     return group_means(finite, MAX_CURVE_POINTS)
+
+
+def _segments(points: Points, is_log_x: bool, is_log: bool) -> list[list[tuple[float, float]]]:
+    """The parts of a curve between points that are not finite, as they are drawn."""
+    segments: list[list[tuple[float, float]]] = [[]]
+    for x, y in points:
+        if math.isfinite(x) and math.isfinite(y):
+            segments[-1].append((x, y))
+        else:
+            segments.append([])
+    drawn = [_drawable(segment, is_log_x, is_log) for segment in segments]
+    return [segment for segment in drawn if segment]
 
 
 def _style(number: int) -> tuple[str, str]:

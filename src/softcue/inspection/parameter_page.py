@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
+from math import log10
 
 from softcue.drawing import curves_chart, curves_legend, html_table, side_by_side
 from softcue.drawing.charts import short_number
@@ -12,6 +14,7 @@ from softcue.inspection.pictures import COLOURS, MARKS, make_figures, png_bytes
 
 PANELS = {"task parameters": False, "task parameters, % of the model's": True}  # title -> as share
 LINES = ("-", "--", ":")
+MIN_NAME_GAP = 0.25  # between models, in powers of ten
 
 
 def parameter_page(sizes: ParameterSizes) -> str:
@@ -63,12 +66,17 @@ def parameter_picture(sizes: ParameterSizes) -> bytes:
                 axes.fill_between(*zip(*bands[name], strict=True), color=style["color"], alpha=0.18, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xticks(
-            [model.parameters for model in sizes.models],
-            [f"{short_number(model.parameters)}\n{model.name}" for model in sizes.models],
-            fontsize=8,
-        )
-        axes.set_xticks([], minor=True)
+        if _has_room_for_names(sizes):
+            axes.set_xticks(
+                [model.parameters for model in sizes.models],
+                [f"{short_number(model.parameters)}\n{model.name}" for model in sizes.models],
+                fontsize=8,
+            )
+            axes.set_xticks([], minor=True)
+        else:
+            axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
+            axes.xaxis.set_minor_formatter(lambda value, _: short_number(value) if f"{value:e}"[0] in "25" else "")
+            axes.tick_params(axis="x", which="both", labelsize=8)
         if as_share:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         axes.set_xlabel("parameters of the model")
@@ -77,3 +85,9 @@ def parameter_picture(sizes: ParameterSizes) -> bytes:
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
     figure.suptitle(sizes.title, fontsize=11)
     return png_bytes(figure)
+
+
+def _has_room_for_names(sizes: ParameterSizes) -> bool:
+    """Whether the sizes of the models are far enough apart to write their names below the axis."""
+    powers = sorted(log10(model.parameters) for model in sizes.models)
+    return all(second - first >= MIN_NAME_GAP for first, second in pairwise(powers))

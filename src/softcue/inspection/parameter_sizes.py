@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
+from math import nan, sqrt
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class ModelSize:
 
     name: str
     parameters: int
+    family: str  # models of one family are connected by a line
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,23 @@ class ParameterSizes:
         }
 
     def curves(self, as_share: bool = False) -> dict[str, list[tuple[float, float]]]:
-        """Model parameters and task parameters (or their share in percent), for a chart; zeros are left out."""
-        return {
-            line.name: [
-                (model.parameters, mean * _factor(model, as_share))
-                for model, mean in zip(self.models, line.means, strict=True)
-                if mean
-            ]
-            for line in self._drawn()
-        }
+        """Model parameters and task parameters (or their share in percent), for a chart; zeros are left out.
+
+        Between families of models stands a point that is not a number, which interrupts the line.
+        """
+        families = list(dict.fromkeys(model.family for model in self.models))
+        curves = {}
+        for line in self._drawn():
+            points: list[tuple[float, float]] = []
+            for family in families:
+                members = sorted(
+                    (float(model.parameters), mean * _factor(model, as_share))
+                    for model, mean in zip(self.models, line.means, strict=True)
+                    if mean and model.family == family
+                )
+                points += [(nan, nan), *members] if points and members else members
+            curves[line.name] = points
+        return curves
 
     def bands(self, as_share: bool = False) -> dict[str, list[tuple[float, float, float]]]:
         """Model parameters, mean minus and mean plus one standard deviation of lines that have them, for a chart."""
@@ -243,7 +252,8 @@ def _line_over(name: str, ends: Sequence[tuple[float, float]], num_lengths: int)
 
 
 def _size_of(backbone: Backbone) -> ModelSize:
-    return ModelSize(backbone.name, sum(weight.numel() for weight in backbone.weights().values()))
+    num_parameters = sum(weight.numel() for weight in backbone.weights().values())
+    return ModelSize(backbone.name, num_parameters, str(backbone.model.config.model_type))
 
 
 def _factor(model: ModelSize, as_share: bool) -> float:
