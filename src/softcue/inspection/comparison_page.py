@@ -40,7 +40,9 @@ def comparison_page(comparison: CueComparison) -> str:
             ("mean of the tasks that were trained together", comparison.mean_curves),
         )
     ]
-    shown = [f'<div style="max-width: {CHART_WIDTH}rem">{chart}</div>' for chart in charts if chart]
+    shown = [
+        f'<div style="max-width: {CHART_WIDTH}rem; margin-bottom: 1.2rem">{chart}</div>' for chart in charts if chart
+    ]
     parts += shown or ["<p>no curve was recorded</p>"]
     parts += ["<h2>Similarity of the prompts</h2>", *_similarity_parts(comparison.similarity)]
     return html_page(title, parts)

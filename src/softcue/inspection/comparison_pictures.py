@@ -9,6 +9,7 @@ from softcue.inspection.pictures import COLOURS, MARKS, make_figure, make_figure
 from softcue.inspection.similarity import PromptSimilarity
 
 LINES = ("-", "--", ":", "-.")
+MIN_SPAN = 10.0  # points of a score: small differences look small
 MAX_MARKS = 40  # points of a curve that get a mark each
 SMALL_TEXT_FROM = 10  # cues, from here on numbers in a heat map are small
 
@@ -57,6 +58,9 @@ def curves_picture(comparison: CueComparison) -> bytes:
                 "marker": MARKS[number % len(MARKS)] if len(points) <= MAX_MARKS else None,
             }
             axes.plot(steps, scores, label=name, markersize=4, linewidth=1.6, **style)
+        low, high = axes.get_ylim()
+        missing = max(0.0, MIN_SPAN - (high - low)) / 2
+        axes.set_ylim(low - missing, high + missing)
         axes.set_xlabel("step")
         axes.set_ylabel("validation score" if curves is panels[0] else "mean validation score")
         axes.grid(alpha=0.25)
