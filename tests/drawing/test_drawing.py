@@ -9,11 +9,13 @@ from xml.etree import ElementTree
 import pytest
 
 from softcue.drawing import (
+    bar_chart,
     curves_chart,
     heat_table,
     histogram,
     histograms,
     html_table,
+    legend,
     line_chart,
     scatter_chart,
     side_by_side,
@@ -122,3 +124,26 @@ def test_a_heat_map_of_values_shades_by_them_and_leaves_gaps() -> None:
     shades = [float(alpha) for alpha in re.findall(r"rgba\(59, 130, 196, ([\d.]+)\)", table)]
     assert shades[0] > shades[1] and shades[0] == shades[2]
     assert "b and &lt;a&gt;: not compared" in table
+
+
+@pytest.mark.parametrize("values", [[3.0, 0.0], [-2.0, 5.0], [-1.0, -1.0], [0.0, 0.0], [None, 1.0]])
+@pytest.mark.parametrize("names", [["a", "b < c"], ["a very long name of a task", "another very long name of a task"]])
+def test_bars_stay_inside_their_picture(values: list[float | None], names: list[str]) -> None:
+    chart = bar_chart("a < b", names, {"one": values, "two": values}, "group", marks=[1.0, -1.0])
+    root = ElementTree.fromstring(chart)
+    height = float(root.attrib["viewBox"].split()[3])
+    bars = re.findall(r'<rect x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"', chart)
+    assert len(bars) == 2 * sum(value is not None for value in values)
+    for bar in bars:
+        x, y, width, tall = map(float, bar)
+        assert x >= 0 and x + width <= 400 and y >= 0 and y + tall <= 240 <= height
+    assert "a &lt; b" in chart
+    assert ("rotate" in chart) == (len(names[0]) > 10)  # long names are turned
+
+
+def test_no_bars_are_no_chart_and_the_legend_names_all_series() -> None:
+    assert bar_chart("x", ["a"], {"one": [None]}, "group") == ""
+    line = legend(["one", "<two>"], "by chance")
+    ElementTree.fromstring(line)
+    assert "&lt;two&gt;" in line and "by chance" in line
+    assert len(set(re.findall(r"background: (#\w+)", legend([str(number) for number in range(6)])))) == 6

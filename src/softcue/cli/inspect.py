@@ -1,4 +1,4 @@
-"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes; or several cues."""
+"""`softcue inspect`: scores, training curve, mistakes, nearest words, codes, sentence pairs; or several cues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from softcue.cli.completion import complete_task
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -28,6 +30,16 @@ def inspect(
             "texts for prompts that read the input."
         ),
     ] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            help="Sentence pairs with targets: how near they are with and without prompts. A file or a folder."
+        ),
+    ] = None,
+    pairs_task: Annotated[
+        str, typer.Option(help="The task whose rows --pairs has; unset: the cue's.", autocompletion=complete_task)
+    ] = "",
+    pairs_top: Annotated[str, typer.Option(help="Numbers of nearest pairs to look at; unset: 100,200,300.")] = "",
     columns: Annotated[
         list[str] | None,
         typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
@@ -37,27 +49,32 @@ def inspect(
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show scores and training curve of a cue, its mistakes on --data, nearest words of prompts, codes of labels.
+    """Show scores and training curve of a cue, mistakes on --data, nearest words, codes of labels, sentence pairs.
 
-    Several cues are compared: scores, validation curves, and how similar their prompts are.
+    Several cues are compared: on --pairs, or by scores, validation curves and the similarity of their prompts.
     """
     from dataclasses import asdict
 
+    from softcue.cli.inspect_pairs import PairSource, compare_on_pairs, print_pairs, write_pair_picture
     from softcue.cli.inspect_several import compare, parse_data_columns
     from softcue.cli.inspect_words import print_clusters, print_label_places, write_words_picture
     from softcue.cli.output import print_json
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
-    from softcue.inspection import check_rows, label_places, nearest_words, word_clusters, word_parts
+    from softcue.inspection import check_rows, label_places, nearest_words, pair_parts, word_clusters, word_parts
     from softcue.tasks.columns import rename_columns
 
-    renamed = parse_data_columns(columns or [], data)
+    source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
+    renamed = parse_data_columns(columns or [], data if pairs is None else Path(pairs))
+    if len(cues) > 1 and pairs is not None:
+        compare_on_pairs(cues, source, output_dir, backbone, as_json)
+        return
     if len(cues) > 1:
         compare(cues, data, renamed, skip_bad_rows, output_dir, backbone, as_json)
         return
     [cue] = cues
     loaded = load(cue, backbone)
-    [row_task] = rename_columns([loaded.task], renamed)
+    [row_task] = rename_columns([loaded.task], {} if data is None else renamed)
     checked = None
     if data is not None:
         checked = check_rows(loaded, data, num_wrong=top, row_task=row_task, skip_bad_rows=skip_bad_rows)
@@ -67,10 +84,14 @@ def inspect(
     places = [] if words is None else label_places(loaded, top)
     codes = _codes(loaded, cue, data, row_task, skip_bad_rows)
     recipe = loaded.cue_file.recipe
+    study = None if pairs is None else source.study([loaded])
     if output_dir is not None:
-        _write_page(loaded, words, codes, checked, output_dir, top, word_parts(clusters, places))
+        more_parts = [*word_parts(clusters, places), *([] if study is None else pair_parts(study))]
+        _write_page(loaded, words, codes, checked, output_dir, top, more_parts)
         if clusters is not None:
             write_words_picture(loaded.name, clusters, output_dir)
+        if study is not None:
+            write_pair_picture(study, output_dir)
     if as_json:
         print_json(
             {
@@ -83,6 +104,7 @@ def inspect(
                 "clusters": None if clusters is None else asdict(clusters),
                 "labels": [{**asdict(place), "persists": place.persists} for place in places],
                 "codes": None if codes is None else asdict(codes),
+                "pairs": None if study is None else study.as_dict(),
             }
         )
         return
@@ -102,6 +124,8 @@ def inspect(
         typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:
         _print_codes(codes, top)
+    if study is not None:
+        print_pairs(study)
     if output_dir is not None:
         typer.echo(f"page: {output_dir / 'index.html'}")
 

@@ -1,4 +1,4 @@
-"""`softcue tasks`: the list of tasks, one task in full, a check of data files, and docs/tasks.md."""
+"""`softcue tasks`: the list of tasks, one task in full, a check of data files, lengths of pairs, and docs/tasks.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from softcue.tasks.task import Task
 
 app = typer.Typer(
-    help="List tasks, show one, or check data files against their published sizes.", invoke_without_command=True
+    help="List tasks, show one, check data files against their published sizes, or compare lengths of pairs.",
+    invoke_without_command=True,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -117,6 +118,39 @@ def check(
     if num_wrong:
         typer.echo(f"{num_wrong} splits differ or cannot be read", err=True)
         raise typer.Exit(1)
+
+
+@app.command("lengths")
+def lengths(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tasks with two texts, or YAML files of your own; unset: all in --data.", autocompletion=complete_task
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A folder with published files, or one file with pairs.")] = None,
+    text: Annotated[str, typer.Option(help="The two text columns of a file, such as first,second.")] = "",
+    split: Annotated[str, typer.Option(help="train, validation or test; unset: validation, if it is there.")] = "",
+    backbone: Annotated[str, typer.Option(help="Count the tokens of this backbone; unset: words.")] = "",
+    output_dir: Annotated[Path | None, typer.Option(help="Write index.html and lengths.png here.")] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the lengths of the two texts of pair tasks: by how much the first is longer (figure 5 of IDPG)."""
+    from softcue.cli.output import print_json, print_table
+    from softcue.cli.pair_lengths import measure, write_lengths
+    from softcue.tasks.pair_lengths import length_table
+
+    measured = measure(names or [], data, text, split, backbone, skip_bad_rows)
+    if output_dir is not None:
+        write_lengths(measured, output_dir)
+    if as_json:
+        print_json({"data": data, "lengths": [entry.as_dict() for entry in measured]})
+        return
+    columns, rows = length_table(measured)
+    print_table("", columns, rows, numbers_from=3)
+    if output_dir is not None:
+        typer.echo(f"page: {output_dir / 'index.html'}")
 
 
 @app.command("docs")

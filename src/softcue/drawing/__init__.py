@@ -4,6 +4,7 @@ Colours work on light and on dark pages: text takes the colour of the page aroun
 file is needed, so that the same text serves a page and a notebook.
 """
 
+from softcue.drawing.bars import bar_chart, legend
 from softcue.drawing.charts import (
     curves_chart,
     curves_legend,
@@ -17,12 +18,14 @@ from softcue.drawing.sparkline import sparkline
 from softcue.drawing.tables import heat_table, html_table, value_table
 
 __all__ = [
+    "bar_chart",
     "curves_chart",
     "curves_legend",
     "heat_table",
     "histogram",
     "histograms",
     "html_table",
+    "legend",
     "line_chart",
     "scatter_chart",
     "side_by_side",

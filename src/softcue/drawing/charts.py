@@ -202,8 +202,15 @@ def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: 
     return _svg(title, axes, f"{x_name} (across), {y_name} (up)", diagonal + dots)
 
 
-def histogram(title: str, values: Sequence[float], x_name: str, colour: str = ORANGE, num_bars: int = 15) -> str:
-    """Bars that count the values of equal ranges.
+def histogram(
+    title: str,
+    values: Sequence[float],
+    x_name: str,
+    colour: str = ORANGE,
+    num_bars: int = 15,
+    limits: tuple[float, float] | None = None,
+) -> str:
+    """Bars that count the values of equal ranges between the limits, which are those of the values unless given.
 
     Example:
         >>> histogram("errors", [0.0, 0.1, 0.9], "error", num_bars=2).count("<rect")
@@ -212,7 +219,7 @@ def histogram(title: str, values: Sequence[float], x_name: str, colour: str = OR
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    low, high = _range(finite)
+    low, high = limits or _range(finite)
     counts = [0] * num_bars
     for value in finite:
         counts[min(num_bars - 1, int((value - low) / (high - low) * num_bars))] += 1
