@@ -23,7 +23,7 @@ def parse_data_columns(columns: Sequence[str], data: Path | None) -> dict[str, s
 
     if columns and data is None:
         raise ConfigurationError(
-            setting="column", got=columns[0], expected="a file with rows in --data", fix="pass --data FILE"
+            setting="column", got=columns[0], expected="a file with rows in --data or --pairs", fix="pass --data FILE"
         )
     return parse_columns(columns)
 
