@@ -45,6 +45,7 @@ FORMS = [
     TaskForm(),
     TaskForm(num_texts=2, num_rows=100, is_few_shot=True),
     TaskForm(task_kind="generation", has_several_tasks=True),
+    TaskForm(num_texts=2, tunes_backbone=True),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -120,4 +121,18 @@ def test_no_variable_has_a_name_that_says_nothing() -> None:
             is_assigned = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in vague
             if is_assigned or (isinstance(node, ast.arg) and node.arg in vague):
                 wrong.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert not wrong
+
+
+def test_literal_code_of_the_papers_knows_nothing_of_the_package() -> None:
+    paths = sorted((ROOT / "tests" / "paper").glob("literal_*.py"))
+    assert paths
+    allowed = {*sys.stdlib_module_names, "torch"}  # not even test helpers, which import the package
+    wrong = []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            wrong += [f"{path.name} imports {name}" for name in names if name.split(".")[0] not in allowed]
     assert not wrong

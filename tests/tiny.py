@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -31,9 +31,17 @@ ONE_OF_EACH_KIND = ["bert", "t5", "gpt2"]
 
 
 def tiny_model(model_type: str, **settings: Any) -> Any:
-    """A model with random weights, large enough that outputs clearly differ between inputs."""
+    """A model with random weights, large enough that outputs clearly differ between inputs.
+
+    It is in float32 also if the first test that needs it computes in float64: tests share it.
+    """
     torch.manual_seed(11)
-    model = _new_model(model_type, **settings)
+    number_format = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        model = _new_model(model_type, **settings)
+    finally:
+        torch.set_default_dtype(number_format)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.25)
@@ -204,4 +212,18 @@ def tiny(model_type: str) -> Backbone:
 def tiny_float64(model_type: str) -> Backbone:
     """The tiny backbone with weights in float64. Use it with the fixture `float64`, which keeps the rest in float64."""
     backbone = tiny(model_type)
-    return Backbone(copy.deepcopy(backbone.model).double(), backbone.tokenizer, backbone.name)
+    return Backbone(in_float64(copy.deepcopy(backbone.model)), backbone.tokenizer, backbone.name)
+
+
+def in_float64(model: Any) -> Any:
+    """The model with weights in float64. T5's norm computes its variance in float32 whatever they are: not here."""
+    model.double()
+    for module in model.modules():
+        if isinstance(module, hf.models.t5.modeling_t5.T5LayerNorm):
+            module.forward = partial(_norm, module)  # type: ignore[method-assign]
+    return model
+
+
+def _norm(module: Any, states: torch.Tensor) -> torch.Tensor:
+    variance = states.square().mean(dim=-1, keepdim=True)
+    return module.weight * states * torch.rsqrt(variance + module.variance_epsilon)  # type: ignore[no-any-return]

@@ -37,6 +37,8 @@ class Tolerance:
 REORDERED_FLOAT64 = Tolerance(relative=1e-12, absolute=1e-12)
 # The same in float32 (machine epsilon 1.2e-7): states, logits, losses, generated prompts. 7e-5 occurs at size 100.
 REORDERED_FLOAT32 = Tolerance(relative=1e-4, absolute=1e-4)
+# Loops written from a paper's text, and their gradients, in float64: a few digits more are lost in longer sums.
+LITERAL_FLOAT64 = Tolerance(relative=1e-10, absolute=1e-10)
 # Probabilities and scores of such logits, which lie between 0 and 1.
 REORDERED_PROBABILITIES = Tolerance(relative=0.0, absolute=1e-4)
 # One product or sum in float32, without layers behind it.

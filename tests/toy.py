@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from softcue.backbones import Backbone, pool
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS, Method, MethodConfig
-from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.method import Prompted, PromptedConfig
 from softcue.prompts import PromptEncoder
 from softcue.prompts.encoder import make_prompt
@@ -145,6 +144,11 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "compacter one A": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7, "share_a": "all"}),
     "fine-tuning": (METHODS["fine-tuning"], {}),
     "efl": (METHODS["efl"], {}),
+    "prompt-tuning tuned": (METHODS["prompt-tuning"], {"tune_backbone": True}),
+    "prompt-tuning late tuned": (METHODS["prompt-tuning"], {"insert_layer": 1, "tune_backbone": True}),
+    "s-idpg-phm tuned": (METHODS["s-idpg-phm"], {**_PHM, "tune_backbone": True}),
+    "m-idpg-phm words tuned": (METHODS["m-idpg-phm"], {**_PHM, "representation": "words", "tune_backbone": True}),
+    "vip tuned": (METHODS["vip"], {**_VIP, "tune_backbone": True}),
     "linear-probe": (METHODS["linear-probe"], {}),
     "no-prompt": (METHODS["no-prompt"], {}),
 }
@@ -176,7 +180,7 @@ def make_model(
     )
     for parameter in model.readout.parameters():
         parameter.data.normal_(std=0.5)
-    if isinstance(model.method, FineTuning):  # starts as a copy: move it away
-        for parameter in model.method.parameters():
+    if model.method.weights is not None:  # they start as a copy: move them away
+        for parameter in model.method.weights.parameters():
             parameter.data += 0.05 * torch.randn(parameter.shape)
     return model.eval()

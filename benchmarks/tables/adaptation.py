@@ -34,6 +34,11 @@ TASK_SETTINGS = [
     *("task.train_rows=1600", "task.validation_rows=200", "method.prompt_length=20"),
     "readout.decoding=greedy",  # the model must write the label by itself, as in the paper
 ]
+# a step of the T5 takes fifty times as long as one of the new model
+T5_SETTINGS = [
+    *("training.steps=100", "training.batch_size=8", "training.evaluate_every=25"),
+    *("task.train_rows=800", "task.validation_rows=100"),
+]
 NUM_TEST_ROWS = 500
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # distinct also for colour-blind readers (Okabe and Ito)
 
@@ -78,6 +83,7 @@ class PromptRun:
             with lock_folder(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 [train] = sources(find_task(self.task), data)["train"]
+                settings = TASK_SETTINGS if self.backbone.origin == "new" else [*TASK_SETTINGS, *T5_SETTINGS]
                 cue = softcue.train(
                     self.folder / "cue",
                     backbone=str(self.backbone.path),
@@ -87,7 +93,7 @@ class PromptRun:
                     seed=self.seed,
                     resume=True,
                     progress=False,
-                    overrides=[*TASK_SETTINGS, f"readout.sentinel={self.has_sentinel}", *overrides],
+                    overrides=[*settings, f"readout.sentinel={self.has_sentinel}", *overrides],
                 )
                 score = cue.evaluate(str(data), task=self.task, num_rows=NUM_TEST_ROWS, baselines=False).main
                 (self.folder / "score.json").write_text(json.dumps(score))
@@ -127,7 +133,16 @@ def make_backbones(arguments: argparse.Namespace) -> list[AdaptedBackbone]:
         backbones.append(AdaptedBackbone("new", num_steps, folder))
     if arguments.t5 is not None:
         folder = arguments.output / f"t5-prefix-lm-{arguments.t5_steps}"
-        adapt(folder, text=arguments.text, backbone=arguments.t5, steps=arguments.t5_steps, resume=True, **sizes)
+        adapt(
+            folder,
+            text=arguments.text,
+            backbone=arguments.t5,
+            steps=arguments.t5_steps,
+            length=arguments.t5_length,
+            batch_size=arguments.t5_batch_size,
+            seed=0,
+            resume=True,
+        )
         backbones += [AdaptedBackbone("t5", 0, arguments.t5), AdaptedBackbone("t5", arguments.t5_steps, folder)]
     return backbones
 
@@ -136,6 +151,8 @@ def list_prompt_runs(backbones: Sequence[AdaptedBackbone], arguments: argparse.N
     """All runs of the tasks, the first seed of all before the next."""
     for seed in range(arguments.seeds):
         for backbone in backbones:
+            if backbone.origin == "t5" and seed >= arguments.t5_seeds:
+                continue
             for task in arguments.tasks.split(","):
                 for has_sentinel in (False, True):
                     target = "sentinel" if has_sentinel else "plain"
@@ -238,7 +255,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", default="sst2,subj")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--t5", type=Path, help="folder of a T5 to adapt as well")
-    parser.add_argument("--t5-steps", type=int, default=300)
+    # about half an hour on one core: a step of the new model's sizes would take 40 seconds
+    parser.add_argument("--t5-steps", type=int, default=200)
+    parser.add_argument("--t5-length", type=int, default=64)
+    parser.add_argument("--t5-batch-size", type=int, default=8)
+    parser.add_argument("--t5-seeds", type=int, default=1, help="runs of a task take about ten minutes each")
     arguments = parser.parse_args(words)
     backbones = make_backbones(arguments)
     runs = list(list_prompt_runs(backbones, arguments))

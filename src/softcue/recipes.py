@@ -37,6 +37,7 @@ class TaskForm:
     num_rows: int = LARGE_SET  # training rows
     has_several_tasks: bool = False
     is_few_shot: bool = False
+    tunes_backbone: bool = False  # with the prompt: supplementary training
 
     def has(self, condition: Mapping[str, Any]) -> bool:
         """Whether all parts of a condition hold."""
@@ -46,6 +47,7 @@ class TaskForm:
             "task_kinds": lambda kinds: self.task_kind in kinds,
             "several_tasks": lambda expected: self.has_several_tasks == expected,
             "few_shot": lambda expected: self.is_few_shot == expected,
+            "tune_backbone": lambda expected: self.tunes_backbone == expected,
         }
         return all(parts[name](value) for name, value in condition.items())
 
@@ -63,6 +65,7 @@ def describe_condition(condition: Mapping[str, Any]) -> str:
         "task_kinds": lambda kinds: f"for {' and '.join(kinds)}",
         "several_tasks": lambda expected: "for several tasks" if expected else "for one task",
         "few_shot": lambda expected: "in few-shot runs" if expected else "outside few-shot runs",
+        "tune_backbone": lambda expected: "in supplementary training" if expected else "on the frozen backbone",
     }
     return " ".join(words[name](value) for name, value in condition.items())
 

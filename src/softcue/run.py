@@ -29,6 +29,7 @@ from softcue.tasks import joint_task, portable
 from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
+from softcue.training.optimizers import group_parameters
 from softcue.training.progress import ProgressRecorder
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -137,6 +138,7 @@ class Run:
             num_rows=sum(len(splits.train) for splits in self.splits),
             has_several_tasks=self.is_joint,
             is_few_shot=bool(config.task.few_shot),
+            tunes_backbone=config.method.tunes_backbone,
         )
 
     def _build_models(self) -> list[TaskModel]:
@@ -147,9 +149,8 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(config.training.seed, "model"))
             method_class = METHODS[config.method.name]
-            view = config.method.view_of(backbone)
-            method = method_class.build(config.method, view, joint_task(tasks), generator)
-            methods = [method.for_task(config.method, view, task) for task in tasks]
+            method = method_class.make(config.method, backbone, joint_task(tasks), generator)
+            methods = [method.make_for_task(config.method, backbone, task) for task in tasks]
             return [
                 with_readout(task, task_method, config.readout, backbone, config.backbone.max_length)
                 for task, task_method in zip(tasks, methods, strict=True)
@@ -175,6 +176,8 @@ class Run:
         backbone, model, config = self.backbone, self.models[0], self.config
         counts = model.counts()
         parameters = f"{counts.gradient:,} trainable parameters"
+        if tuned := group_parameters(model)["backbone_learning_rate"]:
+            parameters += f" ({sum(weight.numel() for weight in tuned):,} of them the backbone's)"
         if counts.head:
             parameters += f" and a head of {counts.head:,}"
         pooling = model.readout.config.pooling
@@ -302,10 +305,13 @@ class Run:
             scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
         scored = {"validation": splits.validation, "test": splits.test}
         constant = constant_prediction(task, splits.train)
+        sentinel = model.readout.config.sentinel
         baseline_scores = {
             split: {
                 name: score(task, predictions, scored[split]).scores
-                for name, predictions in predict_baselines(backbone, task, constant, scored[split], batch_size).items()
+                for name, predictions in predict_baselines(
+                    backbone, task, constant, scored[split], batch_size, sentinel
+                ).items()
             }
             for split in scores
         }
@@ -359,14 +365,20 @@ def splits_of_run(folder: str | Path) -> Splits:
 def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
     """Warnings about learning rates that the user has set and that no parameter uses."""
     given = settings.get("training", {})
-    prompt_ids = {id(parameter) for parameter in model.method.prompt_parameters()}
-    has_networks = any(parameter.requires_grad and id(parameter) not in prompt_ids for parameter in model.parameters())
+    groups = group_parameters(model)
     name = model.method.config.name
-    if "learning_rate" in given and not prompt_ids:
-        return [f"training.learning_rate has no effect on {name}: set training.network_learning_rate"]
-    if "network_learning_rate" in given and not has_networks:
-        return [f"training.network_learning_rate has no effect on {name} with this readout: set training.learning_rate"]
-    return []
+    warnings = []
+    if "learning_rate" in given and not groups["learning_rate"]:
+        warnings.append(f"training.learning_rate has no effect on {name}: set training.network_learning_rate")
+    elif "network_learning_rate" in given and not groups["network_learning_rate"]:
+        warnings.append(
+            f"training.network_learning_rate has no effect on {name} with this readout: set training.learning_rate"
+        )
+    if "backbone_learning_rate" in given and not groups["backbone_learning_rate"]:
+        has_weights = model.method.weights is not None
+        advice = "training.learning_rate is its rate" if has_weights else "set method.tune_backbone=true"
+        warnings.append(f"training.backbone_learning_rate has no effect on {name}: {advice}")
+    return warnings
 
 
 def _dtype_name(backbone: Backbone) -> str:

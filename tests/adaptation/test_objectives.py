@@ -1,4 +1,4 @@
-"""The objectives against slow literal re-computations of T5's description, and against its published lengths."""
+"""The objectives' lengths and draws. Their rows are compared with literal code in tests/paper/test_pretraining.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import torch
 from softcue.adaptation import AdaptationConfig
 from softcue.adaptation.objectives import (
     PrefixLM,
-    SpanCorruption,
     chunk_length_for,
     corrupted_lengths,
-    count_noise,
     make_objective,
     random_lengths,
     sentinel_ids,
@@ -45,45 +43,11 @@ def test_sources_of_t5s_length_come_from_its_published_chunks() -> None:
         assert chunk_length_for(source_length, 0.15, 3.0) == max(fitting)
 
 
-@pytest.mark.parametrize("length", [2, 3, 10, 70, 568])
-@pytest.mark.parametrize("seed", range(5))
-def test_span_corruption_is_what_a_literal_reading_of_the_mask_gives(length: int, seed: int) -> None:
-    chunk = torch.arange(length)
-    source, target = SpanCorruption(length, SENTINELS, 0.15, 3.0)(chunk, seeded(seed))
-    dropped = set(range(length)) - set(source.tolist())
-    # token by token: a sentinel where a run of dropped tokens begins; the target is its complement
-    literal_source: list[int] = []
-    literal_target: list[int] = []
-    num_spans = 0
-    for token in range(length):
-        if token not in dropped:
-            literal_source.append(token)
-            continue
-        if token == 0 or token - 1 not in dropped:
-            literal_source.append(SENTINELS[num_spans])
-            literal_target.append(SENTINELS[num_spans])
-            num_spans += 1
-        literal_target.append(token)
-    assert source.tolist() == literal_source
-    assert target.tolist() == literal_target
-    assert (len(dropped), num_spans) == count_noise(length, 0.15, 3.0)
-    assert 0 not in dropped  # T5's chunks begin with a kept token and end with a dropped one
-    assert length - 1 in dropped
-
-
 def test_the_lengths_of_spans_vary_and_have_the_mean() -> None:
     lengths = [length for seed in range(50) for length in random_lengths(85, 28, seeded(seed))]
     assert sum(lengths) / len(lengths) == 85 / 28
     assert {1, 2, 3, 4, 5, 6} <= set(lengths)
     assert min(lengths) == 1
-
-
-def test_a_final_sentinel_ends_the_target_if_asked_for() -> None:
-    plain = SpanCorruption(70, SENTINELS, 0.15, 3.0)(torch.arange(70), seeded(1))
-    final = SpanCorruption(70, SENTINELS, 0.15, 3.0, final_sentinel=True)(torch.arange(70), seeded(1))
-    _, num_spans = count_noise(70, 0.15, 3.0)
-    assert torch.equal(plain[0], final[0])
-    assert final[1].tolist() == [*plain[1].tolist(), SENTINELS[num_spans]]
 
 
 def test_sentinels_are_found_in_the_order_of_their_numbers_also_as_mt5_spells_them() -> None:

@@ -66,7 +66,10 @@ def make_pair(family: str, compiler: Any) -> tuple[Backbone, Backbone]:
 def run_model(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
     """Loss, hidden states and gradients."""
     model = make_model(backbone, case)
-    rows = [row for example in EXAMPLES[:num_rows] for row in model.rows(backbone, [example], with_target=True)]
+    rows = []
+    for example in EXAMPLES[:num_rows]:
+        # Not from disk: M(x) that another test or the other backbone has stored would need no pass of this one.
+        rows += model.rows(backbone, [example], with_target=True, use_disk_cache=False)
     batch = collate(rows, backbone.tokenizer.pad_token_id)
     loss, *_ = model(backbone, batch)
     loss.total.backward()

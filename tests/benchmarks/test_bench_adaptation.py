@@ -18,13 +18,13 @@ def make_table(folder: Path) -> tuple[list[AdaptedBackbone], argparse.Namespace]
         history = [{"step": 0, "perplexity": 90.0}, {"step": 9, "perplexity": 30.0}]
         (backbone.path / "adaptation.json").write_text(json.dumps({"history": history}))
     backbones.append(AdaptedBackbone("t5", 0, folder / "given"))
-    return backbones, argparse.Namespace(output=folder, seeds=2, tasks="sst2,subj", sentinel="readout.x=true")
+    return backbones, argparse.Namespace(output=folder, seeds=2, t5_seeds=1, tasks="sst2,subj")
 
 
 def test_scores_of_finished_runs_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     backbones, arguments = make_table(tmp_path)
     runs = list(list_prompt_runs(backbones, arguments))
-    assert len(runs) == 4 * 2 * 2 * 2
+    assert len(runs) == (3 * 2 + 1) * 2 * 2  # the T5 has one seed
     assert len({run.folder for run in runs}) == len(runs)
     for run in runs:
         if run.backbone.origin == "new" and (run.has_sentinel, run.backbone.num_steps) != (True, 10):
@@ -38,12 +38,6 @@ def test_scores_of_finished_runs_are_printed_and_drawn(tmp_path: Path, capsys: p
     assert lines[8] == "| t5 | 0 | - | plain | not run | not run |"
     draw_plot(runs, backbones, ["sst2", "subj"], tmp_path / "plots/adaptation.png")
     assert (tmp_path / "plots/adaptation.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_sentinel_runs_are_left_out_without_their_setting(tmp_path: Path) -> None:
-    backbones, arguments = make_table(tmp_path)
-    arguments.sentinel = ""
-    assert not any(run.has_sentinel for run in list_prompt_runs(backbones, arguments))
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

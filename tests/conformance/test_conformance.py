@@ -44,6 +44,7 @@ UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
             "m-idpg-dnn",
             "m-idpg-phm-glove",
             "m-idpg-phm words",
+            "m-idpg-phm words tuned",
             "m-idpg-phm normed",
         )
     },

@@ -254,13 +254,16 @@ def test_card_names_data_and_licence_where_known(trained: Cue) -> None:
 
 
 def test_the_card_of_a_fine_tuned_cue_says_that_it_holds_the_weights(trained: Cue) -> None:
-    for method, sentence in {
-        "prompt-tuning": "The backbone's weights are not in this folder",
-        "fine-tuning": "This folder holds a trained copy of the backbone's weights",
-        "efl": "This folder holds a trained copy of the backbone's weights",
-    }.items():
-        cue_file = trained.cue_file.model_copy(update={"method": {**trained.cue_file.method, "name": method}})
-        assert sentence in model_card(cue_file, "x")
+    without = "on the frozen backbone", "The backbone's weights are not in this folder"
+    with_weights = "on the backbone", "This folder holds a trained copy of the backbone's weights"
+    for method, sentences in [
+        ({"name": "prompt-tuning"}, without),
+        ({"name": "prompt-tuning", "tune_backbone": True}, with_weights),
+        ({"name": "fine-tuning"}, with_weights),
+        ({"name": "efl"}, with_weights),
+    ]:
+        card = model_card(trained.cue_file.model_copy(update={"method": method}), "x")
+        assert all(sentence in card for sentence in sentences)
 
 
 # Another backbone

@@ -42,3 +42,13 @@ def test_many_cues_that_read_the_same_ask_for_it_once(monkeypatch: pytest.Monkey
         [alone] = predict(backbone, [(model, example)]).predictions
         assert answer.label == alone.label
         assert answer.scores == REORDERED_PROBABILITIES.approx(alone.scores)
+
+
+def test_a_cue_whose_sentence_vectors_have_dropout_in_training_shares_a_decoder_with_others() -> None:
+    backbone = tiny("gpt2")
+    noisy = make_model(backbone, "s-idpg-phm", representation_dropout=True)
+    models = [noisy, make_model(backbone, seed=1), make_model(backbone, seed=2), noisy]
+    requests = list(zip(models, EXAMPLES, strict=False))
+    for request, prediction in zip(requests, predict(backbone, requests).predictions, strict=True):
+        alone = predict(backbone, [request]).predictions[0]
+        assert prediction.scores == REORDERED_PROBABILITIES.approx(alone.scores)

@@ -1,14 +1,17 @@
-"""Adapter and Compacter as IDPG compares with them (notes, section 5), against literal re-computations."""
+"""Adapter and Compacter as IDPG compares with them, against literal re-computations (literal_baselines.py)."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tiny import ONE_OF_EACH_KIND, tiny
+from paper import literal_baselines as literal
+from paper.gradients import assert_same_with_gradients
+from tiny import ONE_OF_EACH_KIND, tiny, tiny_float64
 from torch import Tensor
 from toy import EXAMPLES, make_model
 
@@ -17,6 +20,7 @@ from softcue.errors import ConfigurationError
 from softcue.inference import TaskModel
 from softcue.inputs.collate import collate
 from softcue.methods import METHODS
+from softcue.methods.adapter import Adapter, AdapterConfig, CompacterConfig, CompacterModule
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Batch
 
@@ -36,25 +40,20 @@ def adapters_of(model: TaskModel) -> list[Any]:
     return list(model.method.adapters)  # type: ignore[arg-type]
 
 
-def gelu(values: Tensor) -> Tensor:
-    return values * 0.5 * (1 + torch.erf(values / math.sqrt(2)))
-
-
 def matrices(adapter: Any) -> tuple[Tensor, Tensor]:
-    """D and U; Compacter's by explicit Kronecker products of A_i and the rank-one s_i t_i."""
+    """D [width m] and U [m width]."""
     if hasattr(adapter, "down"):
         return adapter.down, adapter.up
-    rows = []
-    for s, t in ((adapter.down_s, adapter.down_t), (adapter.up_s, adapter.up_t)):
-        products = [torch.kron(adapter.a[i], torch.outer(s[i].flatten(), t[i].flatten())) for i in range(len(s))]
-        rows.append(torch.stack(products).sum(dim=0))
-    return rows[0], rows[1]
+    pairs = ((adapter.down_s, adapter.down_t), (adapter.up_s, adapter.up_t))
+    down, up = (literal.compacter_matrix(list(adapter.a), list(s.squeeze(2)), list(t.squeeze(1))) for s, t in pairs)
+    return down, up
 
 
-def adapted(adapter: Any, states: Tensor, drop: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-    """x + drop(U . gelu(D . x))"""
-    down, up = matrices(adapter)
-    return states + drop(gelu(states @ down + adapter.down_bias) @ up + adapter.up_bias)
+def adapted(adapter: Any, states: Tensor, drop: Callable[[Tensor], Tensor] = literal.unchanged) -> Tensor:
+    """[B S D] -> [B S D]"""
+    down, up = matrices(adapter)  # ours multiply from the right
+    rows = [literal.adapter(row, (down.T, adapter.down_bias), (up.T, adapter.up_bias), drop) for row in states]
+    return torch.stack(rows)
 
 
 def with_biases(model: TaskModel) -> TaskModel:
@@ -118,11 +117,11 @@ def test_what_adapters_start_with_writes_as_the_bare_backbone_does(family: str) 
 # --- where they stand ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("case", KINDS_OF_ADAPTER)
-@torch.no_grad()
 def test_a_bert_layer_has_them_before_the_residual_sum_and_the_norm(case: str) -> None:
-    backbone = tiny("bert")
-    model = with_biases(make_model(backbone, case))
+    backbone = tiny_float64("bert")
+    model = with_biases(make_model(backbone, case)).double()
     modules = adapters_of(model)
     assert len(modules) == 2 * LAYERS
     batch = batch_of(model, backbone, 1)
@@ -135,9 +134,10 @@ def test_a_bert_layer_has_them_before_the_residual_sum_and_the_norm(case: str) -
         attended = (query @ key.transpose(1, 2) / math.sqrt(8)).softmax(dim=2) @ value
         projected = layer.attention.output.dense(attended.transpose(0, 1).reshape(1, -1, D))
         hidden = layer.attention.output.LayerNorm(adapted(modules[2 * number], projected) + hidden)
-        inner = gelu(layer.intermediate.dense(hidden))
+        inner = literal.gelu(layer.intermediate.dense(hidden))
         hidden = layer.output.LayerNorm(adapted(modules[2 * number + 1], layer.output.dense(inner)) + hidden)
-    assert_like(read(model, backbone, batch).text(), hidden)
+    sources = dict(model.method.named_parameters())
+    assert_same_with_gradients(read(model, backbone, batch).text(), hidden, sources)
 
 
 @torch.no_grad()
@@ -235,14 +235,26 @@ def test_every_adapter_changes_the_outcome_and_only_in_its_own_passes(family: st
 # --- one module ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", KINDS_OF_ADAPTER)
-@torch.no_grad()
-def test_a_module_is_its_formula(case: str) -> None:
-    model = with_biases(make_model(tiny("bert"), case))
-    states = torch.randn(2, 3, D)
-    for adapter in adapters_of(model):
-        assert_like(adapter(states), adapted(adapter, states))
-        assert not torch.allclose(adapter(states), states, atol=1e-2)
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_module_of_any_shape_is_its_formula_with_the_gradients_of_everything(seed: int) -> None:
+    choices = random.Random(seed)
+    n, num_rows, length = (choices.randint(1, 4) for _ in range(3))
+    width, bottleneck = (n * choices.randint(1, 4) for _ in range(2))
+    module: Adapter | CompacterModule
+    if seed % 2:
+        module = Adapter(width, AdapterConfig(name="adapter", bottleneck=bottleneck))
+    else:
+        shared = torch.nn.Parameter(torch.zeros(n, n, n)) if choices.random() < 0.5 else None
+        config = CompacterConfig(name="compacter", bottleneck=bottleneck, phm_n=n)
+        module = CompacterModule(width, config, shared)
+    sources = dict(module.named_parameters())
+    if isinstance(module, CompacterModule):
+        sources["a"] = module.a
+    for parameter in sources.values():
+        parameter.data.normal_()
+    states = torch.randn(num_rows, length, width, requires_grad=True)
+    assert_same_with_gradients(module.eval()(states), adapted(module, states), sources | {"states": states})
 
 
 @pytest.mark.parametrize("case", KINDS_OF_ADAPTER)

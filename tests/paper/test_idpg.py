@@ -1,46 +1,45 @@
-"""IDPG (Wu et al. 2022) and its relatives against slow, literal re-computations from the paper's equations."""
+"""IDPG (Wu et al. 2022) and its relatives against literal re-computations of the paper (literal_idpg.py)."""
 
 from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import ONE_OF_EACH_KIND, tiny
+from paper import literal_baselines
+from paper import literal_idpg as literal
+from paper.gradients import assert_same_with_gradients
+from tiny import ONE_OF_EACH_KIND, in_float64, tiny, tiny_float64, tiny_tokenizer
+from tokenizers import processors
+from tolerance import ONE_SUM_FLOAT32
 from torch import Tensor
-from toy import EXAMPLES, TASK, make_model
+from toy import EXAMPLES, PAIRS, TASK, make_model
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.inference import TaskModel
 from softcue.inputs.collate import PaddingSide, collate
-from softcue.prompts import IDPG, DeepPrompt
+from softcue.prompts import IDPG, DeepPrompt, GeneratorShape, PromptedLayers
 from softcue.sentence_vectors import sentence_vectors_of
+from softcue.sentence_vectors.glove import load_glove
+from softcue.tasks import with_swapped
 from softcue.types import Batch, Example, Instance, LayerPrompt, Prompt
 
+Drop = Callable[[Tensor], Tensor]
 D, P, LEVELS = 32, 4, 3  # tests/tiny.py's width and layers, tests/toy.py's prompt length
 RULES = ["add", "replace", "kv"]
 HEAD: dict[str, object] = {"name": "classifier"}
 
 
-# --- the paper's equations, one number at a time where it is affordable --------------------------------------------
-
-
-def gelu(x: float) -> float:
-    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
-
-
-ACTIVATIONS: dict[str, Callable[[float], float]] = {
-    "gelu": gelu,
-    "relu": lambda x: max(x, 0.0),
-    "tanh": math.tanh,
-    "none": lambda x: x,
-}
+# --- our parameters in the paper's equations ------------------------------------------------------------------------
 
 
 def encoder_of(model: TaskModel) -> IDPG:
@@ -50,27 +49,32 @@ def encoder_of(model: TaskModel) -> IDPG:
 
 
 def matrices_of(generator: Any) -> tuple[Tensor, Tensor]:
-    """W1 and W2, with explicit Kronecker products."""
+    """The paper's W1 [m d] and W2 [td m]. Ours multiply from the right, so they and their factors are transposed."""
     if not generator.shape.phm_n:
-        return generator.w[0].detach().double(), generator.w[1].detach().double()
-    matrices = []
-    for a, b in ((generator.a[0], generator.b[0]), (generator.a[-1], generator.b[1])):
-        products = [torch.kron(a[i].detach().double(), b[i].detach().double()) for i in range(len(a))]
-        matrices.append(torch.stack(products).sum(dim=0))
-    return matrices[0], matrices[1]
+        return generator.w[0].T, generator.w[1].T
+    pairs = ((generator.a[0], generator.b[0]), (generator.a[-1], generator.b[1]))
+    first, second = (literal.phm_matrix([m.T for m in a], [m.T for m in b]) for a, b in pairs)
+    return first, second
 
 
-def generated(model: TaskModel, level: int, vector: Tensor, drop: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-    """G(h) = W2 . drop(act(W1 . h + b1)) + b2 for one example and one level. [R] -> [P X]"""
-    encoder = encoder_of(model)
+def generated(model: TaskModel, level: int, vector: Tensor, drop: Drop = literal.unchanged) -> Tensor:
+    """G(h) for one example and one level, in float64. [R] -> [P X]"""
+    return generated_by(encoder_of(model), level, vector, drop)
+
+
+def generated_by(encoder: IDPG, level: int, vector: Tensor, drop: Drop = literal.unchanged) -> Tensor:
     place = encoder.prompted_layers.layers.index(level)
-    generator: Any = encoder.generators[place if len(encoder.generators) > 1 else 0]
-    bias = encoder.biases[place if len(encoder.biases) > 1 else 0].detach().double()
+    generator: Any
+    generator, bias = literal.pick(encoder.sharing, place, list(encoder.generators), list(encoder.biases))
     first, second = matrices_of(generator)
-    act = ACTIVATIONS[generator.shape.activation]
-    inner = [act(float(first[:, m] @ vector.double() + generator.bias[m].double())) for m in range(first.shape[1])]
-    outer = drop(torch.tensor(inner, dtype=torch.float64)) @ second + bias
-    return outer.reshape(encoder.prompt_length, -1)
+    return literal.perceptron(
+        vector.double(),
+        (first.double(), generator.bias.double()),
+        (second.double(), bias.double()),
+        encoder.prompt_length,
+        literal.ACTIVATIONS[generator.shape.activation],
+        drop,
+    )
 
 
 def assert_like(actual: Tensor, expected: Tensor) -> None:
@@ -182,7 +186,7 @@ def pooled_literally(states: Tensor, slots: list[int], pooling: str) -> Tensor:
 # --- G(h) ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", literal.ACTIVATIONS)
 @pytest.mark.parametrize("case", ["s-idpg-phm", "s-idpg-dnn"])
 @torch.no_grad()
 def test_a_single_layer_prompt_is_the_equation_of_the_sentence_vector(case: str, activation: str) -> None:
@@ -214,6 +218,56 @@ def test_every_level_is_the_equation_of_what_it_reads(case: str, rule: str, shar
             reads = hidden[:, 0] if source == "previous" and level > 0 else instance.representation
             for row in range(3):
                 assert_like(vectors[row], generated(model, level, reads[row]))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seed", range(12))
+def test_generators_of_any_shape_are_the_equation_with_the_gradients_of_everything(seed: int) -> None:
+    choices = random.Random(seed)
+    n, rule = choices.choice([0, 1, 2, 3, 4]), choices.choice(["add", "kv"])
+    width, bottleneck = ((n or 1) * choices.randint(1, 4) for _ in range(2))
+    num_levels, length, num_rows = (choices.randint(1, 3) for _ in range(3))
+    layers = PromptedLayers(tuple(range(num_levels)), rule, width, width, width if rule == "kv" else 0)  # type: ignore[arg-type]
+    shape = GeneratorShape(
+        inputs=width,
+        bottleneck=bottleneck,
+        outputs=0,
+        phm_n=n,
+        shares_a=choices.random() < 0.5,
+        activation=choices.choice(["gelu", "tanh", "none"]),  # relu may have no gradient here
+        dropout=0.1,
+        init_std=0.5,
+    )
+    reads_previous, residual = choices.random() < 0.5, rule == "add" and choices.random() < 0.5
+    has_norm = rule == "add" and width > 1 and choices.random() < 0.5
+    encoder = IDPG(
+        layers,
+        length,
+        shape,
+        choices.choice(["S", "M", "L"]),  # type: ignore[arg-type]
+        reads_previous,
+        lambda hidden, mask: hidden[:, 0],
+        residual,
+        has_norm,
+    ).eval()
+    for parameter in encoder.parameters():
+        parameter.data.normal_()
+    vectors, hidden = (torch.randn(num_rows, *size, requires_grad=True) for size in ((width,), (5, width)))
+    instance = Instance(torch.zeros(num_rows, 5, width), torch.ones(num_rows, 5).bool(), vectors)
+    prompt = encoder(instance)
+    actual, expected = [], []
+    norms: dict[str, Any] = {name: (norm.weight, norm.bias) for name, norm in encoder.norms.items()}
+    for level in range(num_levels):
+        is_embedded = level == 0 and rule == "add"
+        actual.append(prompt.tokens if is_embedded else vectors_of(prompt.layer_prompts(level, hidden, instance.mask)))
+        for row in range(num_rows):
+            reads = literal.cls_vector(hidden[row]) if reads_previous and level > 0 else vectors[row]
+            tokens = generated_by(encoder, level, reads)
+            expected += [literal.reshaped_token(token, reads, residual, norms) for token in tokens]
+    sources = dict(encoder.named_parameters()) | {"M(x)": vectors}
+    if reads_previous and num_levels > 1:
+        sources["hidden states"] = hidden
+    assert_same_with_gradients(torch.cat([level.flatten() for level in actual]), torch.cat(expected), sources)
 
 
 @torch.no_grad()
@@ -372,12 +426,6 @@ def test_only_the_levels_named_get_prompts() -> None:
 # --- ablations of appendix A.5.1 -------------------------------------------------------------------------------------
 
 
-def normalised(vector: Tensor, norm: Any) -> Tensor:
-    vector = vector.double()
-    spread = ((vector - vector.mean()) ** 2).mean()
-    return (vector - vector.mean()) / (spread + 1e-5).sqrt() * norm.weight.double() + norm.bias.double()
-
-
 @pytest.mark.parametrize(("residual", "layer_norm"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("case", ["s-idpg-phm", "m-idpg-phm"])
 @torch.no_grad()
@@ -394,11 +442,9 @@ def test_residual_and_norm_are_the_appendix_literally(case: str, residual: bool,
     for level, vectors in by_level(model, instance, hidden).items():
         for row in range(3):
             sentence = (instance.representation if level == 0 else hidden[:, 0])[row]
+            parts = {name: (norm.weight.double(), norm.bias.double()) for name, norm in norms.items()}  # type: ignore[operator,union-attr]
             for position, token in enumerate(generated(model, level, sentence)):
-                wanted = normalised(token, norms["tokens"]) if layer_norm else token
-                if residual:  # "LayerNorm to each embedding first, then after the add-up, use LayerNorm again"
-                    wanted = wanted + (normalised(sentence, norms["sentence"]) if layer_norm else sentence)
-                    wanted = normalised(wanted, norms["sum"]) if layer_norm else wanted
+                wanted = literal.reshaped_token(token, sentence.double(), residual, parts)
                 assert_like(vectors[row, position], wanted)
 
 
@@ -574,30 +620,90 @@ def test_the_answer_is_never_read(family: str, pooling: str, rule: str) -> None:
 # --- where the vectors go --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["previous", "first"])
-@pytest.mark.parametrize("rule", ["add", "replace"])
-@torch.no_grad()
-def test_a_bert_pass_is_the_papers_second_pass_layer_by_layer(rule: str, source: str) -> None:
-    backbone = tiny("bert")
-    model = make_model(backbone, "m-idpg-phm", rule=rule, input=source, pooling="cls")
-    for example in EXAMPLES:
-        batch = batch_of(model, backbone, [example])
-        assert batch.representation is not None and batch.segments is not None
-        vector = batch.representation[0]
-        words = backbone.model.bert.embeddings.word_embeddings(batch.ids)[0]  # [T D]
-        sequence = torch.cat([words[:1], generated(model, 0, vector).float(), words[1:]])  # right behind <s>
-        hidden = backbone.model.bert.embeddings(
-            inputs_embeds=sequence.unsqueeze(0), position_ids=torch.arange(len(sequence)).unsqueeze(0)
-        )
-        for number, layer in enumerate(backbone.model.bert.encoder.layer):
-            if number > 0:
-                reads = hidden[0, 0] if source == "previous" else vector
-                states = generated(model, number, reads).float()
-                hidden = hidden.clone()
-                hidden[0, 1 : 1 + P] = states + (hidden[0, 1 : 1 + P] if rule == "add" else 0)
-            output = layer(hidden, None)
-            hidden = output[0] if isinstance(output, tuple) else output
-        assert_like(model.read(backbone, batch)[0].hidden(), hidden)
+def log_probability(model: TaskModel, state: Tensor, label: int) -> Tensor:
+    """Equations 2 and 3: the head on the state of [CLS]."""
+    linear: Any = model.readout.linear
+    return literal.class_probabilities(linear.weight, linear.bias, state)[label].log()
+
+
+def gradients_of(model: TaskModel) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [
+        ("m-idpg-phm", {}),
+        ("m-idpg-phm", {"sharing": "S"}),
+        ("m-idpg-phm", {"sharing": "L", "input": "first"}),
+        ("m-idpg-phm", {"rule": "replace"}),
+        ("m-idpg-dnn", {"input": "first"}),
+        ("p-tuning-v2", {}),
+        ("p-tuning-v2", {"rule": "replace"}),
+    ],
+    ids=str,
+)
+def test_a_bert_pass_is_the_papers_second_pass_layer_by_layer(case: str, settings: dict[str, Any]) -> None:
+    backbone = tiny_float64("bert")
+    pooling = {} if case == "p-tuning-v2" else {"pooling": "cls"}
+    model = make_model(backbone, case, **settings, **pooling).double()
+    bert = backbone.model.bert
+    actual, expected = [], []
+    for example in EXAMPLES[:2]:
+        rows = model.rows(backbone, [example], with_target=True, use_disk_cache=False)
+        batch = collate(rows, backbone.tokenizer.pad_token_id)
+        assert batch.labels is not None
+        plain = bert(input_ids=batch.ids, token_type_ids=batch.segments).last_hidden_state[0]
+        vector = literal.cls_vector(plain).detach()
+
+        def prompt_of(level: int, previous: Tensor, vector: Tensor = vector) -> Tensor:
+            if case == "p-tuning-v2":
+                return model.method.encoder.prompts[level]  # type: ignore[union-attr,index,return-value]
+            return generated(model, level, previous if settings.get("input") != "first" else vector)
+
+        words = bert.embeddings.word_embeddings(batch.ids)[0]  # [T D]
+        first = prompt_of(0, vector)
+        sequence = literal.insert_prompt([list(words[1:-1])], list(first), 0, words[0], [words[-1]])
+        embedded = bert.embeddings(
+            inputs_embeds=torch.stack(sequence).unsqueeze(0), position_ids=torch.arange(len(sequence)).unsqueeze(0)
+        )[0]
+        layers = [partial(run_layer, layer) for layer in bert.encoder.layer]
+        replaces = settings.get("rule") == "replace"
+        states = literal.multi_layer_pass(embedded, range(1, 1 + P), layers, prompt_of, replaces)
+        actual.append(-model(backbone, batch).loss.total)
+        expected.append(log_probability(model, states[0], int(batch.labels[0])))
+    assert_same_with_gradients(torch.stack(actual), torch.stack(expected), gradients_of(model))
+
+
+def run_layer(layer: Any, states: Tensor) -> Tensor:
+    output = layer(states.unsqueeze(0), None)
+    return (output[0] if isinstance(output, tuple) else output)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("num_texts", "position"), [(2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (1, 0), (1, 1), (1, 4)])
+@pytest.mark.parametrize("case", ["s-idpg-phm", "s-idpg-dnn"])
+def test_a_single_layer_pass_of_roberta_at_every_position_of_figure_6(case: str, num_texts: int, position: int) -> None:
+    tokenizer = tiny_tokenizer("roberta")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
+    )
+    backbone = Backbone(in_float64(copy.deepcopy(tiny("roberta").model)), tokenizer, "roberta")
+    task, texts = (PAIRS, ("my order is late", "where is it")) if num_texts == 2 else (TASK, ("my order is late",))
+    model = make_model(backbone, case, task=task, insert_at=position, pooling="cls").double()
+    example = Example(texts, task.label_names[1])
+    rows = model.rows(backbone, [example], with_target=True, use_disk_cache=False)
+    batch = collate(rows, tokenizer.pad_token_id)
+
+    roberta, table = backbone.model.roberta, backbone.model.get_input_embeddings().weight
+    plain = roberta(**tokenizer(*texts, return_tensors="pt")).last_hidden_state[0]
+    prompt = generated(model, 0, literal.cls_vector(plain).detach())
+    sentences = [[table[token] for token in tokenizer(text, add_special_tokens=False)["input_ids"]] for text in texts]
+    sequence = literal.insert_prompt(sentences, list(prompt), position, table[2], [table[1], table[1]])
+    states = roberta(inputs_embeds=torch.stack(sequence).unsqueeze(0)).last_hidden_state[0]
+    expected = log_probability(model, states[0], 1)
+    assert_same_with_gradients(-model(backbone, batch).loss.total, expected, gradients_of(model))
 
 
 def prompts_of(model: TaskModel) -> list[Tensor]:
@@ -616,8 +722,9 @@ def test_prefix_tuning_on_a_decoder_is_a_cache_of_past_keys_and_values(settings:
     if settings:
         encoder: Any = model.method.encoder
         first, _, second = encoder.network
-        inner = torch.tanh(encoder.prompts[0] @ first.weight.T + first.bias)  # table [t d], d -> h, tanh, h -> 2Nd
-        whole = inner @ second.weight.T + second.bias
+        whole = literal_baselines.prefix_network(
+            encoder.prompts[0], (first.weight, first.bias), (second.weight, second.bias)
+        )
         torch.testing.assert_close(torch.cat(prompts_of(model), dim=1), whole)
         assert encoder.prompts[0].shape == (P, D)
     for example in EXAMPLES:
@@ -636,27 +743,26 @@ def test_prefix_tuning_on_a_decoder_is_a_cache_of_past_keys_and_values(settings:
         assert_like(model.read(backbone, batch)[0].text(), wanted)
 
 
-@torch.no_grad()
+@pytest.mark.usefixtures("float64")
 def test_keys_and_values_on_an_encoder_are_seen_by_every_text_token_and_by_nothing_else() -> None:
-    """One BERT attention by hand: softmax over prompt keys and own keys, without prompt queries."""
-    backbone = tiny("bert")
-    model = make_model(backbone, "p-tuning-v2 kv", insert_at="start")
-    batch = batch_of(model, backbone, EXAMPLES[:1])
-    length = batch.ids.shape[1]
-    positions = torch.tensor([[0, *range(1 + P, P + length)]])
+    """BERT's attention by hand: softmax over prompt keys and the text's keys, without prompt queries."""
+    backbone = tiny_float64("bert")
+    model = make_model(backbone, "p-tuning-v2 kv", insert_at="start").double()
+    batch = collate(model.rows(backbone, EXAMPLES[:1], with_target=True), backbone.tokenizer.pad_token_id)
+    assert batch.labels is not None
+    positions = torch.tensor([[0, *range(1 + P, P + batch.ids.shape[1])]])
     hidden = backbone.model.bert.embeddings(input_ids=batch.ids, position_ids=positions)
-    for layer, vectors in zip(backbone.model.bert.encoder.layer, prompts_of(model), strict=True):
-        self_attention = layer.attention.self
-        keys = torch.cat([vectors[:, :D], self_attention.key(hidden)[0]])
-        values = torch.cat([vectors[:, D:], self_attention.value(hidden)[0]])
-        heads = []
-        for head in range(4):
-            part = slice(head * 8, head * 8 + 8)
-            weights = (self_attention.query(hidden)[0, :, part] @ keys[:, part].T / math.sqrt(8)).softmax(dim=1)
-            heads.append(weights @ values[:, part])
-        attended = layer.attention.output(torch.cat(heads, dim=1).unsqueeze(0), hidden)
+    encoder = model.method.encoder
+    assert isinstance(encoder, DeepPrompt)
+    for layer, vectors in zip(backbone.model.bert.encoder.layer, encoder.vectors(), strict=True):
+        attention = layer.attention.self
+        projected = [part(hidden)[0] for part in (attention.query, attention.key, attention.value)]
+        prefix = (vectors[:, :D], vectors[:, D:])
+        heads = literal_baselines.attention_with_prefix(*projected, prefix, num_heads=4)
+        attended = layer.attention.output(heads.unsqueeze(0), hidden)
         hidden = layer.output(layer.intermediate(attended), attended)
-    assert_like(model.read(backbone, batch)[0].text(), hidden)
+    expected = log_probability(model, hidden[0, 0], int(batch.labels[0]))
+    assert_same_with_gradients(-model(backbone, batch).loss.total, expected, gradients_of(model))
 
 
 # --- M(x) ------------------------------------------------------------------------------------------------------------
@@ -697,6 +803,23 @@ def test_the_sentence_vector_of_words_is_the_pooled_word_embeddings(family: str,
         words = backbone.word_table[backbone.tokenizer(example.texts[0])["input_ids"]]
         assert row.representation is not None
         assert_like(row.representation, pooled_literally(words, list(range(len(words))), pooling))
+
+
+def test_the_sentence_vector_of_glove_is_equation_5(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(4)
+    vectors = {f"w{number}": torch.randn(7, generator=generator).tolist() for number in range(20)}
+    (tmp_path / "glove.txt").write_text("".join(f"{word} {' '.join(map(str, v))}\n" for word, v in vectors.items()))
+    glove = load_glove(str(tmp_path / "glove.txt"))
+    for length in (1, 2, 9):
+        words = [f"w{number}" for number in torch.randint(20, (length,), generator=generator).tolist()]
+        expected = torch.tensor(literal.glove_vector(words, vectors), dtype=torch.float64)
+        ONE_SUM_FLOAT32.assert_close(glove.vectors([(" ".join(words),)])[0].double(), expected)
+
+
+def test_supplementary_training_doubles_pairs_with_their_order_swapped() -> None:
+    pairs = [(f"first {number}", f"second {number}", "same" if number % 3 else "other") for number in range(5)]
+    doubled = with_swapped([Example((first, second), label) for first, second, label in pairs])
+    assert sorted((*example.texts, example.target) for example in doubled) == sorted(literal.doubled(pairs))  # type: ignore[type-var]
 
 
 @torch.no_grad()

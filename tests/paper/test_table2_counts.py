@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -47,11 +49,11 @@ SHAPES = {
 }
 
 
-def counted(*words: str) -> dict[str, dict[str, int]]:
-    """`softcue params --recipe paper ... --json` by method."""
+def counted(*words: str, recipe: str = "paper") -> dict[str, dict[str, int]]:
+    """`softcue params --recipe ... --json` by method."""
     out = io.StringIO()
     with (
-        patch.object(sys, "argv", ["softcue", "params", "--recipe", "paper", *words, "--json"]),
+        patch.object(sys, "argv", ["softcue", "params", "--recipe", recipe, *words, "--json"]),
         contextlib.redirect_stdout(out),
         pytest.raises(SystemExit) as end,
     ):
@@ -151,3 +153,15 @@ def test_p_tuning_v2_in_its_original_form_has_twice_the_numbers(rule: str) -> No
 def test_a_single_layer_generator_with_two_sets_of_a_is_the_released_codes() -> None:
     counts = counted("--like", "roberta-large", "--method", "s-idpg-phm", "method.share_a=false")
     assert counts["s-idpg-phm"]["gradient"] == 111_872
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_the_pages_show_what_each_recipe_trains(page: str, roberta_large: dict[str, dict[str, int]]) -> None:
+    default = counted("--like", "roberta-large", recipe="default")
+    text = (Path(__file__).parents[2] / page).read_text("utf-8")
+    # | `name` | what is trained, in the guide | paper | default |
+    rows = re.findall(r"\| `([\w-]+)`[^|]*\|(?: [^|]*[a-z] [^|]*\|)? ([\d,]+)[^|]*\| ([\d,]+) \|", text)
+    shown = {name: (int(paper.replace(",", "")), int(own.replace(",", ""))) for name, paper, own in rows}
+    shown = {name: counts for name, counts in shown.items() if name in TABLE_2 or name in NOT_PRINTED}
+    assert len(shown) >= 10
+    assert shown == {name: (roberta_large[name]["gradient"], default[name]["gradient"]) for name in shown}

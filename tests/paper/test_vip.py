@@ -1,20 +1,38 @@
-"""VIP (Bhardwaj et al. 2022) against slow, literal re-computations from the paper's equations."""
+"""VIP (Bhardwaj et al. 2022) against literal re-computations of the paper (literal_vip.py)."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from tolerance import ONE_SUM_FLOAT32
+from paper import literal_prompt_tuning, literal_vip
+from paper.gradients import assert_same_with_gradients
+from paper.literal_vip import (
+    Drop,
+    EncoderLayerWeights,
+    contextualise,
+    dedicated_codes,
+    draw,
+    mean_of_codes,
+    multinomial,
+    smoothed,
+    squared_distance,
+    unchanged,
+)
+from tiny import tiny_float64
+from tolerance import LITERAL_FLOAT64, ONE_SUM_FLOAT32
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from toy import EXAMPLES, make_model
 
+from softcue.inputs.collate import collate
 from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
 from softcue.prompts.contextualizer import Contextualizer, EncoderLayer, RowNoise
 from softcue.prompts.quantizer import perplexity
@@ -44,11 +62,7 @@ SHAPE = QuantizerShape(
 )
 
 
-# --- the paper's equations, one number at a time ---------------------------------------------------------------------
-
-
-def squared_distance(vector: Tensor, other: Tensor) -> float:
-    return math.fsum((a - b) ** 2 for a, b in zip(vector.tolist(), other.tolist(), strict=True))
+# --- our numbers in the paper's equations ----------------------------------------------------------------------------
 
 
 def mean_pair_distance(codes: Tensor, num_blocks: int = 1) -> float:
@@ -64,55 +78,23 @@ def temperature_of(quantizer: Quantizer) -> float:
     return quantizer.shape.temperature * mean_pair_distance(quantizer.codebook, quantizer.shape.tokens or 1)
 
 
-def may_take(quantizer: Quantizer, token: int, code: int) -> bool:
-    """Section 6: K/n codes in a row belong to each token."""
-    tokens = quantizer.shape.tokens
-    return not tokens or code // (quantizer.shape.codes // tokens) == token
+def codes_of(quantizer: Quantizer, token: int) -> list[int]:
+    """The codes that a token may take."""
+    shape = quantizer.shape
+    return dedicated_codes(token, shape.tokens, shape.codes) if shape.tokens else list(range(shape.codes))
 
 
 def literal_logits(quantizer: Quantizer, vector: Tensor, token: int) -> list[float]:
-    """Equation 3 over the temperature, over all K codes; minus infinity for those of other tokens."""
-    temperature = temperature_of(quantizer)
-    return [
-        -squared_distance(vector, code) / temperature if may_take(quantizer, token, number) else -math.inf
-        for number, code in enumerate(quantizer.codebook)
-    ]
-
-
-def literal_shares(logits: Sequence[float]) -> list[float]:
-    top = max(logits)
-    weights = [math.exp(value - top) for value in logits]
-    return [weight / math.fsum(weights) for weight in weights]
-
-
-def literal_draw(shares: Sequence[float], number: float) -> int:
-    """The code whose stretch of [0, 1) a number falls in."""
-    reached = 0.0
-    for code, share in enumerate(shares):
-        reached += share
-        if number < reached:
-            return code
-    raise AssertionError("shares do not add up to one")
-
-
-def literal_mean(quantizer: Quantizer, codes: Sequence[int]) -> Tensor:
-    """Equation 5. [D]"""
-    mean = torch.zeros(quantizer.codebook.shape[1], dtype=torch.float64)
-    for code in codes:
-        mean += quantizer.codebook[code].double() / len(codes)
-    return mean
+    return literal_vip.logits(vector, quantizer.codebook, temperature_of(quantizer), codes_of(quantizer, token))
 
 
 def literal_codes(quantizer: Quantizer, vectors: Tensor, noise: Sequence[Tensor]) -> list[list[list[int]]]:
     """Equation 4: row, token, draw."""
     codes = []
     for row, numbers in zip(vectors, noise, strict=True):
-        shares = [literal_shares(literal_logits(quantizer, vector, token)) for token, vector in enumerate(row)]
+        shares = [multinomial(literal_logits(quantizer, vector, token)) for token, vector in enumerate(row)]
         codes.append(
-            [
-                [literal_draw(distribution, float(u)) for u in line]
-                for distribution, line in zip(shares, numbers, strict=True)
-            ]
+            [[draw(distribution, float(u)) for u in line] for distribution, line in zip(shares, numbers, strict=True)]
         )
     return codes
 
@@ -121,34 +103,36 @@ def literal_evaluation(quantizer: Quantizer, vector: Tensor, token: int, noise: 
     """P^q outside training, of one vector. [D]"""
     logits = literal_logits(quantizer, vector, token)
     if quantizer.shape.evaluation == "argmax":
-        return quantizer.codebook[logits.index(max(logits))].double()
-    shares = literal_shares(logits)
+        return mean_of_codes(quantizer.codebook, [logits.index(max(logits))])
+    shares = multinomial(logits)
     if quantizer.shape.evaluation == "sample":
-        return literal_mean(quantizer, [literal_draw(shares, float(u)) for u in noise[token]])
-    return sum(
-        (share * code.double() for share, code in zip(shares, quantizer.codebook, strict=True)),
-        torch.zeros(vector.shape[0], dtype=torch.float64),
-    )
+        return mean_of_codes(quantizer.codebook, [draw(shares, float(u)) for u in noise[token]])
+    return literal_vip.expectation(quantizer.codebook, shares)
 
 
-def literal_resilience(first: Tensor, second: Tensor, includes_self: bool) -> Tensor:
-    """Equations 9 and 10 for every token position, averaged over positions."""
-    num_rows, num_tokens, _ = first.shape
-    losses = []
-    for token in range(num_tokens):
-        for i in range(num_rows):
-            whole = torch.zeros((), dtype=first.dtype)
-            for j in range(num_rows):
-                if includes_self or j != i:
-                    whole = whole + torch.exp(-torch.norm(first[i, token] - first[j, token]))
-                whole = whole + torch.exp(-torch.norm(first[i, token] - second[j, token]))
-            losses.append(-torch.log(torch.exp(-torch.norm(first[i, token] - second[i, token])) / whole))
-    return torch.stack(losses).sum() / (num_tokens * num_rows)
+def literal_context(context: Contextualizer, prompt: Tensor, text: Tensor, drop: Drop = unchanged) -> Tensor:
+    """P^c of one row; the scale of words is ours: inputs are divided by it, outputs multiplied. [n D]"""
+    layers = []
+    for layer in context.layers:
+        assert isinstance(layer, EncoderLayer)
+        query, key, value = zip(layer.attend.weight.chunk(3), layer.attend.bias.chunk(3), strict=True)
+        others = [(part.weight, part.bias) for part in (layer.merge, layer.up, layer.down, *layer.norms)]
+        layers.append(EncoderLayerWeights(query, key, value, *others))  # type: ignore[arg-type]
+    project, back = ((part.weight, part.bias) for part in (context.project, context.back))
+    shape = context.shape
+    states = contextualise(prompt / shape.scale, text / shape.scale, project, layers, back, shape.heads, drop)
+    return states * shape.scale
 
 
-def literal_smoothed(counts: Tensor, epsilon: float) -> Tensor:
-    total = counts.sum()
-    return (counts + epsilon) / (total + len(counts) * epsilon) * total
+def drop_by(generator: torch.Generator, share: float) -> Drop:
+    """Dropout: a share of the values becomes zero, the others grow, so that their mean stays."""
+
+    def drop(values: Tensor) -> Tensor:
+        if not share:
+            return values
+        return values * (torch.rand(values.shape, generator=generator) >= share) / (1 - share)
+
+    return drop
 
 
 def assert_like(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -425,8 +409,45 @@ def test_draws_are_the_codes_whose_share_of_the_unit_interval_the_noise_falls_in
     codes = literal_codes(quantizer, vectors, noise_of(7, 4))
     for row in range(4):
         for token in range(N):
-            assert_like(values[row, token], literal_mean(quantizer, codes[row][token]))
+            assert_like(values[row, token], mean_of_codes(quantizer.codebook, codes[row][token]))
     assert len({code for row in codes for token_codes in row for code in token_codes}) > 2
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_quantiser_of_any_shape_is_equations_3_to_5(seed: int) -> None:
+    choices = random.Random(seed)
+    num_rows, num_tokens, width, per_token, draws = (choices.randint(1, 5) for _ in range(5))
+    is_dedicated = choices.random() < 0.5
+    shape = replace(
+        SHAPE,
+        codes=num_tokens * per_token,
+        draws=draws,
+        temperature=choices.uniform(0.5, 5),
+        is_relative=choices.random() < 0.3 and per_token > 1,
+        tokens=num_tokens if is_dedicated else 0,
+    )
+    quantizer = Quantizer(shape, torch.randn(shape.codes, width))
+    vectors = torch.randn(num_rows, num_tokens, width, requires_grad=True)
+    noise = [torch.rand(num_tokens, draws, generator=generator) for generator in generators_of(seed, num_rows)]
+    codes = literal_codes(quantizer, vectors.detach(), noise)
+    means = [[mean_of_codes(quantizer.codebook, drawn) for drawn in row] for row in codes]
+    expected = literal_vip.straight_through(vectors, torch.stack([torch.stack(row) for row in means]))
+    assert_same_with_gradients(trained(quantizer, vectors, seed)[0], expected, {"P^c": vectors})
+    for evaluation in EVALUATIONS:
+        quantizer.shape = replace(shape, evaluation=evaluation)  # type: ignore[arg-type]
+        uniform = torch.rand(num_tokens, draws, generator=torch.Generator().manual_seed(shape.sample_seed))
+        rows = [
+            [literal_evaluation(quantizer, vector.detach(), token, uniform) for token, vector in enumerate(row)]
+            for row in vectors
+        ]
+        expected = literal_vip.straight_through(vectors, torch.stack([torch.stack(row) for row in rows]))
+        assert_same_with_gradients(evaluated(quantizer, vectors), expected, {"P^c": vectors})
+    shares = [
+        [multinomial(literal_logits(quantizer, vector.detach(), token)) for token, vector in enumerate(row)]
+        for row in vectors
+    ]
+    LITERAL_FLOAT64.assert_close(quantizer.assignment(vectors), torch.tensor(shares))
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
@@ -443,8 +464,8 @@ def test_codes_are_drawn_as_often_as_the_softmax_says(tokens: int) -> None:
     counts = draws_in(quantizer, trained(quantizer, vectors)[0])
     for row in range(2):
         for token in range(N):
-            shares = literal_shares(literal_logits(quantizer, vectors[row, token], token))
-            taken = [code for code in range(K) if may_take(quantizer, token, code)]
+            shares = multinomial(literal_logits(quantizer, vectors[row, token], token))
+            taken = codes_of(quantizer, token)
             assert counts[row, token].sum() == counts[row, token, taken].sum()
             seen, wanted = counts[row, token, taken].tolist(), [shares[code] for code in taken]
             assert chi_square(seen, wanted) < 25  # of 5 degrees of freedom at most: one in 7,000
@@ -453,7 +474,7 @@ def test_codes_are_drawn_as_often_as_the_softmax_says(tokens: int) -> None:
 def test_draws_of_one_vector_and_of_neighbouring_rows_are_independent() -> None:
     quantizer = quantizer_of(draws=2)
     vectors = torch.randn(1, 1, D).expand(5000, 1, D)
-    shares = literal_shares(literal_logits(quantizer, vectors[0, 0], 0))
+    shares = multinomial(literal_logits(quantizer, vectors[0, 0], 0))
     agreeing = sum(share**2 for share in shares)
     near = 4 * math.sqrt(agreeing * (1 - agreeing) / 5000)
     counts = draws_in(quantizer, trained(quantizer, vectors)[0]).squeeze(1)  # [B K]
@@ -565,9 +586,11 @@ def test_an_assignment_is_the_probability_of_each_of_all_codes(tokens: int) -> N
     assert probabilities.shape == (3, N, K)
     for row in range(3):
         for token in range(N):
-            shares = literal_shares(literal_logits(quantizer, vectors[row, token], token))
+            shares = multinomial(literal_logits(quantizer, vectors[row, token], token))
             assert_like(probabilities[row, token], torch.tensor(shares))
-            assert not any(probabilities[row, token, code] for code in range(K) if not may_take(quantizer, token, code))
+            assert not any(
+                probabilities[row, token, code] for code in range(K) if code not in codes_of(quantizer, token)
+            )
 
 
 @pytest.mark.parametrize("tokens", [0, N])
@@ -588,56 +611,134 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(evaluation: str, tokens: i
 # --- equation 6 ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_commitment_is_the_squared_distance_to_a_constant(reduction: Any) -> None:
-    context = torch.randn(2, N, D, requires_grad=True)
-    quantised = torch.randn(2, N, D, requires_grad=True)
-    loss = commitment(context, quantised, reduction)
-    loss.backward()
-    total, gradient = 0.0, torch.zeros(2, N, D)
-    for row in range(2):
-        for token in range(N):
-            total += squared_distance(context[row, token], quantised[row, token])
-            gradient[row, token] = 2 * (context[row, token] - quantised[row, token]).detach()
-    divisor = 2 * N * D if reduction == "mean" else 2  # rows
-    assert loss.item() == pytest.approx(total / divisor, rel=1e-5)
-    assert_like(context.grad, gradient / divisor)  # type: ignore[arg-type]
-    assert quantised.grad is None
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seed", range(4))
+def test_commitment_is_equation_6_and_its_mean_is_weaker_by_all_values_of_a_row(seed: int) -> None:
+    choices = random.Random(seed)
+    num_rows, num_tokens, width = (choices.randint(1, 6) for _ in range(3))
+    context, quantised = (torch.randn(num_rows, num_tokens, width, requires_grad=True) for _ in range(2))
+    rows = [literal_vip.commitment(*pair) for pair in zip(context, quantised, strict=True)]
+    expected = literal_vip.total_loss(torch.zeros(()), rows, 1.0, 0.0)
+    assert_same_with_gradients(commitment(context, quantised, "sum"), expected, {"P^c": context})
+    mean = commitment(context, quantised, "mean")
+    assert_same_with_gradients(mean, expected / (num_tokens * width), {"P^c": context})
+    assert torch.autograd.grad(mean, quantised, allow_unused=True) == (None,)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("resilience", [0.0, 0.7])
-def test_training_adds_the_losses_and_their_gradients_to_that_of_the_tokens(reduction: Any, resilience: float) -> None:
-    weights = LossWeights(commitment=0.4, reduction=reduction, noise_resilience=resilience)
-    encoder, instance = vip_of(num_hard=1, weights=weights).train(), instance_of(texts_of())
-    pull = torch.randn(len(LENGTHS), 1 + 2 + N, D)
-    prompt = prompted(encoder, instance)
+@dataclass
+class LiteralRow:
+    """What training computes for one row, by the paper's equations."""
+
+    context: Tensor  # P^c [n D]
+    quantised: Tensor  # P^q by straight-through [n D]
+    second_view: Tensor  # [n D]
+    commitment: Tensor  # []
+
+
+def literal_row(encoder: VIP, text: Tensor, generator: torch.Generator) -> LiteralRow:
+    """Sections 4 and 6 for one row, with the row's noise in the order of its use."""
+    vectors, shape = encoder.prompt[encoder.num_soft :], encoder.contextualizer.shape
+    drop = drop_by(generator, shape.dropout)
+    context = literal_context(encoder.contextualizer, vectors, text, drop)
+    quantised = context
+    if encoder.quantizer is not None:
+        noise = torch.rand(N, encoder.quantizer.shape.draws, generator=generator)
+        (codes,) = literal_codes(encoder.quantizer, context.detach().unsqueeze(0), [noise])
+        means = torch.stack([mean_of_codes(encoder.quantizer.codebook, drawn) for drawn in codes])
+        quantised = literal_vip.straight_through(context, means)
+    second_view = context
+    if encoder.weights.noise_resilience:
+        second_view = literal_context(encoder.contextualizer, vectors, text, drop)
+    distance = literal_vip.commitment(context / shape.scale, quantised / shape.scale)
+    return LiteralRow(context, quantised, second_view, distance)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("weights", "settings"),
+    [
+        (LossWeights(0.4, "sum"), {}),
+        (LossWeights(0.4, "mean"), {"tokens": N, "skip": False}),
+        (LossWeights(0.4, "sum", 0.7), {"num_soft": 0}),
+        (LossWeights(0.4, "mean", 0.7, noise_self=True), {"is_relative": True, "temperature": 0.3}),
+        (LossWeights(0.0, "sum", 2.0), {"context": {"scale": 3.0}}),
+        (LossWeights(0.4, "sum", 0.7), {"context": {"scale": 0.2, "layers": 1, "heads": 4}}),
+        (LossWeights(noise_resilience=0.7), {"quantised": False}),
+        (LossWeights(0.4, "sum"), {"context": {"dropout": 0.0}, "num_hard": 0}),
+    ],
+    ids=str,
+)
+def test_a_training_step_is_the_paper_from_text_to_losses_with_all_gradients(
+    weights: LossWeights, settings: dict[str, Any]
+) -> None:
+    encoder = vip_of(**{"num_hard": 1, "weights": weights, **settings}).train()
+    texts, scale = texts_of([3, 1, 4]), encoder.contextualizer.shape.scale
+    prompt = prompted(encoder, instance_of(texts, "left", extra=2))
     added, _ = losses_of(encoder, prompt)
-    ((prompt.tokens * pull).sum() + added).backward()
-    gradients = {
-        name: parameter.grad.clone() for name, parameter in encoder.named_parameters() if parameter.grad is not None
-    }
-    encoder.zero_grad()
 
-    generators = generators_of(0, len(LENGTHS))
-    context = encoder.contextualize(instance, generators)
-    values = (prompt.tokens[:, 3:] - encoder.prompt[2:]).detach()  # P^q, a constant
-    draws_in(quantizer_in(encoder), values)
-    squares = (context - values).square()
-    loss = 0.4 * (squares.mean() if reduction == "mean" else squares.sum((1, 2)).mean())
-    if resilience:
-        for generator in generators:  # the quantiser's noise lies between the two views
-            torch.rand(N, M, generator=generator)
-        again = encoder.contextualize(instance, generators)
-        loss = loss + resilience * literal_resilience(context, again, includes_self=False)
-    assert_like(added, loss, 1e-4)
-    tokens = torch.cat([encoder.prompt[:2].expand(len(LENGTHS), -1, -1), encoder.prompt[2:] + context], dim=1)
-    ((tokens * pull[:, 1:]).sum() + loss).backward()
-    assert set(gradients) == {name for name, _ in encoder.named_parameters()}
-    for name, parameter in encoder.named_parameters():
-        assert parameter.grad is not None
-        assert_like(gradients[name], parameter.grad, 2e-4)
-    assert prompt.statistics["commitment"] == pytest.approx(commitment(context, values, reduction).item() * 5, rel=1e-4)
+    rows = [
+        literal_row(encoder, text, generator)
+        for text, generator in zip(texts, generators_of(0, len(texts)), strict=True)
+    ]
+    vectors = encoder.prompt[encoder.num_soft :]
+    tokens = []
+    for row in rows:  # equation 2: [T, P + P^q]
+        last = literal_vip.with_skip(vectors, row.quantised) if encoder.skip else row.quantised
+        tokens.append(torch.cat([encoder.hard, encoder.prompt[: encoder.num_soft], last]))
+    views = [torch.stack([getattr(row, name) for row in rows]) / scale for name in ("context", "second_view")]
+    resilience = torch.zeros(())
+    if weights.noise_resilience:
+        assert not torch.allclose(views[0], views[1], atol=0.01)
+        resilience = weights.noise_resilience * literal_vip.noise_resilience(*views, weights.noise_self)
+    beta = weights.commitment if weights.reduction == "sum" else weights.commitment / (N * D)
+    commitments = [row.commitment for row in rows] if encoder.quantizer is not None else [torch.zeros(())]
+    expected = literal_vip.total_loss(torch.zeros(()), commitments, beta, resilience)
+    sources = dict(encoder.named_parameters())
+    parts = [
+        torch.cat([values.flatten(), loss.view(1)])
+        for values, loss in ((prompt.tokens, added), (torch.stack(tokens), expected))
+    ]
+    assert_same_with_gradients(parts[0], parts[1], sources)
+    if encoder.quantizer is not None:
+        distance = math.fsum(row.commitment.item() for row in rows) / (1 if weights.reduction == "sum" else N * D)
+        assert float(prompt.statistics["commitment"]) == LITERAL_FLOAT64.approx(distance)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("case", ["vip", "vip mixed", "vip-c"])
+def test_a_training_pass_of_t5_is_equations_2_and_6_with_all_gradients(case: str) -> None:
+    backbone = tiny_float64("t5")
+    settings: dict[str, Any] = {"noise_resilience": 0.7, "heads": 2, "prompt_length": N + 2}
+    if case != "vip-c":
+        settings |= {"commitment_reduction": "sum", "draws": M}
+    model = make_model(backbone, case, soft_tokens=2, **settings).double().train()
+    encoder = model.method.encoder
+    assert isinstance(encoder, VIP)
+    rows = model.rows(backbone, [EXAMPLES[2], EXAMPLES[4]], with_target=True)
+    torch.manual_seed(5)
+    output = model(backbone, collate(rows, backbone.tokenizer.pad_token_id))
+    actual = output.loss.total / output.loss.count + output.aux_loss + encoder.batch_loss(output.compared)[0]
+
+    table, vectors = backbone.model.get_input_embeddings().weight, encoder.prompt[2:]
+    likelihood, literal_rows = torch.zeros(()), []
+    for row, generator in zip(rows, generators_of(5, 2), strict=True):
+        text = literal_prompt_tuning.embed(table, row.ids)
+        literal_rows.append(literal_row(encoder, text, generator))
+        quantised = literal_rows[-1].quantised
+        prompt = torch.cat(
+            [encoder.prompt[:2], literal_vip.with_skip(vectors, quantised) if encoder.skip else quantised]
+        )
+        sequence = literal_prompt_tuning.concatenate(torch.cat([encoder.hard, prompt]), text)
+        shifted = torch.tensor([[backbone.start_id, *row.target_ids[:-1]]])
+        logits = backbone.model(inputs_embeds=sequence.unsqueeze(0), decoder_input_ids=shifted).logits[0]
+        likelihood = likelihood + literal_prompt_tuning.log_likelihood(logits, row.target_ids)
+    views = [torch.stack([getattr(row, name) for row in literal_rows]) for name in ("context", "second_view")]
+    resilience = 0.7 * literal_vip.noise_resilience(*views, includes_self=False)
+    beta = 0.0 if case == "vip-c" else encoder.weights.commitment
+    num_tokens = sum(len(row.target_ids) for row in rows)
+    commitments = [row.commitment for row in literal_rows]
+    expected = literal_vip.total_loss(-likelihood / num_tokens, commitments, beta, resilience)
+    assert_same_with_gradients(actual, expected, dict(encoder.named_parameters()))
 
 
 # --- what a step adds up ---------------------------------------------------------------------------------------------
@@ -746,20 +847,29 @@ def steps_of(num: int, undrawn: Sequence[int] = ()) -> list[dict[str, Tensor]]:
     return steps
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, 0.2])
-def test_the_rule_vqvae_divides_running_sums_by_smoothed_running_counts(epsilon: float) -> None:
-    quantizer = quantizer_of(decay=0.7, epsilon=epsilon)
+def drawn_steps(quantizer: Quantizer, num: int) -> Iterator[tuple[dict[str, Tensor], list[list[int]], Tensor]]:
+    """Steps of training: their statistics, the codes drawn for each vector, and the vectors."""
+    for seed in range(num):
+        vectors = torch.randn(4, N, D, generator=torch.Generator().manual_seed(seed))
+        _, statistics = trained(quantizer, vectors, seed)
+        codes = literal_codes(quantizer, vectors, noise_of(seed, 4))
+        yield statistics, [drawn for row in codes for drawn in row], vectors.flatten(0, 1)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("tokens", [0, N])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-5, 0.2])
+def test_the_rule_vqvae_divides_running_sums_by_smoothed_running_counts(epsilon: float, tokens: int) -> None:
+    quantizer = quantizer_of(decay=0.7, epsilon=epsilon, tokens=tokens, temperature=30.0)
     assert torch.equal(quantizer.counts, torch.ones(K))
-    count, weighted = torch.ones(K).double(), quantizer.codebook.double().clone()  # w = e c
-    for statistics in steps_of(4):
+    counts, sums = [float(M)] * K, M * quantizer.codebook.clone()  # all M draws of a vector count as one with us
+    for statistics, codes, vectors in drawn_steps(quantizer, 4):
+        counts = literal_vip.updated_counts(counts, codes, 0.7)
+        sums = literal_vip.updated_sums(sums, codes, vectors, 0.7)
         quantizer.update_state(statistics, epoch_begins=False)
-        count = 0.7 * count + 0.3 * statistics["counts"].double()
-        for code in range(K):
-            weighted[code] = 0.7 * weighted[code] + 0.3 * statistics["sums"][code].double()
-        divisor = literal_smoothed(count, epsilon)
-        assert_like(quantizer.counts, count)  # not smoothed themselves
-        for code in range(K):
-            assert_like(quantizer.codebook[code], weighted[code] / divisor[code], 1e-4)
+        divisors = torch.tensor(smoothed(counts, M * epsilon))
+        LITERAL_FLOAT64.assert_close(quantizer.counts, torch.tensor(counts) / M)  # not smoothed themselves
+        LITERAL_FLOAT64.assert_close(quantizer.codebook, sums / divisors.unsqueeze(1))
 
 
 def test_the_rule_vqvae_leaves_a_code_whose_count_is_below_epsilon() -> None:
@@ -771,7 +881,7 @@ def test_the_rule_vqvae_leaves_a_code_whose_count_is_below_epsilon() -> None:
         quantizer.update_state(statistics, epoch_begins=False)
         count = 0.5 * count + 0.5 * statistics["counts"].double()
         weighted = 0.5 * weighted + 0.5 * statistics["sums"].double()
-        divisor = literal_smoothed(count, 0.2)
+        divisor = smoothed(count.tolist(), 0.2)
         for code in range(K):
             if count[code] >= 0.2:
                 wanted[code] = weighted[code] / divisor[code]
@@ -804,18 +914,20 @@ def test_an_undrawn_code_of_the_rule_vqvae_keeps_its_place_and_comes_back_where_
     assert_like(quantizer.codebook[1], torch.arange(8.0), 2e-3)
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.2])
-def test_the_rule_literal_is_equations_7_and_8_as_printed(epsilon: float) -> None:
-    quantizer = quantizer_of(rule="literal", decay=0.7, epsilon=epsilon)
-    assert_like(quantizer.counts, torch.full((K,), 1 / K), 1e-6)
-    count, codes = torch.full((K,), 1 / K).double(), quantizer.codebook.double().clone()
-    for statistics in steps_of(4, undrawn=[0]):
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("tokens", [0, N])
+@pytest.mark.parametrize("epsilon", [0.0, 0.01, 0.2])
+def test_the_rule_literal_is_equations_7_and_8_as_printed(epsilon: float, tokens: int) -> None:
+    """As printed without epsilon; the authors' code smooths the counts and keeps them so."""
+    quantizer = quantizer_of(rule="literal", decay=0.7, epsilon=epsilon, tokens=tokens, temperature=30.0)
+    LITERAL_FLOAT64.assert_close(quantizer.counts, torch.full((K,), 1 / K))
+    counts, codebook = [M / K] * K, quantizer.codebook.clone()  # all M draws of a vector count as one with us
+    for statistics, codes, vectors in drawn_steps(quantizer, 4):
+        counts = smoothed(literal_vip.updated_counts(counts, codes, 0.7), M * epsilon)
+        codebook = literal_vip.updated_codes(codebook, counts, codes, vectors, 0.7)
         quantizer.update_state(statistics, epoch_begins=False)
-        count = literal_smoothed(0.7 * count + 0.3 * statistics["counts"].double(), epsilon)  # stored smoothed
-        for code in range(K):
-            codes[code] = 0.7 * codes[code] + 0.3 * statistics["sums"][code].double() / count[code]
-        assert_like(quantizer.counts, count)
-        assert_like(quantizer.codebook, codes, 1e-4)
+        LITERAL_FLOAT64.assert_close(quantizer.counts, torch.tensor(counts) / M)
+        LITERAL_FLOAT64.assert_close(quantizer.codebook, codebook)
 
 
 def test_an_undrawn_code_of_the_rule_literal_drifts_to_the_origin() -> None:
@@ -1040,21 +1152,18 @@ def test_candidates_of_two_pieces_are_those_of_the_whole_batch(tokens: int, is_e
 # --- equations 9 and 10 ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("includes_self", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_noise_resilience_and_its_gradient_are_the_equation(num_rows: int, includes_self: bool) -> None:
-    first = torch.randn(num_rows, N, D)
-    second = first + 0.3 * torch.randn(num_rows, N, D)
-    views = [view.clone().requires_grad_() for view in (first, second)]
-    literal = [view.double().requires_grad_() for view in (first, second)]
-    loss = noise_resilience(views[0], views[1], includes_self)
-    wanted = literal_resilience(literal[0], literal[1], includes_self)
-    loss.backward()
-    wanted.backward()
-    assert_like(loss, wanted)
-    for actual_view, other in zip(views, literal, strict=True):
-        assert actual_view.grad is not None and other.grad is not None
-        assert_like(actual_view.grad, other.grad)
+    first = torch.randn(num_rows, N, D, requires_grad=True)
+    second = (first + 0.3 * torch.randn(num_rows, N, D)).detach().requires_grad_()
+    loss = noise_resilience(first, second, includes_self)
+    expected = literal_vip.noise_resilience(first, second, includes_self)
+    if num_rows == 1 and not includes_self:  # there is nothing to compare with
+        assert loss == expected == 0
+        return
+    assert_same_with_gradients(loss, expected, {"first view": first, "second view": second})
     if num_rows > 1:
         assert not torch.allclose(loss, noise_resilience(first, second, not includes_self))
 
@@ -1086,27 +1195,6 @@ def test_views_that_are_the_same_have_a_finite_gradient() -> None:
         assert view.grad is not None and view.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("noise_self", [False, True])
-def test_training_with_noise_resilience_compares_two_views_of_other_noise(noise_self: bool) -> None:
-    weights = LossWeights(commitment=0.0, noise_resilience=2.0, noise_self=noise_self)
-    instance = instance_of(texts_of())
-    for quantised in (True, False):
-        encoder = vip_of(weights=weights, quantised=quantised).train()
-        prompt = prompted(encoder, instance)
-        generators = generators_of(0, 5)
-        first = encoder.contextualize(instance, generators)
-        if quantised:
-            _ = [torch.rand(N, M, generator=generator) for generator in generators]
-        second = encoder.contextualize(instance, generators)
-        assert not torch.allclose(first, second, atol=0.1)
-        wanted = literal_resilience(first.double(), second.double(), noise_self)
-        loss, statistics = losses_of(encoder, prompt)
-        assert_like(loss, 2 * wanted, 1e-4)
-        assert_like(statistics["noise_resilience"], 5 * wanted, 1e-4)
-        plain = prompted(vip_of(quantised=quantised).train(), instance)
-        assert torch.equal(plain.tokens, prompt.tokens)  # P^q is of the first view
-
-
 @pytest.mark.parametrize("size", [0.06, 13.0])
 @pytest.mark.parametrize("quantised", [True, False])
 def test_noise_resilience_is_the_same_whatever_the_size_of_the_words(size: float, quantised: bool) -> None:
@@ -1126,6 +1214,29 @@ def test_noise_resilience_is_the_same_whatever_the_size_of_the_words(size: float
 
 
 # --- the contextualiser ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seed", range(5))
+def test_the_contextualiser_is_section_4_1_with_the_gradients_of_everything(seed: int) -> None:
+    choices = random.Random(seed)
+    heads, width, num_tokens, layers = (
+        choices.choice([1, 2, 4]),
+        choices.randint(2, 7),
+        choices.randint(1, 4),
+        1 + seed % 3,
+    )
+    shape = ContextShape(width, 4 * choices.randint(1, 2), layers, heads, 0.3 * (seed % 2), choices.choice([1.0, 2.5]))
+    context = Contextualizer(shape)
+    shuffled(context)
+    texts = [text.requires_grad_() for text in texts_of([3, 1, 4], width)]
+    prompt = torch.randn(num_tokens, width, requires_grad=True)
+    generators = generators_of(seed, 3) if shape.dropout else []
+    actual = context(prompt, instance_of(texts), generators)
+    drops = [drop_by(generator, shape.dropout) for generator in generators_of(seed, 3)]
+    rows = [literal_context(context, prompt, text, drop) for text, drop in zip(texts, drops, strict=True)]
+    sources = {f"text {len(text)}": text for text in texts if shape.dropout == 0} | {"prompt": prompt}
+    assert_same_with_gradients(actual, torch.stack(rows), sources | dict(context.named_parameters()))
 
 
 def torch_layer(layer: EncoderLayer) -> nn.TransformerEncoderLayer:
@@ -1363,19 +1474,19 @@ def test_a_prompt_is_frozen_words_then_soft_vectors_then_those_that_read(
     skip: bool, quantised: bool, num_soft: int, num_hard: int
 ) -> None:
     encoder = vip_of(num_soft, num_hard, skip, quantised=quantised).eval()
-    instance = instance_of(texts_of())
-    prompt = prompted(encoder, instance)
+    prompt = prompted(encoder, instance_of(texts_of()))
     assert encoder.prompt_length == num_hard + num_soft + N
     assert prompt.tokens.shape == (5, encoder.prompt_length, D) and prompt.mask.all()
     assert prompt.mask.shape == prompt.tokens.shape[:2]
     assert prompt.aux_loss.item() == 0 and not prompt.aux_loss.requires_grad and dict(prompt.statistics) == {}
-    context = encoder.contextualizer(encoder.prompt[num_soft:], instance, [])
-    values = evaluated(quantizer_in(encoder), context) if quantised else context
-    for row in range(5):
-        wanted = [*encoder.hard, *encoder.prompt[:num_soft]]
-        for token in range(N):
-            wanted.append(values[row, token] + (encoder.prompt[num_soft + token] if skip else 0))
-        assert_like(prompt.tokens[row], torch.stack(wanted))
+    vectors = encoder.prompt[num_soft:].detach()
+    for row, text in enumerate(texts_of()):
+        values = literal_context(encoder.contextualizer, vectors, text).detach()
+        if quantised:
+            quantizer, unused = quantizer_in(encoder), torch.zeros(0)
+            values = torch.stack([literal_evaluation(quantizer, v, token, unused) for token, v in enumerate(values)])
+        wanted = literal_vip.with_skip(vectors, values) if skip else values
+        assert_like(prompt.tokens[row], torch.cat([encoder.hard, encoder.prompt[:num_soft], wanted]))
     assert encoder.static_vectors() is encoder.prompt
 
 
@@ -1472,6 +1583,7 @@ def test_a_training_step_never_holds_the_drawn_rows_side_by_side(settings: dict[
 # --- VIP-IDP ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("float64")
 def test_vip_idp_is_two_matrices_without_biases() -> None:
     projection = VIPIDP(inputs=7, inner=4, length=N, width=D)
     projection.initialize(torch.Generator().manual_seed(0))
@@ -1479,21 +1591,15 @@ def test_vip_idp_is_two_matrices_without_biases() -> None:
         "down.weight": (4, 7),
         "up.weight": (N * D, 4),
     }
-    representation = torch.randn(3, 7)
+    representation = torch.randn(3, 7, requires_grad=True)
     prompt = projection(Instance(torch.randn(3, 2, D), torch.ones(3, 2).bool(), representation))
     assert prompt.tokens.shape == (3, N, D) and projection.prompt_length == N and prompt.mask.all()
-    down, up = projection.down.weight.tolist(), projection.up.weight.tolist()
-    every: list[float] = []
-    for row in range(3):
-        x = representation[row].tolist()
-        inner = [max(0.0, sum(a * b for a, b in zip(line, x, strict=True))) for line in down]
-        every.extend(inner)
-        for token in range(N):
-            for column in range(D):
-                line = up[token * D + column]
-                wanted = sum(a * b for a, b in zip(line, inner, strict=True))
-                assert prompt.tokens[row, token, column].item() == pytest.approx(wanted, rel=1e-4, abs=1e-6)
-    assert any(every) and not all(every)  # some were negative
+    down, up = projection.down.weight, projection.up.weight
+    rows = [literal_vip.generated_prompt(vector, down, up, N) for vector in representation]
+    sources = {"M(x)": representation, "down": down, "up": up}
+    assert_same_with_gradients(prompt.tokens, torch.stack(rows), sources)
+    inner = representation @ down.T
+    assert (inner > 0).any() and (inner < 0).any()
     nothing = projection(Instance(torch.randn(1, 2, D), torch.ones(1, 2).bool(), torch.zeros(1, 7)))
     assert not nothing.tokens.any()
 

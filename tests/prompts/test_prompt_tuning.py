@@ -1,3 +1,5 @@
+"""Initial prompts beyond the paper's three, which tests/paper/test_prompt_tuning.py compares."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,7 +12,7 @@ from tiny import tiny
 from toy import TASK, make_model
 
 from softcue.errors import ConfigurationError
-from softcue.prompts.prompt_tuning import label_vectors, text_vectors, uniform_vectors, vocabulary_vectors
+from softcue.prompts.prompt_tuning import label_vectors, text_vectors, vocabulary_vectors
 from softcue.tasks import Task
 
 TABLE = torch.arange(6000 * 2.0).view(6000, 2)
@@ -24,13 +26,6 @@ def prompt_of(family: str = "bert", task: Task = TASK, **settings: object) -> to
     return make_model(tiny(family), "prompt-tuning", task=task, **settings).method.state_dict()["encoder.prompt"]  # type: ignore[no-any-return]
 
 
-def test_uniform_covers_minus_half_to_half() -> None:
-    values = uniform_vectors(200, 100, seeded())
-    assert -0.5 <= float(values.min()) < -0.49
-    assert 0.49 < float(values.max()) <= 0.5
-    assert abs(float(values.mean())) < 0.01
-
-
 def test_sampled_vocabulary_takes_distinct_common_rows_and_no_special_ones() -> None:
     rows = (vocabulary_vectors(TABLE, 4990, seeded(), skip=range(10))[:, 0] / 2).long().tolist()
     assert len(set(rows)) == 4990
@@ -40,14 +35,6 @@ def test_sampled_vocabulary_takes_distinct_common_rows_and_no_special_ones() -> 
 
 def test_a_prompt_longer_than_the_vocabulary_is_drawn_with_replacement() -> None:
     assert vocabulary_vectors(TABLE[:5], 12, seeded()).shape == (12, 2)
-
-
-def test_labels_take_the_first_rows_in_order_and_pieces_are_averaged() -> None:
-    fallback = torch.full((4, 2), -1.0)
-    vectors = label_vectors(TABLE, [[3], [10, 20, 30]], fallback)
-    assert torch.equal(vectors[0], TABLE[3])
-    assert torch.equal(vectors[1], TABLE[[10, 20, 30]].mean(0))
-    assert torch.equal(vectors[2:], fallback[2:])
 
 
 def test_surplus_labels_are_dropped_with_a_warning() -> None:

@@ -14,13 +14,15 @@ from toy import EXAMPLES, TASK, make_model
 import softcue
 from softcue.backbones import Backbone
 from softcue.errors import BackboneError, ConfigurationError, SoftcueError
+from softcue.evaluation import read_evaluation_set
+from softcue.evaluation.baselines import zero_shot_predictions
 from softcue.inputs.collate import collate
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.readouts.generation import Generation
 from softcue.readouts.sentinel import Sentinels
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import Options, ServedPrediction
-from softcue.tasks import Task
+from softcue.tasks import Label, Task
 from softcue.types import Example
 
 ROWS = [{"text": row.texts[0], "label": row.target} for row in EXAMPLES]
@@ -163,6 +165,46 @@ def test_a_cue_learns_and_serves_answers_behind_the_sentinel(decoding: str, tmp_
         assert result.prediction.label == ROWS[3]["label"]
         if decoding == "greedy":
             assert "extra_id" not in "".join(pieces) and "".join(pieces)
+
+
+@torch.no_grad()
+def untrained_label(text: str, words: dict[str, str], with_sentinel: bool) -> str:
+    """The label whose words transformers' own T5 thinks likeliest, with or without a sentinel before them."""
+    tokenizer, model = sentinel_t5().tokenizer, sentinel_t5().model
+    scores = {}
+    for name, label_words in words.items():
+        target = [sentinel_id()] * with_sentinel + tokenizer(label_words)["input_ids"]
+        shifted = torch.tensor([[sentinel_t5().start_id, *target[:-1]]])
+        logits = model(input_ids=tokenizer(text, return_tensors="pt")["input_ids"], decoder_input_ids=shifted).logits[0]
+        scores[name] = sum(float(row.log_softmax(0)[token]) for row, token in zip(logits, target, strict=True))
+    return max(scores, key=scores.__getitem__)
+
+
+def test_zero_shot_ranks_behind_the_sentinel_if_the_cue_does(tmp_path: Path) -> None:
+    words = {"a": "account", "b": "invoice", "c": "phone"}
+    task = Task(name="words", labels={name: Label(words=label_words) for name, label_words in words.items()})
+    texts = [str(row["text"]) for row in ROWS]
+    ranked = {with_it: [untrained_label(text, words, with_it) for text in texts] for with_it in (False, True)}
+    assert ranked[False] != ranked[True]
+    one_step = {"training.steps": 1, "method.prompt_length": 3}
+    one_step |= {f"task.label_words.{name}": label_words for name, label_words in words.items()}
+    for with_it, labels in ranked.items():
+        predictions = zero_shot_predictions(sentinel_t5(), task, EXAMPLES, sentinel=with_it)
+        assert [prediction.label for prediction in predictions] == labels
+        cue = softcue.train(
+            tmp_path / f"cue {with_it}",
+            train=ROWS,
+            validation=ROWS,
+            text="text",
+            label="label",
+            backbone=sentinel_t5(),
+            progress=False,
+            overrides={**one_step, "readout.sentinel": with_it},
+        )
+        accuracy = 100 * sum(map(str.__eq__, labels, [str(row["label"]) for row in ROWS])) / len(ROWS)
+        assert cue.cue_file.baselines["validation"]["zero_shot"]["accuracy"] == pytest.approx(accuracy)
+        guesses = cue.baseline_predictions(read_evaluation_set(cue.task, ROWS))
+        assert [prediction.label for prediction in guesses["zero_shot"]] == labels
 
 
 @pytest.mark.parametrize(

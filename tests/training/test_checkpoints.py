@@ -13,7 +13,7 @@ from softcue.files import is_complete_folder, write_folder_atomically
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 
 
-def checkpoint(step: int) -> Checkpoint:
+def checkpoint(step: int) -> Checkpoint[TrainingState]:
     draws = torch.Generator().manual_seed(step)
     progress = TrainingState(
         step,
@@ -27,7 +27,8 @@ def checkpoint(step: int) -> Checkpoint:
         "method.prompt/exp_avg": torch.randn(4, 8, generator=draws),
         "method.prompt/step": torch.tensor(7),
     }
-    return Checkpoint(progress, {"method.prompt": prompt}, {"method.prompt": prompt + 1}, optimizer)
+    tensors = {"model": {"method.prompt": prompt}, "best": {"method.prompt": prompt + 1}, "optimizer": optimizer}
+    return Checkpoint(progress, tensors)
 
 
 def names(folder: Path) -> list[str]:
@@ -52,7 +53,7 @@ def test_tensors_and_progress_come_back_exactly(checkpoints: Checkpoints) -> Non
     assert skipped == []
     assert result.state == saved.state
     for part in ("model", "best", "optimizer"):
-        before, after = getattr(saved, part), getattr(result, part)
+        before, after = saved.tensors[part], result.tensors[part]
         assert before.keys() == after.keys()
         for name, value in before.items():
             assert after[name].dtype == value.dtype
@@ -61,10 +62,10 @@ def test_tensors_and_progress_come_back_exactly(checkpoints: Checkpoints) -> Non
 
 def test_best_numbers_may_be_the_current_ones(checkpoints: Checkpoints) -> None:
     current = {"method.prompt": torch.randn(4, 8)}
-    checkpoints.save(Checkpoint(TrainingState(1), current, dict(current), {}))
+    checkpoints.save(Checkpoint(TrainingState(1), {"model": current, "best": dict(current), "optimizer": {}}))
     result, _ = checkpoints.newest()
     assert result is not None
-    assert torch.equal(result.best["method.prompt"], current["method.prompt"])
+    assert torch.equal(result.tensors["best"]["method.prompt"], current["method.prompt"])
 
 
 def test_nothing_is_pickled(checkpoints: Checkpoints, folder: Path) -> None:

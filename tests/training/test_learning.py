@@ -350,11 +350,11 @@ def test_a_checkpoint_holds_what_only_training_needs_and_its_best_numbers_do_not
     checkpoint, _ = checkpoints.newest()
     assert checkpoint is not None
     inside = "method.encoder.quantizer."
-    held = {name.removeprefix(inside) for name in checkpoint.model if name.startswith(inside)}
-    kept = {name.removeprefix(inside) for name in checkpoint.best if name.startswith(inside)}
+    held = {name.removeprefix(inside) for name in checkpoint.tensors["model"] if name.startswith(inside)}
+    kept = {name.removeprefix(inside) for name in checkpoint.tensors["best"] if name.startswith(inside)}
     assert held == {"codebook", "counts", "recent", "drawn", "steps"}
     assert kept == {"codebook"}
-    check_equal({name: checkpoint.model[inside + name] for name in held}, learned(trainer.model))
+    check_equal({name: checkpoint.tensors["model"][inside + name] for name in held}, learned(trainer.model))
 
 
 @pytest.mark.parametrize("fill_after", [1, 4])

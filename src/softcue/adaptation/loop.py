@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.adaptation.checkpoints import AdaptationCheckpoint, AdaptationCheckpoints, AdaptationState
+from softcue.adaptation.checkpoints import AdaptationCheckpoints, AdaptationState
 from softcue.adaptation.chunks import ChunkStream
 from softcue.adaptation.config import AdaptationConfig
 from softcue.adaptation.rows import IGNORED, AdaptationBatch, AdaptationRow, RowFormat
@@ -19,6 +19,7 @@ from softcue.backbones import Backbone
 from softcue.errors import TrainingError
 from softcue.training import Processes
 from softcue.training.batches import stream_seed
+from softcue.training.checkpoints import Checkpoint
 from softcue.training.optimizers import Adafactor, load_optimizer_tensors, optimizer_tensors
 
 
@@ -63,7 +64,7 @@ class AdaptationLoop:
         groups = [{"params": list(self.model.parameters())}]
         self.optimizer = Adafactor(groups, config.weight_decay, config.parameter_scaling)
 
-    def resume(self, checkpoint: AdaptationCheckpoint) -> None:
+    def resume(self, checkpoint: Checkpoint[AdaptationState]) -> None:
         """Continue from a checkpoint."""
         self.state = checkpoint.state
         parameters = dict(self.model.named_parameters())
@@ -130,7 +131,7 @@ class AdaptationLoop:
                 expected="a finite number",
                 fix=f"lower learning_rate (now {config.learning_rate}), or set dtype=float32",
             )
-        self._sum_gradients()
+        self.processes.sum_gradients(list(self.model.parameters()))
         rate = config.rate_at(step, self.is_new)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -147,15 +148,6 @@ class AdaptationLoop:
                 "passes": self.stream.num_passes,
             },
         )
-
-    def _sum_gradients(self) -> None:
-        """Sum the gradients over all processes."""
-        if self.processes.world_size == 1:
-            return
-        for parameter in self.model.parameters():
-            if parameter.grad is None:  # a process without rows in this batch
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad = self.processes.total(parameter.grad)
 
     def loss(self, batch: AdaptationBatch) -> TokenLoss:
         """The loss of a batch; the logits are compared in float32, whatever the number format of the layers."""
@@ -184,13 +176,13 @@ class AdaptationLoop:
         size = self.config.micro_batch_size or max(1, len(rows))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _checkpoint(self) -> AdaptationCheckpoint:
+    def _checkpoint(self) -> Checkpoint[AdaptationState]:
         tensors = {
             "model": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
             "optimizer": optimizer_tensors(self.model, self.optimizer),
             "stream": self.stream.state(),
         }
-        return AdaptationCheckpoint(self.state, tensors)
+        return Checkpoint(self.state, tensors)
 
 
 def switch_off_dropout(model: nn.Module) -> None:

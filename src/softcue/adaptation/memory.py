@@ -24,22 +24,27 @@ class MemoryNeed:
     optimizer: int
     gradients: int
     activations: int  # of one micro-batch
+    checkpoint: int  # copies while one is written; 0 on a GPU, since they are made in the computer's memory
 
     @property
     def total(self) -> int:
-        """The peak: in a backward pass, or while a checkpoint is written, which copies weights and optimizer twice."""
-        kept = self.weights + self.optimizer
-        return kept + max(self.gradients + self.activations, 2 * kept)
+        """The peak: at the end of a backward pass, or while a checkpoint is written.
+
+        The memory of activations, which come in many blocks, mostly stays with the process after a pass, so it counts
+        in both.
+        """
+        return self.weights + self.optimizer + self.activations + max(self.gradients, self.checkpoint)
 
     def describe(self, num_rows: int, free_bytes: float | None) -> str:
         """One line for the user.
 
         Example:
-            >>> MemoryNeed(2**30, 2**20, 2**30, 2**31).describe(8, None)
-            'memory: about 4.0 GB (weights 1.0 GB, gradients 1.0 GB, optimizer 1 MB, activations of 8 rows 2.0 GB)'
+            >>> MemoryNeed(2**30, 2**20, 2**30, 2**31, 2**31).describe(8, None)
+            'memory: about 5.0 GB (weights 1.0 GB, gradients 1.0 GB, optimizer 1 MB, activations of 8 rows 2.0 GB, \
+checkpoint 2.0 GB)'
         """
         parts = [("weights", self.weights), ("gradients", self.gradients), ("optimizer", self.optimizer)]
-        parts.append((f"activations of {num_rows} rows", self.activations))
+        parts += [(f"activations of {num_rows} rows", self.activations), ("checkpoint", self.checkpoint)]
         listed = ", ".join(f"{name} {_format_bytes(size)}" for name, size in parts)
         free = "" if free_bytes is None else f"; {_format_bytes(free_bytes)} free"
         return f"memory: about {_format_bytes(self.total)} ({listed}){free}"
@@ -62,7 +67,9 @@ def estimate_memory(
         activations += count_activation_bytes(model, row_loss) // num_checkpointed_layers
         checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = FLOAT32 * sum(_optimizer_numbers(parameter.shape) for parameter in parameters)
-    return MemoryNeed(weights, optimizer, weights, activations * num_rows)
+    # tensors become bytes, and the bytes become one file
+    checkpoint = 0 if parameters[0].is_cuda else 2 * (weights + optimizer)
+    return MemoryNeed(weights, optimizer, weights, activations * num_rows, checkpoint)
 
 
 def count_activation_bytes(model: nn.Module, compute_loss: Callable[[], Tensor]) -> int:

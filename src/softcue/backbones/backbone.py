@@ -45,12 +45,25 @@ _PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
 class Backbone:
     """A frozen model in eval mode. It holds no task state, so threads and cues may share it.
 
+    `trainable` are weights that stay trainable: those of a twin, which belongs to one method.
+
     `layout_side` is the padding side of a laid-out batch. For decoders it is the left, so that the last column ends
     every text. For the other kinds it is the right, so that absolute positions start at 0.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        folder: Path | None = None,
+        trainable: Sequence[nn.Parameter] = (),
+    ) -> None:
         self.model = model.requires_grad_(False).eval()
+        for weight in trainable:
+            weight.requires_grad_(True)
+        # What depends on the weights may be kept from batch to batch only if they never change.
+        self.is_frozen = not trainable
         self.tokenizer = tokenizer
         self.name = name
         # Bytes in memory and on disk, per entry layer, for the states that enter a layer with late prompts.
@@ -250,6 +263,11 @@ class Backbone:
         """Vectors of single words at the layer where prompts enter, by token id."""
         return self.word_table.detach()
 
+    @property
+    def whole(self) -> Backbone:
+        """The whole model, of which this may be the part from a layer on."""
+        return self
+
     def from_layer(self, first_layer: int) -> Backbone:
         """Return a view of this backbone whose prompts enter at a deeper layer.
 
@@ -347,10 +365,8 @@ class Backbone:
         for layer in source_layers(model):
             vars(layer).pop("forward", None)  # of a checkpointed layer: it would run the layer of the first model
         trainable = [value for value in parameters.values() if value.requires_grad]
-        view = Backbone(model, self.tokenizer, self.name, self.folder)
+        view = Backbone(model, self.tokenizer, self.name, self.folder, trainable)
         view.layout_side = self.layout_side
-        for value in trainable:  # a new backbone freezes all its weights
-            value.requires_grad_(True)
         if self.checkpoints_layers:
             view.checkpoint_layers()
         return view

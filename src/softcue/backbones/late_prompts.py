@@ -2,7 +2,7 @@
 
 The layers below k run on the text alone. Their output depends on the frozen model and the text only, so it is computed
 once, without gradient, and kept (state_cache.py). A training step runs the layers from k on, and its backward pass
-ends there.
+ends there. If the backbone's weights are trained too, its twin computes these states in every step, with gradient.
 
 `LateBackbone` is the model from layer k on: a copy of the structure that shares all weights. Where other backbones take
 word embeddings, it takes the hidden states that enter layer k.
@@ -45,10 +45,11 @@ class LateBackbone(Backbone):
                 expected=f"0 to {whole.num_layers - 1}, layers of {whole.name}",
                 fix="0 puts the prompt among the word embeddings",
             )
-        self.whole = whole
+        self._whole = whole
         self.first_layer = first_layer
         model = _copy_upper_layers(whole.model, first_layer)
-        super().__init__(model, whole.tokenizer, whole.name, whole.folder)
+        trainable = [weight for weight in whole.model.parameters() if weight.requires_grad]
+        super().__init__(model, whole.tokenizer, whole.name, whole.folder, trainable)
         self.layout_side = whole.layout_side
         if self.kind == "decoder":
             self._pass_class = LateDecoderPass
@@ -59,6 +60,11 @@ class LateBackbone(Backbone):
             self.checkpoint_layers()
         embedding_module = _find_embedding_module(self.base)
         _enter_at_first_layer(embedding_module, self.layers[0], whole.width, self.run_below_on_tokens)
+
+    @property
+    def whole(self) -> Backbone:
+        """The model with all its layers."""
+        return self._whole
 
     @property
     def width(self) -> int:
@@ -120,28 +126,40 @@ class LateBackbone(Backbone):
             input_ids=ids, attention_mask=lower.mask, position_ids=positions, past_key_values=lower.cache
         )
 
-    @torch.no_grad()
     def _states(self, batch: Batch) -> Tensor:
         """The states of the text, then (on decoders) of the target, each padded as in the batch. [B T+U D]"""
+        with_target = self.kind == "decoder" and batch.target_ids.shape[1] > 0
+        if not self.is_frozen:  # with gradient, and never from before the last step
+            states, mask = self._compute_states(batch, with_target)
+            return states.float().masked_fill(~mask.unsqueeze(2), 0.0)
         last = self._last_states
         if last is not None and last[0]() is batch:
             return last[1]
-        with_target = self.kind == "decoder" and batch.target_ids.shape[1] > 0
-        width = batch.ids.shape[1] + (batch.target_ids.shape[1] if with_target else 0)
+        with torch.no_grad():
+            states = self._kept_states(batch, with_target)
+        self._last_states = (weakref.ref(batch), states)
+        return states
+
+    def _compute_states(self, batch: Batch, with_target: bool) -> tuple[Tensor, Tensor]:
+        """Run the layers below on a batch. Which states are real comes second. [B T+U D], [B T+U]"""
+        forward_pass = self.whole.read(batch, None, self.whole.embed(batch.ids), with_target)
+        return forward_pass.input_states(self.first_layer, with_target)
+
+    def _kept_states(self, batch: Batch, with_target: bool) -> Tensor:
+        """The states of a batch; those of rows that were read before come from the cache. [B T+U D]"""
         keys = _cache_keys(batch, with_target)
         row_states = self.state_cache.get(keys)
         missing = [row for row, states in enumerate(row_states) if states is None]
         if missing:
             missing_rows = batch.rows(torch.tensor(missing, device=batch.ids.device))
-            forward_pass = self.whole.read(missing_rows, None, self.whole.embed(missing_rows.ids), with_target)
-            new_states, mask = forward_pass.input_states(self.first_layer, with_target)  # [b T+U D], [b T+U]
+            new_states, mask = self._compute_states(missing_rows, with_target)
             for number, row in enumerate(missing):
                 row_states[row] = new_states[number, mask[number]]
             self.state_cache.put({keys[row]: states for row in missing if (states := row_states[row]) is not None})
+        width = batch.ids.shape[1] + (batch.target_ids.shape[1] if with_target else 0)
         mask = torch.cat([batch.mask, batch.target_mask], dim=1)[:, :width]
         padded = torch.zeros(batch.size, width, self.hidden_width, device=batch.ids.device)
         padded[mask] = torch.cat([states.to(padded) for states in row_states if states is not None])
-        self._last_states = (weakref.ref(batch), padded)
         return padded
 
 

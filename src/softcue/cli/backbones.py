@@ -71,7 +71,7 @@ def pull(name: Annotated[str, typer.Argument(help="An alias.", autocompletion=co
 
 @app.command("export")
 def export(
-    cue: Annotated[Path, typer.Argument(help="A cue of fine-tuning or efl.")],
+    cue: Annotated[Path, typer.Argument(help="A cue of fine-tuning or efl, or trained with method.tune_backbone.")],
     folder: Annotated[Path, typer.Argument(help="A new model folder.")],
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
 ) -> None:
@@ -85,12 +85,12 @@ def export(
             setting="FOLDER", got=folder, expected="a folder that does not exist yet", fix="choose another name"
         )
     loaded = load(cue, backbone)
-    tuned = loaded.model.method.view_of(loaded.backbone)
-    if tuned.model is loaded.backbone.model:
+    tuned = loaded.model.method.tuned_backbone(loaded.backbone)
+    if tuned is None:
         raise ConfigurationError(
             setting="CUE",
             got=cue,
-            expected="a cue that stores backbone weights (fine-tuning, efl)",
+            expected="a cue that stores backbone weights (fine-tuning, efl, method.tune_backbone=true)",
             fix=f"{loaded.cue_file.method['name']} does not change the backbone",
         )
     with convert_write_errors("FOLDER", folder):

@@ -38,7 +38,7 @@ from softcue.evaluation import (
 )
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
-from softcue.methods import METHODS
+from softcue.methods import METHODS, Method
 from softcue.tasks import Source, Task, examples_from
 from softcue.tasks.readers import is_table
 from softcue.types import Counts, Example, Prediction
@@ -149,7 +149,8 @@ class Cue:
         Example:
             cue.baseline_predictions(read_evaluation_set(cue.task, "held-out.csv"))["zero_shot"][0].label
         """
-        return predict_baselines(self.backbone, self.task, self.cue_file.constant_prediction, rows.examples, batch_size)
+        constant, sentinel = self.cue_file.constant_prediction, self.model.readout.config.sentinel
+        return predict_baselines(self.backbone, self.task, constant, rows.examples, batch_size, sentinel)
 
     def __repr__(self) -> str:
         """Task, method, backbone, labels, scores with row counts, and parameters."""
@@ -251,6 +252,11 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue
         name = str(backbone or cue_file.backbone.name)
         backbone = load_backbone(BackboneConfig.model_validate({"name": name, **settings}))
     _check_backbone(folder, cue_file, backbone)
+    return Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
+
+
+def _load_model(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskModel:
+    """The model of a cue with its parameters, on a backbone that fits it."""
     try:
         with torch.random.fork_rng(devices=[]):  # a head draws initial values; they are replaced below
             model = build_model(cue_file, backbone)
@@ -258,7 +264,7 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue
         expected = "a method and a readout of this softcue"
         raise CueError(setting=str(folder / "cue.json"), got=str(error), expected=expected, fix=TRY_AGAIN) from error
     model.load_state_dict(_checked_tensors(folder, cue_file, model))
-    return Cue(model.to(backbone.device).eval(), backbone, cue_file, folder)
+    return model.to(backbone.device).eval()
 
 
 def build_model(cue_file: CueFile, backbone: Backbone) -> TaskModel:
@@ -271,26 +277,66 @@ def build_model(cue_file: CueFile, backbone: Backbone) -> TaskModel:
 def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     """Initialise a new model with the parameters of a finished cue, and its head if both have the same labels.
 
-    Returns the digest of the cue. This is supplementary training: a first cue on NLI rows, a second one from it.
+    Returns the digest of the cue. This is supplementary training: a first cue on NLI rows, a second one from it. If the
+    first stage has tuned the backbone too, the second one is on the exported backbone.
     """
-    cue = load(origin, backbone)
-    cue_tensors, tensors = cue.model.method.state_dict(), model.method.state_dict()
-    cue_meaning, meaning = cue.model.method.config.settings_to_match(), model.method.config.settings_to_match()
-    if not tensors or _shapes(cue_tensors) != _shapes(tensors) or cue_meaning != meaning:
+    folder = Path(origin)
+    cue_file = read_cue_file(folder)
+    first = _load_first_stage(folder, cue_file, backbone)
+    weights = first.method.weights
+    # Weights are taken over if this run trains them too. Otherwise the backbone must have them already.
+    with_weights = weights is not None and model.method.weights is not None
+    first_tensors, tensors = (_method_tensors(stage.method, with_weights) for stage in (first, model))
+    meanings = [stage.method.config.settings_to_match() for stage in (first, model)]
+    if not tensors or _shapes(first_tensors) != _shapes(tensors) or meanings[0] != meanings[1]:
         raise ConfigurationError(
             setting="training.init_from",
-            got=f"{origin} ({cue.cue_file.method['name']})",
+            got=f"{origin} ({cue_file.method['name']})",
             expected=f"a cue of the same method and settings as this run ({model.method.config.name})",
-            fix="train it with the same method.* settings",
+            fix="train it with the same method.* settings" + _describe_differences(*meanings),
         )
-    model.method.load_state_dict(cue_tensors)
+    if weights is not None and model.method.weights is None and not weights.are_those_of(backbone):
+        raise ConfigurationError(
+            setting="training.init_from",
+            got=f"{origin}, which has tuned its backbone",
+            expected="its backbone in this run",
+            fix=f"export it: softcue backbones export {origin} FOLDER, then --backbone FOLDER",
+        )
+    model.method.load_state_dict({**model.method.state_dict(), **first_tensors})
     # Parameters only: buffers, such as the scale of regression targets, come from the new rows.
-    head, new_head = dict(cue.model.readout.named_parameters()), dict(model.readout.named_parameters())
-    has_same_labels = cue.model.readout.task.label_names == model.readout.task.label_names
+    head, new_head = dict(first.readout.named_parameters()), dict(model.readout.named_parameters())
+    has_same_labels = first.readout.task.label_names == model.readout.task.label_names
     if has_same_labels and _shapes(head) == _shapes(new_head):
         for name, value in head.items():
             new_head[name].data.copy_(value.data)
-    return cue.cue_file.record_sha256
+    return cue_file.record_sha256
+
+
+def _load_first_stage(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskModel:
+    """The model of a cue on the backbone it was trained on, or on an export of the backbone that it has tuned."""
+    differences = Fingerprint(**cue_file.backbone.fingerprint).differences(backbone.fingerprint)
+    if differences == ["weights"] and method_config(cue_file.method).tunes_backbone:
+        model = _load_model(folder, cue_file, backbone)
+        if model.method.weights is not None and model.method.weights.are_those_of(backbone):
+            return model
+    _check_backbone(folder, cue_file, backbone)
+    return _load_model(folder, cue_file, backbone)
+
+
+def _method_tensors(method: Method, with_weights: bool) -> dict[str, Tensor]:
+    """The tensors of a method, with or without the backbone's weights."""
+    tensors: dict[str, Tensor] = method.state_dict()
+    return {name: value for name, value in tensors.items() if with_weights or not name.startswith("weights.")}
+
+
+def _describe_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """The settings of a method that differ between two stages."""
+    if first["name"] != second["name"]:
+        return ""
+    differences = [
+        f"method.{key} is {first[key]} there and {value} here" for key, value in second.items() if first[key] != value
+    ]
+    return f": {', '.join(differences)}" if differences else ""
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

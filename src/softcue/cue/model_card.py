@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from softcue.configuration import method_config
 from softcue.cue.cue_file import CueFile
 from softcue.cue.score_table import score_table
-from softcue.methods import METHODS
 
 
 def model_card(cue_file: CueFile, name: str) -> str:
@@ -23,15 +23,16 @@ def model_card(cue_file: CueFile, name: str) -> str:
         "referent": f"whether `{task.text[-1]}` is what the marked pronoun stands for",
     }[task.kind]
     reads = " and ".join(f"`{column}`" for column in task.text)
-    weights = "The backbone's weights are not in this folder and were not changed."
-    if METHODS.find(str(method["name"])).stores_backbone:
+    kind_of_backbone, weights = "frozen backbone", "The backbone's weights are not in this folder and were not changed."
+    if method_config(method).tunes_backbone:
+        kind_of_backbone = "backbone"
         weights = "This folder holds a trained copy of the backbone's weights; the backbone itself was not changed."
     lines = [
         f"# {name}",
         "",
         task.description or f"Reads {reads}, answers with {prediction}.",
         "",
-        f"A softcue cue for the task `{task.name}`: `{method['name']}` on the frozen backbone "
+        f"A softcue cue for the task `{task.name}`: `{method['name']}` on the {kind_of_backbone} "
         f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). {weights}",
         "",
         "## Use it",

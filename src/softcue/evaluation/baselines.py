@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Literal
 
 import torch
 
@@ -30,6 +29,7 @@ def predict_baselines(
     constant: str | float | None,
     examples: Sequence[Example],
     batch_size: int = 64,
+    sentinel: bool = False,
 ) -> dict[str, list[Prediction]]:
     """Predictions to compare a cue's with, by the keys of `BASELINES`; those that the task does not have are left out.
 
@@ -37,7 +37,8 @@ def predict_baselines(
     - `mean_target`: always the mean of the training rows' targets (regression), also as `constant`.
     - `zero_shot`: the backbone without training. Left out for tasks without classes: an encoder has no prediction
       there, and other backbones would write text without an end, many times as long as a trained cue. For the same
-      reason left out on backbones that write text if a task has more than 32 labels or asks for a referent.
+      reason left out on backbones that write text if a task has more than 32 labels or asks for a referent. With
+      `sentinel` the labels are ranked behind a sentinel, as a cue with `readout.sentinel` ranks them.
 
     They change no random state. A zero-shot pass that fails, for example for lack of memory, is left out with a
     warning: a finished run keeps its cue.
@@ -52,7 +53,7 @@ def predict_baselines(
         predictions["mean_target"] = [Prediction(None, value=float(constant))] * len(examples)
     if task.labels and not why_no_zero_shot(backbone.kind, task):
         try:
-            predictions["zero_shot"] = zero_shot_predictions(backbone, task, examples, batch_size)
+            predictions["zero_shot"] = zero_shot_predictions(backbone, task, examples, batch_size, sentinel)
         except (SoftcueError, torch.OutOfMemoryError) as error:
             warnings.warn(f"no zero-shot score: {error}", stacklevel=2)
     return predictions
@@ -78,19 +79,21 @@ def constant_prediction(task: Task, train: Sequence[Example]) -> str | float | N
     return None
 
 
-def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example]) -> Evaluation:
+def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example], sentinel: bool = False) -> Evaluation:
     """Score the backbone without training: it ranks the labels; an encoder takes the nearest label description.
+
+    With `sentinel`, an encoder-decoder ranks them behind `<extra_id_0>`.
 
     Example:
         zero_shot(backbone, library_task("tickets"), examples).main
     """
-    return score(task, zero_shot_predictions(backbone, task, examples), examples)
+    return score(task, zero_shot_predictions(backbone, task, examples, sentinel=sentinel), examples)
 
 
 def zero_shot_predictions(
-    backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64
+    backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int = 64, sentinel: bool = False
 ) -> list[Prediction]:
-    """Predict with the backbone as it is.
+    """Predict with the backbone as it is; with `sentinel`, labels are ranked behind a sentinel.
 
     Example:
         zero_shot_predictions(backbone, library_task("tickets"), examples)[0].label
@@ -111,7 +114,8 @@ def zero_shot_predictions(
         labels = sentence_vectors_of(pooling, backbone, task, described)  # [C D]
         cosines = torch.nn.functional.normalize(texts, dim=1) @ torch.nn.functional.normalize(labels, dim=1).T
         return [Prediction(task.label_names[index]) for index in cosines.argmax(dim=1).tolist()]
-    model = _baseline("no-prompt", "auto", backbone, task).to(backbone.device).eval()
+    readout = ReadoutConfig(sentinel=sentinel)
+    model = _baseline("no-prompt", readout, backbone, task).to(backbone.device).eval()
     return predict(backbone, [(model, example) for example in examples], batch_size).predictions
 
 
@@ -153,7 +157,7 @@ def linear_probe(
     Example:
         linear_probe(backbone, task, splits.train, splits.validation, splits.test).main
     """
-    model = _baseline("linear-probe", "classifier", backbone, task)
+    model = _baseline("linear-probe", ReadoutConfig(name="classifier"), backbone, task)
     closed_form_solutions = model.method.closed_form_solutions(
         model.readout, model.rows(backbone, train, with_target=True)
     )
@@ -167,7 +171,7 @@ def linear_probe(
     return evaluate(backbone, model, test)
 
 
-def _baseline(name: str, readout: Literal["auto", "classifier"], backbone: Backbone, task: Task) -> TaskModel:
+def _baseline(name: str, readout: ReadoutConfig, backbone: Backbone, task: Task) -> TaskModel:
     method = METHODS[name]
     with torch.random.fork_rng(devices=[]):  # a head draws initial values
-        return make_task_model(task, (method, method.Config(name=name)), ReadoutConfig(name=readout), backbone, None)
+        return make_task_model(task, (method, method.Config(name=name)), readout, backbone, None)

@@ -15,7 +15,7 @@ from softcue.inputs.collate import collate, stack_sentence_vectors
 from softcue.prompts.mixed import join_prompts
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
-from softcue.types import Batch, Example, Instance, Prediction, Prompt, TokenizedRow
+from softcue.types import Batch, Example, Prediction, Prompt, TokenizedRow
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def tokenize_requests(
     groups: list[tuple[SentenceVector, int | None, Task, list[int]]] = []
     members = group_by_model([model for model, _ in requests])
     for model, positions in members:
-        if model.representation is None:
+        if model.representation is None or not model.reads_stored_vectors:
             continue
         key = (model.representation, model.vector_limit, model.readout.task)
         shared = next((group_positions for *group_key, group_positions in groups if tuple(group_key) == key), None)
@@ -67,7 +67,7 @@ def tokenize_requests(
     rows: dict[int, TokenizedRow] = {}
     for model, positions in members:
         examples = [requests[position][1] for position in positions]
-        stacked = None if model.representation is None else torch.stack([vectors[position] for position in positions])
+        stacked = torch.stack([vectors[position] for position in positions]) if model.reads_stored_vectors else None
         tokenized = model.rows(backbone, examples, vectors=stacked, use_disk_cache=use_disk_cache)
         rows |= zip(positions, tokenized, strict=True)
     return [rows[position] for position in range(len(requests))]
@@ -137,7 +137,8 @@ def _make_parts(
     for (model, _), rows in zip(members, all_rows, strict=True):
         representation = stack_sentence_vectors([tokenized[row] for row in rows.tolist()])
         representation = None if representation is None else representation.to(device)
-        prompt = model.method.prompt(Instance(embeds[rows], batch.mask[rows], representation))
+        part_batch = replace(batch.rows(rows), representation=representation)
+        prompt = model.prompt(backbone, part_batch, embeds[rows])
         parts.append(_Part(model, rows, prompt or _no_prompt(embeds[rows]), representation))
     return parts
 

@@ -17,7 +17,7 @@ from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
-from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_with_dropout
+from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_of_batch
 from softcue.tasks import Task
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, TokenizedRow
 
@@ -159,7 +159,7 @@ class TaskModel(nn.Module):
         rows = tokenize_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
         if with_target:
             rows = [self.readout.with_target(row, example) for row, example in zip(rows, examples, strict=True)]
-        if self.representation is not None and examples:
+        if self.representation is not None and self.reads_stored_vectors and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(
                     self.representation,
@@ -170,10 +170,17 @@ class TaskModel(nn.Module):
                     use_disk_cache=use_disk_cache,
                 )
             rows = [replace(row, representation=vector) for row, vector in zip(rows, vectors, strict=True)]
-        if self.representation is not None and self.representation.dropout:
+        if self.representation is not None and (self.representation.dropout or not self.reads_stored_vectors):
             plain = plain_rows(backbone, self.readout.task, examples)
             rows = [replace(row, plain=plain_row) for row, plain_row in zip(rows, plain, strict=True)]
         return rows
+
+    @property
+    def reads_stored_vectors(self) -> bool:
+        """Whether M(x) of a text is always the same. It is not while the weights that compute it are trained too."""
+        if self.representation is None:
+            return False
+        return self.method.weights is None or not self.representation.reads_weights
 
     @property
     def vector_limit(self) -> int | None:
@@ -188,13 +195,24 @@ class TaskModel(nn.Module):
         features = sentence_vectors_of(summary, backbone, self.readout.task, examples, self.max_length)  # [N R]
         self.readout.solve(features, [label for label in labels if label is not None])
 
-    def prompt(self, backbone: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
+    def prompt(self, view: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
         """The prompt of each row of a batch, made from the parts of the row it may read."""
+        return self.method.prompt(self.instance(view, batch, embeds))
+
+    def instance(self, view: Backbone, batch: Batch, embeds: Tensor) -> Instance:
+        """What a prompt may read of each row: `embeds` from the method's view of the backbone [B T D], and M(x).
+
+        M(x) was computed in advance, unless the view's weights are trained or its dropout is on. If weights are
+        trained, it is M(x) of the same weights as in the pass with the prompt (M of equations 1 and 3 of Wu et al.
+        2022), and the gradient flows through both passes.
+        """
         representation = batch.representation
-        if self.training and self.representation is not None and self.representation.dropout:
-            assert batch.plain is not None
-            representation = sentence_vectors_with_dropout(self.representation, backbone, batch.plain)
-        return self.method.prompt(Instance(embeds, batch.mask, representation))
+        if self.representation is not None:
+            has_dropout = self.training and self.representation.dropout
+            if has_dropout or not self.reads_stored_vectors:
+                assert batch.plain is not None
+                representation = sentence_vectors_of_batch(self.representation, view.whole, batch.plain, has_dropout)
+        return Instance(embeds, batch.mask, representation)
 
     @torch.no_grad()
     def variation(self, backbone: Backbone, rows: Sequence[TokenizedRow]) -> float | None:
@@ -260,7 +278,7 @@ def make_task_model(
 ) -> TaskModel:
     """A task's model from configurations; without a generator its parameters are to be loaded afterwards."""
     method_class, config = method
-    built = method_class.build(config, config.view_of(backbone), task, generator)
+    built = method_class.make(config, backbone, task, generator)
     return with_readout(task, built, readout, backbone, max_length)
 
 

@@ -44,8 +44,14 @@ def collate(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide = "righ
         _stack_offsets(rows, side),
         _pad(token_labels, NO_LABEL, side)[0] if has_token_labels else None,
         stack_sentence_vectors(rows),
-        collate([row.plain for row in rows if row.plain is not None], pad_id, side) if rows[0].plain else None,
+        _collate_plain(rows, pad_id, side),
     )
+
+
+def _collate_plain(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide) -> Batch | None:
+    """The inputs of M(x), if all rows have one."""
+    plain_rows = [row.plain for row in rows if row.plain is not None]
+    return collate(plain_rows, pad_id, side) if rows and len(plain_rows) == len(rows) else None
 
 
 def _stack_offsets(rows: Sequence[TokenizedRow], side: PaddingSide) -> Tensor | None:

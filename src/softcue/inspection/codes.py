@@ -12,7 +12,7 @@ from softcue.cue.cue import Cue
 from softcue.errors import CueError, DataError
 from softcue.inputs.collate import batch_by_length, collate
 from softcue.prompts.quantizer import perplexity
-from softcue.types import Example, Instance
+from softcue.types import Example
 
 IDLE_SHARE = 0.1  # relative to an even share: a code with a smaller share is idle
 MIN_ODDS = 1.1  # odds from which a code indicates a label
@@ -71,7 +71,7 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
     counts = torch.zeros(len(labels))
     for numbers in batch_by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
-        shares = encoder.assignment(Instance(view.input_states(batch), batch.mask, batch.representation)).cpu()
+        shares = encoder.assignment(model.instance(view, batch, view.input_states(batch))).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums
         label_numbers = torch.tensor([labels.index(str(examples[number].target)) for number in numbers])
         sums.index_add_(0, label_numbers, shares)

@@ -17,6 +17,7 @@ from torch import nn
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.inputs.formatter import NUMBERED_POSITIONS, InsertAt
+from softcue.methods.backbone_weights import BackboneWeights
 from softcue.prompts import PromptedLayers, PromptEncoder, Rule
 from softcue.readouts import Readout
 from softcue.sentence_vectors import SentenceVector
@@ -35,6 +36,11 @@ class MethodConfig(BaseModel):
     fields_free_to_differ: ClassVar[tuple[str, ...]] = ("dropout",)
 
     name: str = Field(description="the method: a name from `softcue methods`")
+
+    @property
+    def tunes_backbone(self) -> bool:
+        """Whether a copy of the backbone's weights is trained too. The cue then holds them."""
+        return False
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone that a method with these settings is built for."""
@@ -71,7 +77,6 @@ class Method(nn.Module, ABC):
     summary: ClassVar[str]  # one line for `softcue methods`
     paper: ClassVar[str]  # authors and year, or "-"
     presets: ClassVar[Presets] = {}  # of a method outside softcue; softcue's own are in presets.yaml
-    stores_backbone: ClassVar[bool] = False  # its cues hold a changed copy of the backbone's weights
     needs_head: ClassVar[bool] = False  # it trains a head only, so it needs one also on backbones that write text
 
     config: MethodConfig  # without any `auto` left, as the cue records it
@@ -80,6 +85,11 @@ class Method(nn.Module, ABC):
     representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
     num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
     changes_hidden_states: bool = True  # False: the backbone computes the same states as without the method
+    weights: BackboneWeights | None  # the backbone's weights, if they are trained too
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("weights", None)
 
     @property
     def reads_input(self) -> bool:
@@ -95,12 +105,26 @@ class Method(nn.Module, ABC):
         right shapes.
         """
 
+    @classmethod
+    def make(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
+        """Build the method on the part of the backbone that it sees, with a copy of its weights if they are tuned."""
+        method = cls.build(config, config.view_of(backbone), task, generator)
+        if config.tunes_backbone:
+            method.weights = BackboneWeights(backbone)
+        return method
+
     def for_task(self, config: MethodConfig, backbone: Backbone, task: Task) -> Method:
         """Return this method for one of the tasks that share it, with what belongs to that task alone.
 
         All of them share the parameters. `config` is the configuration as the user wrote it.
         """
         return self
+
+    def make_for_task(self, config: MethodConfig, backbone: Backbone, task: Task) -> Method:
+        """Return `for_task` on the part of the backbone that the method sees, with the same copy of its weights."""
+        method = self.for_task(config, config.view_of(backbone), task)
+        method.weights = self.weights
+        return method
 
     @classmethod
     def reformulate(cls, task: Task) -> TaskReformulation | None:
@@ -116,12 +140,16 @@ class Method(nn.Module, ABC):
 
         Rows of several methods share a batch if this returns the same object for all of them.
         """
-        return self.config.view_of(backbone)
+        return self.config.view_of(self.tuned_backbone(backbone) or backbone)
+
+    def tuned_backbone(self, backbone: Backbone) -> Backbone | None:
+        """Return the whole backbone with the weights that this method has trained, or None if it trains none."""
+        return None if self.weights is None else self.weights.twin_of(backbone)
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that use `training.learning_rate`, mostly prompt vectors.
 
-        All others use `training.network_learning_rate`.
+        Of the others, `weights` use `training.backbone_learning_rate`, and the rest `training.network_learning_rate`.
         """
         return []
 
@@ -140,7 +168,7 @@ class Method(nn.Module, ABC):
 class PromptedConfig(MethodConfig):
     """Settings of every method that puts prompt vectors beside the text."""
 
-    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("insert_at",)
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("insert_at", "tune_backbone")
 
     prompt_length: int = Field(20, ge=1, le=1000, description="number of prompt vectors, P")
     insert_at: InsertAt = Field(
@@ -155,6 +183,16 @@ class PromptedConfig(MethodConfig):
         ge=0,
         description="the layer at which prompts enter; the layers below read the text alone, once (0: word embeddings)",
     )
+    tune_backbone: bool = Field(
+        False,
+        description="train the backbone's weights too, in a copy that the cue holds: supplementary training (IDPG, "
+        "appendix A.4); their rate is training.backbone_learning_rate",
+    )
+
+    @property
+    def tunes_backbone(self) -> bool:
+        """Whether `tune_backbone` is on."""
+        return self.tune_backbone
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the part of the backbone from the layer on at which prompts enter."""
@@ -209,7 +247,7 @@ def make_prompted_layers(config: DeepConfig, backbone: Backbone, num_layers: int
 
 
 class Prompted(Method):
-    """A method whose only trainable part is a prompt encoder."""
+    """A method whose trainable part is a prompt encoder, and the backbone's weights with `tune_backbone`."""
 
     def __init__(self, encoder: PromptEncoder, config: PromptedConfig) -> None:
         super().__init__()

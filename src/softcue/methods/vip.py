@@ -178,6 +178,13 @@ def _check(config: ContextConfig) -> None:
             expected="method.dropout above 0",
             fix="dropout is the noise; set method.dropout=0.1",
         )
+    if config.hard_prompt and config.tune_backbone:
+        raise ConfigurationError(
+            setting="method.hard_prompt",
+            got=config.hard_prompt,
+            expected="none with method.tune_backbone, which changes the words that T would keep frozen",
+            fix="set method.hard_prompt='' in this stage",
+        )
     if isinstance(config, VIPConfig) and config.dedicated and config.codes % num_contextualized(config):
         raise ConfigurationError(
             setting="method.codes",

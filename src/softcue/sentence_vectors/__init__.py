@@ -4,7 +4,7 @@ from softcue.sentence_vectors.sentence_vector import (
     SentenceVector,
     plain_rows,
     sentence_vectors_of,
-    sentence_vectors_with_dropout,
+    sentence_vectors_of_batch,
 )
 
-__all__ = ["SentenceVector", "plain_rows", "sentence_vectors_of", "sentence_vectors_with_dropout"]
+__all__ = ["SentenceVector", "plain_rows", "sentence_vectors_of", "sentence_vectors_of_batch"]

@@ -1,7 +1,8 @@
 """Sentence vectors M(x) (Wu et al. 2022, section 3.1): one vector for a text, from the backbone or from word vectors.
 
 A sentence vector depends only on the text, not on task, method or seed. Vectors that need a forward pass of the
-backbone are therefore stored on disk, by backbone and text, and shared by all runs.
+backbone are therefore stored on disk, by backbone and text, and shared by all runs. If a method trains the backbone's
+weights too, M(x) changes with them: then each pass computes it, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ class SentenceVector:
     glove_width: int = 0
     glove_digest: str = ""  # of the word vectors used in training; empty: not checked
 
+    @property
+    def reads_weights(self) -> bool:
+        """Whether M(x) depends on the backbone's weights."""
+        return self.source != "glove"
+
     def width(self, backbone: Backbone) -> int:
         """Return the width R."""
         if self.source == "glove":
@@ -61,7 +67,8 @@ def sentence_vectors_of(
     """
     if representation.source == "glove":
         return _glove_vectors(representation, examples)
-    if representation.source == "words":  # a table look-up is cheaper than the disk
+    # A table look-up is cheaper than the disk. What a trained model computes is wrong after its next step.
+    if representation.source == "words" or not backbone.is_frozen:
         return _compute(representation, backbone, task, examples, limit, batch_size)
     keys = [_key(representation, backbone, task, example, limit) for example in examples]
     store = open_store(use_disk_cache)
@@ -75,11 +82,20 @@ def sentence_vectors_of(
     return torch.stack([vectors[key] for key in keys])
 
 
-@torch.no_grad()
-def sentence_vectors_with_dropout(representation: SentenceVector, backbone: Backbone, batch: Batch) -> Tensor:
-    """Compute M(x) of a batch of plain texts (`plain_rows`) with the backbone's dropout. [B R]"""
-    forward_pass = backbone.with_dropout.read(batch, None, backbone.embed(batch.ids))
-    return forward_pass.features(representation.summary)
+def sentence_vectors_of_batch(
+    representation: SentenceVector, backbone: Backbone, batch: Batch, with_dropout: bool = False
+) -> Tensor:
+    """Compute M(x) of a batch of plain texts (`plain_rows`), with gradient where weights are trained. [B R]
+
+    `with_dropout` runs the pass with the backbone's own dropout.
+    """
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not backbone.is_frozen):
+        embeds = backbone.embed(batch.ids)  # [B T D]
+        if representation.source == "words":
+            assert representation.summary != "compared"
+            return pool(embeds, batch.mask, representation.summary)
+        model = backbone.with_dropout if with_dropout else backbone
+        return model.read(batch, None, embeds).features(representation.summary)
 
 
 def plain_rows(
@@ -122,12 +138,7 @@ def _compute(
     vectors = torch.zeros(len(rows), representation.width(backbone))
     for indices in batch_by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id).to(backbone.device)
-        embeds = backbone.embed(batch.ids)
-        if representation.source == "words":
-            assert representation.summary != "compared"
-            vectors[indices] = pool(embeds, batch.mask, representation.summary).cpu()
-        else:
-            vectors[indices] = backbone.read(batch, None, embeds).features(representation.summary).cpu()
+        vectors[indices] = sentence_vectors_of_batch(representation, backbone, batch).cpu()
     return vectors
 
 

@@ -10,7 +10,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -22,42 +22,39 @@ _NAME = re.compile(r"step-(\d{8})")
 
 
 @dataclass
-class TrainingState:
-    """The state of a run at one step, except its tensors."""
+class RunState:
+    """The state of any run at one step, except its tensors."""
 
     step: int = 0
-    best_score: float | None = None
-    best_step: int = 0
-    num_worse: int = 0  # evaluations since the best
-    is_over: bool = False  # stopped early
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry per evaluation
-    health: dict[str, float] = field(default_factory=dict)  # the method's measures of itself after the last step
+
+
+State = TypeVar("State", bound=RunState)
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Generic[State]):
     """A run at one step, with its tensors."""
 
-    state: TrainingState
-    model: dict[str, Tensor]
-    best: dict[str, Tensor]  # the model at its best evaluation
-    optimizer: dict[str, Tensor]
+    state: State
+    tensors: dict[str, dict[str, Tensor]]  # by part, such as "model" and "optimizer", and by name
 
 
-class Checkpoints:
-    """The checkpoints of one run, in one folder."""
+class CheckpointFolder(Generic[State]):
+    """The checkpoints of one run, in one folder. A subclass names the state and the parts of its kind of run."""
+
+    state_class: type[State]
+    parts: tuple[str, ...]
+    expected: str  # of a checkpoint to resume from, and what to do with one of another run
+    fix: str
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
-        self.run = run  # digest of settings, rows and backbone: another run's checkpoint is not loaded
+        self.run = run  # digest of all that decides the result: another run's checkpoint is not loaded
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint[State]) -> None:
         """Write a checkpoint. Remove the oldest, and those of later steps: the run skipped them as damaged."""
-        tensors = {
-            f"{part}/{name}": tensor
-            for part in ("model", "best", "optimizer")
-            for name, tensor in getattr(checkpoint, part).items()
-        }
+        tensors = {f"{part}/{name}": tensor for part in self.parts for name, tensor in checkpoint.tensors[part].items()}
         facts = {"run": self.run, "progress": asdict(checkpoint.state)}
         self.folder.mkdir(parents=True, exist_ok=True)
         current = self.folder / f"step-{checkpoint.state.step:08d}"
@@ -69,7 +66,7 @@ class Checkpoints:
         for folder in folders[:position] + folders[position + NUM_KEPT :]:
             remove(folder)
 
-    def newest(self) -> tuple[Checkpoint | None, list[Path]]:
+    def newest(self) -> tuple[Checkpoint[State] | None, list[Path]]:
         """The newest whole checkpoint, and the paths of damaged ones that were skipped."""
         damaged = sorted(self.folder.glob(f"*{TEMPORARY_SUFFIX}"))
         for folder in self._folders():
@@ -91,25 +88,40 @@ class Checkpoints:
         folders = [folder for folder in self.folder.glob("step-*") if _NAME.fullmatch(folder.name)]
         return sorted(folders, key=lambda folder: folder.name, reverse=True)
 
-    def _load(self, folder: Path) -> Checkpoint | None:
+    def _load(self, folder: Path) -> Checkpoint[State] | None:
         """A checkpoint, or None if the files are whole but in a format this version does not write."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}}
+        tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.parts}
         try:
             facts = json.loads((folder / "state.json").read_text("utf-8"))
-            run, state = facts["run"], TrainingState(**facts["progress"])
+            run, state = facts["run"], self.state_class(**facts["progress"])
             for full_name, tensor in load_file(folder / "state.safetensors").items():
                 part, _, name = full_name.partition("/")
-                parts[part][name] = tensor
+                tensors[part][name] = tensor
         except (OSError, ValueError, TypeError, KeyError, SafetensorError):
             return None
         if run != self.run:
-            raise RunError(
-                setting="resume",
-                got=folder,
-                expected="a checkpoint of the same run (backbone, data, settings, softcue version)",
-                fix="use the settings in config.yaml beside it, another folder, or `overwrite=True`",
-            )
-        return Checkpoint(state, parts["model"], parts["best"], parts["optimizer"])
+            raise RunError(setting="resume", got=folder, expected=self.expected, fix=self.fix)
+        return Checkpoint(state, tensors)
+
+
+@dataclass
+class TrainingState(RunState):
+    """The state of a training run at one step, except its tensors."""
+
+    best_score: float | None = None
+    best_step: int = 0
+    num_worse: int = 0  # evaluations since the best
+    is_over: bool = False  # stopped early
+    health: dict[str, float] = field(default_factory=dict)  # the method's measures of itself after the last step
+
+
+class Checkpoints(CheckpointFolder[TrainingState]):
+    """The checkpoints of a training run; "best" is the model at its best evaluation."""
+
+    state_class = TrainingState
+    parts = ("model", "best", "optimizer")
+    expected = "a checkpoint of the same run (backbone, data, settings, softcue version)"
+    fix = "use the settings in config.yaml beside it, another folder, or `overwrite=True`"

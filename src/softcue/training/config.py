@@ -27,6 +27,9 @@ class TrainingConfig(BaseModel):
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
     network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
+    backbone_learning_rate: float = Field(
+        0.00001, ge=0, description="learning rate of the backbone's weights with method.tune_backbone"
+    )
     weight_decay: float = Field(
         0.0, ge=0, description="adafactor: per step, not times the learning rate; adamw: times the learning rate"
     )

@@ -123,14 +123,15 @@ class Trainer:
                 fix="choose another method, or readout.name=classifier",
             )
 
-    def resume(self, checkpoint: Checkpoint) -> None:
+    def resume(self, checkpoint: Checkpoint[TrainingState]) -> None:
         """Continue from a checkpoint."""
         self.state = checkpoint.state
         tensors = self._tensors()
-        for name in tensors.keys() | checkpoint.model.keys():  # a name that only one of them has is an error
-            tensors[name].copy_(checkpoint.model[name])
-        self.best = checkpoint.best
-        load_optimizer_tensors(self.model, self.optimizer, checkpoint.optimizer)
+        model = checkpoint.tensors["model"]
+        for name in tensors.keys() | model.keys():  # a name that only one of them has is an error
+            tensors[name].copy_(model[name])
+        self.best = checkpoint.tensors["best"]
+        load_optimizer_tensors(self.model, self.optimizer, checkpoint.tensors["optimizer"])
 
     def run(self) -> TrainingResult:
         """Train to the end. Afterwards the model holds the parameters of its best evaluation."""
@@ -293,14 +294,7 @@ class Trainer:
     def _reduce_and_update(self) -> None:
         """Sum the gradients over all processes, clip them and update the parameters."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        if self.processes.world_size > 1:
-            for parameter in trainable:  # a process without rows in this batch has no gradient yet
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            flat = torch.cat([p.grad.reshape(-1) for p in trainable])  # type: ignore[union-attr]
-            gradients = self.processes.total(flat).split([p.numel() for p in trainable])
-            for parameter, gradient in zip(trainable, gradients, strict=True):
-                parameter.grad = gradient.view_as(parameter).clone()
+        self.processes.sum_gradients(trainable)
         if self.config.clip_norm > 0:
             torch.nn.utils.clip_grad_norm_(trainable, self.config.clip_norm)
         self.optimizer.step()
@@ -362,9 +356,10 @@ class Trainer:
             for task, result in zip(self.tasks, predicted, strict=True)
         ]
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self) -> Checkpoint[TrainingState]:
         best = self.best or {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
-        return Checkpoint(self.state, self._tensors(), best, optimizer_tensors(self.model, self.optimizer))
+        optimizer = optimizer_tensors(self.model, self.optimizer)
+        return Checkpoint(self.state, {"model": self._tensors(), "best": best, "optimizer": optimizer})
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors a step may change: those of the cue, and buffers that only training needs."""

@@ -81,20 +81,32 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> torch.optim.Optimizer:
-    """An optimizer with two groups: prompt vectors, and all other parameters with the network learning rate."""
-    prompts = model.method.prompt_parameters()
-    prompt_ids = {id(parameter) for parameter in prompts}
-    networks = [p for p in model.parameters() if p.requires_grad and id(p) not in prompt_ids]
+    """An optimizer with up to three groups of parameters, each with its learning rate (`group_parameters`)."""
     groups = [
         {"params": parameters, "lr": rate, "base_rate": rate}
-        for parameters, rate in ((prompts, config.learning_rate), (networks, config.network_learning_rate))
+        for name, parameters in group_parameters(model).items()
         if parameters
+        for rate in [getattr(config, name)]
     ]
     if config.optimizer == "adafactor":
         return Adafactor(groups, config.weight_decay, config.parameter_scaling)
     return torch.optim.AdamW(
         groups, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2), eps=config.epsilon
     )
+
+
+def group_parameters(model: TaskModel | JointModel) -> dict[str, list[nn.Parameter]]:
+    """The trainable parameters by the setting that is their learning rate."""
+    prompts = model.method.prompt_parameters()
+    weights = [] if model.method.weights is None else list(model.method.weights.parameters())
+    prompt_ids, weight_ids = {id(parameter) for parameter in prompts}, {id(parameter) for parameter in weights}
+    return {
+        "learning_rate": prompts,
+        "backbone_learning_rate": [p for p in weights if id(p) not in prompt_ids],
+        "network_learning_rate": [
+            p for p in model.parameters() if p.requires_grad and id(p) not in prompt_ids | weight_ids
+        ],
+    }
 
 
 def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:

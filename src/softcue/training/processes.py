@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from softcue.errors import RunError
+
+MAX_SUMMED_NUMBERS = 1 << 24  # of gradients in one message between processes
 
 
 class Processes:
@@ -40,6 +43,24 @@ class Processes:
         if self.world_size > 1:
             torch.distributed.all_reduce(values)
         return values
+
+    def sum_gradients(self, parameters: Sequence[Parameter]) -> None:
+        """Sum the gradients over all processes; a process without rows in this batch adds zeros.
+
+        Small ones travel together. A group is bounded, because its copy needs memory beside the gradients.
+        """
+        if self.world_size == 1:
+            return
+        groups: list[list[Parameter]] = [[]]
+        for parameter in parameters:
+            if sum(member.numel() for member in groups[-1]) + parameter.numel() > MAX_SUMMED_NUMBERS:
+                groups.append([])
+            groups[-1].append(parameter)
+        for group in filter(None, groups):
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
+            flat = self.total(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            for parameter, total in zip(group, flat.split([p.numel() for p in group]), strict=True):
+                parameter.grad = total.view_as(parameter).clone()
 
     def share_first(self, tensors: Sequence[Tensor]) -> None:
         """Copy the first process' values to all processes."""

@@ -3,8 +3,8 @@
 **Shared prefix.** In a causal model the keys and values of a prompt do not depend on the text behind it. If all rows
 have the same prompt in front of the text, it runs once, as a batch of one, and every row attends to its keys and
 values. Gradients flow back through them. Loss and gradient are those of a prompt in every row, at the cost of
-P + B·T positions instead of B·(P + T). Without gradients the keys and values are kept from batch to batch. In a batch
-of several cues the rows of each cue share their own prefix.
+P + B·T positions instead of B·(P + T). Without gradients the keys and values are kept from batch to batch, unless the
+backbone's weights are trained too. In a batch of several cues the rows of each cue share their own prefix.
 """
 
 from __future__ import annotations
@@ -201,9 +201,9 @@ class DecoderPass(ForwardPass):
         return torch.cat([is_shared, is_unshared[:, self._first_column :]], dim=1)
 
     def _run_prefixes(self) -> list[PrefixStates]:
-        """Run each shared prefix once. Without gradients its states are kept for the next batch."""
+        """Run each shared prefix once. Without gradients a frozen backbone keeps its states for the next batch."""
         if self._prefix_states is None:
-            use_cache = not torch.is_grad_enabled()
+            use_cache = self.backbone.is_frozen and not torch.is_grad_enabled()
             self._prefix_states = []
             for prefix in self.shared:
                 if not prefix.length:

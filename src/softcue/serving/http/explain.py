@@ -25,7 +25,6 @@ from softcue.serving.errors import RequestError, busy, deadline_exceeded, invali
 from softcue.serving.http.error_responses import too_many_inputs
 from softcue.serving.http.schemas import ExplainBody, Input
 from softcue.serving.http.service import Service
-from softcue.types import Instance
 
 MAX_WAITING = 8  # requests at once
 TOP_CODES = 3  # of a vector
@@ -115,7 +114,7 @@ def explain_prompt(loaded_cue: LoadedCue, text: str | Sequence[str]) -> Explanat
     rows = model.rows(backbone, model.split(example)[:1], use_disk_cache=False)
     batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
     view = method.view_of(backbone)
-    instance = Instance(view.input_states(batch), batch.mask, batch.representation)
+    instance = model.instance(view, batch, view.input_states(batch))
     prompt = method.prompt(instance)
     if prompt is None or not bool(prompt.tokens.any()):  # only deeper layers have a prompt
         return explanation
