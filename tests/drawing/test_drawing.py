@@ -10,14 +10,17 @@ import pytest
 
 from softcue.drawing import (
     bar_chart,
+    curves_chart,
     heat_table,
     histogram,
+    histograms,
     html_table,
     legend,
     line_chart,
     scatter_chart,
     side_by_side,
     sparkline,
+    value_table,
 )
 
 SERIES = [
@@ -83,6 +86,44 @@ def test_sparklines_have_at_most_their_width() -> None:
     assert len(sparkline(list(range(1000)), width=40)) == 40
     assert sparkline([]) == sparkline([math.nan]) == ""
     assert sparkline([3.0, 1.0]) == "█▁"
+
+
+def test_several_curves_have_a_legend_bands_and_logarithmic_axes() -> None:
+    curves = {"a<b": [(1e8, 1e3), (1e10, 1e5)], "zero": [(1e8, 0.0)], "late": [(1e9, 7.0), (math.nan, 1.0)]}
+    bands = {"a<b": [(1e8, 5e2, 2e3), (1e10, 5e4, 2e5)], "nobody": [(1.0, 1.0, 1.0)]}
+    chart = curves_chart("sizes", curves, "parameters", is_log_x=True, is_log=True, bands=bands)
+    ElementTree.fromstring(chart)
+    assert chart.count("<polyline") == 2 and chart.count("<polygon") == 1
+    assert "a&lt;b" in chart and "zero" not in chart
+    assert ">1B</text>" in chart
+    for line in re.findall(r'<poly(?:line|gon) points="([^"]*)"', chart):
+        for place in line.split():
+            x, y = map(float, place.split(","))
+            assert 0 <= x <= 400 and 0 <= y <= 240
+    assert "late" not in curves_chart("sizes", curves, "x", has_legend=False).rsplit("</svg>", 1)[1]
+    assert curves_chart("sizes", {"zero": [(1.0, 0.0)]}, "x", is_log=True) == ""
+
+
+def test_more_curves_than_colours_differ_by_their_dashes() -> None:
+    chart = curves_chart("many", {str(number): [(1.0, number), (2.0, number)] for number in range(12)}, "step")
+    styles = re.findall(r'stroke="(#\w+)" stroke-width="2" stroke-linejoin="round" stroke-dasharray="([^"]*)"', chart)
+    assert len(styles) == len(set(styles)) == 12
+
+
+def test_histograms_of_groups_show_shares() -> None:
+    chart = histograms("x", {"few": [0.0, 1.0], "many": [0.0] * 30 + [1.0] * 10, "nobody": []}, "value", num_bars=2)
+    ElementTree.fromstring(chart)
+    assert [float(share) for share in re.findall(r": ([\d.]+) %<", chart)] == [50, 50, 75, 25]
+    assert "many (40)" in chart and "nobody" not in chart
+    assert histograms("x", {"none": [math.nan]}, "value") == ""
+
+
+def test_a_heat_map_of_values_shades_by_them_and_leaves_gaps() -> None:
+    table = value_table(["<a>", "b"], [[1.0, 0.5], [None, 7.0]], (0.0, 1.0))
+    ElementTree.fromstring(table)
+    shades = [float(alpha) for alpha in re.findall(r"rgba\(59, 130, 196, ([\d.]+)\)", table)]
+    assert shades[0] > shades[1] and shades[0] == shades[2]
+    assert "b and &lt;a&gt;: not compared" in table
 
 
 @pytest.mark.parametrize("values", [[3.0, 0.0], [-2.0, 5.0], [-1.0, -1.0], [0.0, 0.0], [None, 1.0]])

@@ -85,7 +85,7 @@ def test_inspect_shows_mistakes_in_the_terminal_and_in_json(folders: dict[str, P
         "fewer than 30 rows",
     ):
         assert part in shown.out
-    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["index.html"]
+    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["index.html", "words.png"]
     printed = run(*words, "--json").json
     assert printed["rows"] == {"validation": 12}
     assert len(printed["curve"]["losses"]) == 2

@@ -1,4 +1,4 @@
-"""`softcue inspect`: scores, training curve, mistakes, nearest words of prompt vectors, codes, sentence pairs."""
+"""`softcue inspect`: scores, training curve, mistakes, nearest words, codes, sentence pairs; or several cues."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from softcue.cli.completion import complete_task
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
     from softcue.inspection import CheckedRows, CodesByLabel, NearestWords
+    from softcue.tasks import Task
 
 MAX_TEXT = 100  # characters of a wrong row's text in the terminal
 
 
 def inspect(
-    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several to compare on --pairs.")],
+    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several to compare.")],
     top: Annotated[
         int, typer.Option(min=1, max=50, help="Neighbours per prompt vector, codes per label, wrong rows.")
     ] = 5,
     data: Annotated[
         Path | None,
-        typer.Option(help="Rows with targets, for scores of each label, wrong rows and codes per label."),
+        typer.Option(
+            help="Rows with targets, for scores of each label, wrong rows and codes per label; with several cues, "
+            "texts for prompts that read the input."
+        ),
     ] = None,
     pairs: Annotated[
         str | None,
@@ -38,64 +42,84 @@ def inspect(
     pairs_top: Annotated[str, typer.Option(help="Numbers of nearest pairs to look at; unset: 100,200,300.")] = "",
     columns: Annotated[
         list[str] | None,
-        typer.Option("--column", help="FILE=CUE: the column of --pairs for one the task reads; may be repeated."),
+        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
     ] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Write index.html (and PNG files: a map of codes, pairs) here.")
-    ] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Write index.html and pictures (PNG) here.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show scores and training curve of a cue, mistakes on --data, nearest words, codes of labels, sentence pairs."""
+    """Show scores and training curve of a cue, mistakes on --data, nearest words, codes of labels, sentence pairs.
+
+    Several cues are compared: on --pairs, or by scores, validation curves and the similarity of their prompts.
+    """
     from dataclasses import asdict
 
     from softcue.cli.inspect_pairs import PairSource, compare_on_pairs, print_pairs, write_pair_picture
+    from softcue.cli.inspect_several import compare, parse_data_columns
+    from softcue.cli.inspect_words import print_clusters, print_label_places, write_words_picture
     from softcue.cli.output import print_json
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
-    from softcue.errors import ConfigurationError
-    from softcue.inspection import check_rows, nearest_words, pair_parts
+    from softcue.inspection import check_rows, label_places, nearest_words, pair_parts, word_clusters, word_parts
+    from softcue.tasks.columns import rename_columns
 
     source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
-    if columns and pairs is None:
-        raise ConfigurationError(
-            setting="column", got=columns[0], expected="a file with rows in --pairs", fix="pass --pairs FILE"
-        )
-    if len(cues) > 1:
+    renamed = parse_data_columns(columns or [], data if pairs is None else Path(pairs))
+    if len(cues) > 1 and pairs is not None:
         compare_on_pairs(cues, source, output_dir, backbone, as_json)
+        return
+    if len(cues) > 1:
+        compare(cues, data, renamed, skip_bad_rows, output_dir, backbone, as_json)
         return
     [cue] = cues
     loaded = load(cue, backbone)
-    checked = None if data is None else check_rows(loaded, data, num_wrong=top)
+    [row_task] = rename_columns([loaded.task], {} if data is None else renamed)
+    checked = None
+    if data is not None:
+        checked = check_rows(loaded, data, num_wrong=top, row_task=row_task, skip_bad_rows=skip_bad_rows)
     encoder = loaded.model.method.prompt_encoder()
     words = None if encoder is None or encoder.static_vectors() is None else nearest_words(loaded, top)
-    codes = _codes(loaded, cue, data)
+    clusters = None if words is None else word_clusters(loaded, top)
+    places = [] if words is None else label_places(loaded, top)
+    codes = _codes(loaded, cue, data, row_task, skip_bad_rows)
+    recipe = loaded.cue_file.recipe
     study = None if pairs is None else source.study([loaded])
     if output_dir is not None:
-        more_parts = [] if study is None else pair_parts(study)
+        more_parts = [*word_parts(clusters, places), *([] if study is None else pair_parts(study))]
         _write_page(loaded, words, codes, checked, output_dir, top, more_parts)
+        if clusters is not None:
+            write_words_picture(loaded.name, clusters, output_dir)
         if study is not None:
             write_pair_picture(study, output_dir)
     if as_json:
         print_json(
             {
                 "cue": str(cue),
+                "recipe": None if recipe is None else recipe.model_dump(),
                 **score_facts(loaded),
                 "curve": loaded.training_curve.as_dict(),
                 "evaluation": None if checked is None else checked.as_dict(),
                 **(asdict(words) if words else {}),
+                "clusters": None if clusters is None else asdict(clusters),
+                "labels": [{**asdict(place), "persists": place.persists} for place in places],
                 "codes": None if codes is None else asdict(codes),
                 "pairs": None if study is None else study.as_dict(),
             }
         )
         return
     print_scores(loaded)
+    if recipe is not None:
+        typer.echo(f"recipe: {recipe.summary}")
     print_curve(loaded)
     if checked is not None:
         _print_checked(loaded, checked)
     if words is not None:
         _print_words(cue, words, top)
+        if clusters is not None:
+            print_clusters(clusters)
+        if places:
+            print_label_places(places)
     else:
         typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:
@@ -183,7 +207,6 @@ def _print_words(cue: Path, words: NearestWords, top: int) -> None:
         for row in words.vectors
     ]
     print_table(f"{cue}: {words.num_vectors} prompt vectors", ["#", "norm", f"nearest {top} words (cosine)"], rows)
-    typer.echo(f"labels still nearest to a vector: {', '.join(words.labels_kept) or 'none'}")
     typer.echo(f"words that are nearest to several vectors: {', '.join(words.repeated) or 'none'}")
 
 
@@ -202,7 +225,7 @@ def _print_codes(codes: CodesByLabel, top: int) -> None:
     )
 
 
-def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
+def _codes(cue: Cue, folder: Path, data: Path | None, row_task: Task, skip_bad_rows: bool) -> CodesByLabel | None:
     """Codes per label on the given rows, or on the run's own validation rows; None without a codebook."""
     from softcue.errors import SoftcueError
     from softcue.inspection import codes_by_label
@@ -213,7 +236,11 @@ def _codes(cue: Cue, folder: Path, data: Path | None) -> CodesByLabel | None:
     if not cue.task.labels or encoder is None or encoder.codebook() is None:
         return None
     try:
-        return codes_by_label(cue, examples_from(data, cue.task) if data else splits_of_run(folder).validation)
+        if data is None:
+            examples = splits_of_run(folder).validation
+        else:
+            examples = examples_from(data, row_task, skip_bad_rows=skip_bad_rows)
+        return codes_by_label(cue, examples)
     except SoftcueError as error:
         advice = "" if data else "pass --data FILE, the run's own rows cannot be used: "
         typer.echo(f"no codes per label: {advice}{error}", err=True)

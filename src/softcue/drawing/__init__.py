@@ -5,18 +5,30 @@ file is needed, so that the same text serves a page and a notebook.
 """
 
 from softcue.drawing.bars import bar_chart, legend
-from softcue.drawing.charts import histogram, line_chart, scatter_chart, side_by_side
+from softcue.drawing.charts import (
+    curves_chart,
+    curves_legend,
+    histogram,
+    histograms,
+    line_chart,
+    scatter_chart,
+    side_by_side,
+)
 from softcue.drawing.sparkline import sparkline
-from softcue.drawing.tables import heat_table, html_table
+from softcue.drawing.tables import heat_table, html_table, value_table
 
 __all__ = [
     "bar_chart",
+    "curves_chart",
+    "curves_legend",
     "heat_table",
     "histogram",
+    "histograms",
     "html_table",
     "legend",
     "line_chart",
     "scatter_chart",
     "side_by_side",
     "sparkline",
+    "value_table",
 ]

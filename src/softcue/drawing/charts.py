@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,6 +11,9 @@ from softcue.drawing.sparkline import group_means
 
 Points = Sequence[tuple[float, float]]
 BLUE, ORANGE = "#3b82c4", "#d9822b"  # readable on white and on black
+# of several curves: all readable on white and on black, the first ones also by people with colour blindness
+COLOURS = (BLUE, ORANGE, "#2a9d78", "#c4659f", "#8577d6", "#a58a1e", "#4aa3b8", "#8a8a8a")
+DASHES = ("", "7 4", "2 3")  # of the curves after as many as there are colours
 WIDTH, HEIGHT = 400, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 38  # margins: the plot lies inside
 MAX_CURVE_POINTS, MAX_SCATTER_POINTS, MAX_DOTS = 200, 1500, 40
@@ -18,17 +21,26 @@ MAX_CURVE_POINTS, MAX_SCATTER_POINTS, MAX_DOTS = 200, 1500, 40
 
 @dataclass(frozen=True)
 class _Axes:
-    """The ranges of a chart's two axes; on a logarithmic axis y holds powers of ten."""
+    """The ranges of a chart's two axes; a logarithmic axis holds powers of ten."""
 
     x: tuple[float, float]
     y: tuple[float, float]
-    is_log: bool = False
+    is_log: bool = False  # the axis of values, y
+    is_log_x: bool = False
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """The position of a point in the picture."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    def x_text(self, x: float) -> str:
+        """A value of the axis x as text."""
+        return short_number(10**x) if self.is_log_x else f"{x:g}"
+
+    def y_text(self, y: float) -> str:
+        """A value of the axis y as text."""
+        return short_number(10**y) if self.is_log else f"{y:.4g}"
 
 
 def line_chart(
@@ -72,6 +84,97 @@ def line_chart(
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="none" stroke="currentColor" stroke-width="1.5"/>')
         x_name += f" (circle: best, {best[1]:.4g} at {best[0]:g})"
     return _svg(title, axes, x_name, "".join(parts))
+
+
+def curves_chart(
+    title: str,
+    curves: Mapping[str, Points],
+    x_name: str,
+    is_log_x: bool = False,
+    is_log: bool = False,
+    min_span: float = 0.0,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]] | None = None,
+    has_legend: bool = True,
+) -> str:
+    """Several curves in one chart, by name, with a legend below it. Curves without a point are left out.
+
+    A point that is not finite interrupts a curve. `bands` are shaded around curves: x, lowest and highest value of
+    each point. Logarithmic axes take positive values only.
+
+    Example:
+        >>> curves_chart("validation", {"vip": [(1, 50.0), (2, 70.0)], "pt": [(1, 40.0)]}, "step").count("<polyline")
+        2
+    """
+    segments = {name: _segments(points, is_log_x, is_log) for name, points in curves.items()}
+    drawn = {name: [point for segment in parts for point in segment] for name, parts in segments.items() if parts}
+    if not drawn:
+        return ""
+    shaded = {}  # name -> the edge of its band, there and back
+    for name, limits in (bands or {}).items():
+        lowest, highest = ([(point[0], point[side]) for point in limits] for side in (1, 2))
+        edge = [*_drawable(highest, is_log_x, is_log), *reversed(_drawable(lowest, is_log_x, is_log))]
+        if edge and name in drawn:
+            shaded[name] = edge
+    values = [y for points in [*drawn.values(), *shaded.values()] for _, y in points]
+    margin = 0.04 if is_log_x else 0.0
+    x_range = _range([x for points in drawn.values() for x, _ in points], margin=margin)
+    axes = _Axes(x_range, _range(values, min_span, margin=0.06), is_log, is_log_x)
+    parts = []
+    for number, (name, points) in enumerate(drawn.items()):
+        colour, dash = _style(number)
+        if name in shaded:
+            parts.append(f'<polygon points="{_path(axes, shaded[name])}" fill="{colour}" fill-opacity=".18"/>')
+        parts += [
+            f'<polyline points="{_path(axes, segment)}" fill="none" stroke="{colour}" stroke-width="2" '
+            f'stroke-linejoin="round" stroke-dasharray="{dash or "none"}"><title>{escape(name)}</title></polyline>'
+            for segment in segments[name]
+        ]
+        if len(points) <= MAX_DOTS:
+            parts += [
+                _dot(axes.place(x, y), 3, colour, f"{name}, {x_name} {axes.x_text(x)}: {axes.y_text(y)}")
+                for x, y in points
+            ]
+    legend = curves_legend(list(drawn)) if has_legend else ""
+    return f"<div>{_svg(title, axes, x_name, ''.join(parts))}{legend}</div>"
+
+
+def curves_legend(names: Sequence[str]) -> str:
+    """The legend of the curves with these names, for charts that are drawn without one.
+
+    Example:
+        >>> curves_legend(["vip", "a<b"]).count("<span")
+        2
+    """
+    return _legend([_legend_key(name, *_style(number)) for number, name in enumerate(names)])
+
+
+def histograms(title: str, groups: Mapping[str, Sequence[float]], x_name: str, num_bars: int = 20) -> str:
+    """Bars of several groups of values over each other, with a legend. They show shares of each group, in percent.
+
+    Example:
+        >>> histograms("tightness", {"prompt": [0.5, 0.6], "random": [0.1, 0.2]}, "cosine", num_bars=4).count("<rect")
+        8
+    """
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in groups.items()}
+    finite = {name: values for name, values in finite.items() if values}
+    if not finite:
+        return ""
+    low, high = _range([value for values in finite.values() for value in values])
+    shares = {name: _shares(values, low, high, num_bars) for name, values in finite.items()}
+    axes = _Axes((low, high), (0.0, max(map(max, shares.values()))))
+    parts, keys = [], []
+    for number, (name, heights) in enumerate(shares.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        for bar, height in enumerate(heights):
+            start, end = (low + (high - low) * (bar + edge) / num_bars for edge in (0, 1))
+            (x1, y1), (x2, y2) = axes.place(start, height), axes.place(end, 0)
+            parts.append(
+                f'<rect x="{x1 + 0.5:.1f}" y="{y1:.1f}" width="{max(0.5, x2 - x1 - 1):.1f}" height="{y2 - y1:.1f}" '
+                f'fill="{colour}" fill-opacity=".45" stroke="{colour}" stroke-width="{1 if height else 0}">'
+                f"<title>{escape(name)}, {start:.3g} to {end:.3g}: {height:.1f} %</title></rect>"
+            )
+        keys.append(_legend_key(f"{name} ({len(finite[name]):,})", colour, ""))
+    return f"<div>{_svg(title, axes, x_name, ''.join(parts))}{_legend(keys)}</div>"
 
 
 def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: str = BLUE) -> str:
@@ -145,6 +248,72 @@ def side_by_side(charts: Sequence[str]) -> str:
     return f'<div style="display: flex; flex-wrap: wrap; gap: 8px 24px">{boxes}</div>' if boxes else ""
 
 
+def short_number(value: float) -> str:
+    """A number with a letter for thousands, millions or billions, as on logarithmic axes.
+
+    Example:
+        >>> [short_number(value) for value in (0.00001, 0.25, 20, 316.2, 1000, 76_800, 1e9, 1.1e10, 1e13)]
+        ['1e-05', '0.25', '20', '316', '1K', '77K', '1B', '11B', '1e+13']
+    """
+    for power, letter in ((9, "B"), (6, "M"), (3, "K")):
+        if 10**power <= abs(value) < 10**12:
+            scaled = value / 10**power
+            return f"{scaled:.0f}{letter}" if scaled >= 10 else f"{scaled:.2g}{letter}"
+    return f"{value:.0f}" if 10 <= abs(value) < 1000 else f"{value:.2g}"
+
+
+def _drawable(points: Points, is_log_x: bool, is_log: bool) -> list[tuple[float, float]]:
+    """The finite points, those of logarithmic axes as powers of ten; of very many, neighbours are averaged."""
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if is_log_x:
+        finite = [(math.log10(x), y) for x, y in finite if x > 0]
+    if is_log:
+        finite = [(x, math.log10(y)) for x, y in finite if y > 0]
+    return group_means(finite, MAX_CURVE_POINTS)
+
+
+def _segments(points: Points, is_log_x: bool, is_log: bool) -> list[list[tuple[float, float]]]:
+    """The parts of a curve between points that are not finite, as they are drawn."""
+    segments: list[list[tuple[float, float]]] = [[]]
+    for x, y in points:
+        if math.isfinite(x) and math.isfinite(y):
+            segments[-1].append((x, y))
+        else:
+            segments.append([])
+    drawn = [_drawable(segment, is_log_x, is_log) for segment in segments]
+    return [segment for segment in drawn if segment]
+
+
+def _style(number: int) -> tuple[str, str]:
+    """Colour and dashes of a curve, by its number."""
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def _path(axes: _Axes, points: Points) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in (axes.place(*point) for point in points))
+
+
+def _shares(values: Sequence[float], low: float, high: float, num_bars: int) -> list[float]:
+    """The share of the values in each of equal ranges, in percent."""
+    counts = [0] * num_bars
+    for value in values:
+        counts[min(num_bars - 1, int((value - low) / (high - low) * num_bars))] += 1
+    return [100 * count / len(values) for count in counts]
+
+
+def _legend_key(name: str, colour: str, dash: str) -> str:
+    line = (
+        f'<svg width="26" height="10" aria-hidden="true" style="flex: none"><line x1="1" x2="25" y1="5" y2="5" '
+        f'stroke="{colour}" stroke-width="4" stroke-dasharray="{dash or "none"}"/></svg>'
+    )
+    return f'<span style="display: inline-flex; align-items: center; gap: 5px">{line}{escape(name)}</span>'
+
+
+def _legend(keys: Sequence[str]) -> str:
+    style = "display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 13px; padding-left: 8px; overflow-wrap: anywhere"
+    return f'<div style="{style}">{"".join(keys)}</div>'
+
+
 def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
     """The picture: title, grid and axes around its content."""
     name = escape(title)
@@ -155,10 +324,10 @@ def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             'stroke-opacity=".15"/>'
         )
-        parts.append(axis_label(LEFT - 6, y + 4, f"{10**value:.2g}" if axes.is_log else format_tick(value), "end"))
+        parts.append(axis_label(LEFT - 6, y + 4, short_number(10**value) if axes.is_log else format_tick(value), "end"))
     for value in round_ticks(*axes.x):
         x, y = axes.place(value, axes.y[0])
-        parts.append(axis_label(x, y + 16, format_tick(value), "middle"))
+        parts.append(axis_label(x, y + 16, short_number(10**value) if axes.is_log_x else format_tick(value), "middle"))
     parts.append(axis_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(x_name), "middle"))
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}" '

@@ -60,6 +60,34 @@ def heat_table(corner: str, rows: Sequence[str], columns: Sequence[str], counts:
     return _wide(table)
 
 
+def value_table(names: Sequence[str], values: Sequence[Sequence[float | None]], limits: tuple[float, float]) -> str:
+    """A heat map of the values between all pairs of names; cells are shaded between the limits, None is a dash.
+
+    Example:
+        >>> value_table(["a", "b"], [[1.0, 0.25], [0.25, None]], (0.0, 1.0)).count("rgba")
+        3
+    """
+    low, high = limits
+    turned = "writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; "
+    style = f"{turned if len(names) > MANY_COLUMNS else 'text-align: center; '}font-weight: 600"
+    head = "".join(f'<th scope="col" style="{style}">{escape(name)}</th>' for name in names)
+    lines = []
+    for name, row in zip(names, values, strict=True):
+        cells = []
+        for other, value in zip(names, row, strict=True):
+            share = 0.0 if value is None else min(1.0, max(0.0, (value - low) / (high - low)))
+            colour = "transparent" if value is None else f"rgba({HIT}, {0.04 + 0.7 * share:.2f})"
+            text = '<span style="opacity: .5">-</span>' if value is None else f"{value:.2f}"
+            title = f"{name} and {other}: {'not compared' if value is None else f'{value:.3f}'}"
+            cells.append(
+                f'<td title="{escape(title)}" style="text-align: center; font-variant-numeric: tabular-nums; '
+                f'background: {colour}">{text}</td>'
+            )
+        lines.append(f'<tr><th scope="row" style="text-align: right">{escape(name)}</th>{"".join(cells)}</tr>')
+    body = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return _wide(f'<table style="width: auto">{body}</table>')
+
+
 def _wide(table: str) -> str:
     """A table that scrolls sideways on a narrow screen."""
     return f'<div style="overflow-x: auto">{table}</div>'

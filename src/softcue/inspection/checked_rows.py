@@ -16,7 +16,7 @@ from softcue.errors import ConfigurationError
 from softcue.evaluation import Evaluation, WrongRow, read_evaluation_set
 from softcue.evaluation.report import label_rows
 from softcue.files import convert_write_errors, write_atomically
-from softcue.tasks import Source
+from softcue.tasks import Source, Task
 
 # suffix of an output file -> the kinds of task it can be written for; empty: all
 SUFFIXES: dict[str, tuple[str, ...]] = {
@@ -44,13 +44,22 @@ class CheckedRows:
         }
 
 
-def check_rows(cue: Cue, data: Source, num_wrong: int = 10, batch_size: int = 64) -> CheckedRows:
+def check_rows(
+    cue: Cue,
+    data: Source,
+    num_wrong: int = 10,
+    batch_size: int = 64,
+    row_task: Task | None = None,
+    skip_bad_rows: bool = False,
+) -> CheckedRows:
     """Predict rows with known targets and compare: scores beside the baselines, and the most confident wrong rows.
+
+    `row_task` is the cue's task as it reads these rows, if their columns have other names (`rename_columns`).
 
     Example:
         check_rows(softcue.load("cues/tickets"), "held-out.csv").wrong[0].texts
     """
-    rows = read_evaluation_set(cue.task, data)
+    rows = read_evaluation_set(row_task or cue.task, data, skip_bad_rows=skip_bad_rows)
     evaluation, predictions = cue.evaluate_set(rows, batch_size)
     return CheckedRows(rows.name, evaluation, rows.wrong_rows(predictions, num_wrong))
 

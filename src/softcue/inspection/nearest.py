@@ -14,6 +14,7 @@ from softcue.backbones import Backbone
 from softcue.cue.cue import Cue
 from softcue.errors import CueError
 from softcue.tasks import Task
+from softcue.types import WordVectors
 
 ROUNDING = 1e-6  # between two ways to compute one cosine
 WORDS_AT_ONCE = 16384  # words compared at once: a copy of a large vocabulary would not fit into memory
@@ -47,13 +48,16 @@ class NearestWords:
 
 
 @torch.no_grad()
-def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neighbour]]:
-    """The words nearest to each vector [n D] by cosine; the vocabulary is compared in chunks.
+def nearest_ids(table: WordVectors, vectors: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The ids of the words nearest to each vector [n D] and their cosines, each [n top]; nearest first.
+
+    The vocabulary is compared in chunks.
 
     Example:
-        neighbours(backbone, backbone.embed(torch.tensor([7])), top=3)[0][0].cosine     # 1.0: the word itself
+        >>> ids, cosines = nearest_ids(torch.eye(4), torch.tensor([[0.0, 3.0, 1.0, 0.0]]), top=2)
+        >>> ids.tolist()
+        [[1, 2]]
     """
-    table, tokenizer = backbone.word_input_states, backbone.tokenizer
     vectors = functional.normalize(vectors.float(), dim=1)
     values, ids = vectors.new_zeros(len(vectors), 0), vectors.new_zeros(len(vectors), 0, dtype=torch.long)
     for numbers in torch.arange(len(table), device=vectors.device).split(WORDS_AT_ONCE):
@@ -62,37 +66,74 @@ def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neigh
         values, ids = torch.cat([values, best.values], 1), torch.cat([ids, numbers[best.indices]], 1)
         values, order = values.topk(min(top, values.shape[1]), dim=1)  # [n top]
         ids = ids.gather(1, order)
-
-    def word(token: int) -> str:
-        return tokenizer.decode([token]).strip() or repr(tokenizer.convert_ids_to_tokens(token))
-
-    rows = zip(ids.tolist(), values.tolist(), strict=True)
-    return [[Neighbour(word(token), cosine) for token, cosine in zip(*row, strict=True)] for row in rows]
+    return ids, values
 
 
-def _find_labels(backbone: Backbone, task: Task, prompts: Tensor, nearest: Sequence[Sequence[Neighbour]]) -> list[str]:
-    """The labels that a prompt vector is near to, as it is to its neighbours.
+def neighbours(backbone: Backbone, vectors: Tensor, top: int) -> list[list[Neighbour]]:
+    """The words nearest to each vector [n D] by cosine.
+
+    Example:
+        neighbours(backbone, backbone.embed(torch.tensor([7])), top=3)[0][0].cosine     # 1.0: the word itself
+    """
+    ids, cosines = nearest_ids(backbone.word_input_states, vectors, top)
+    rows = zip(ids.tolist(), cosines.tolist(), strict=True)
+    return [[Neighbour(word_of(backbone, token), cosine) for token, cosine in zip(*row, strict=True)] for row in rows]
+
+
+def word_of(backbone: Backbone, token: int) -> str:
+    """A token of the vocabulary as text.
+
+    Example:
+        word_of(backbone, 7)     # "invoice"
+    """
+    tokenizer = backbone.tokenizer
+    return tokenizer.decode([token]).strip() or repr(tokenizer.convert_ids_to_tokens(token))
+
+
+def near_labels(
+    backbone: Backbone, task: Task, vectors: Tensor, nearest: Sequence[Sequence[Neighbour]]
+) -> dict[str, list[int]]:
+    """For each label, the vectors [n D] that are as near to it as to one of their nearest words.
 
     A label of several word pieces is no word of the vocabulary. It is compared as the mean of its pieces, which is
     also how prompts are initialised from labels (Lester et al. 2021, section 3.2).
+
+    Example:
+        near_labels(backbone, task, prompts, neighbours(backbone, prompts, top=5))["billing"]
     """
-    words = {neighbour.word for neighbours_of_vector in nearest for neighbour in neighbours_of_vector}
     table, tokenizer = backbone.word_input_states, backbone.tokenizer
-    least_cosines = prompts.new_tensor([row[-1].cosine for row in nearest], dtype=torch.float32)  # [P]
-    kept = []
+    least_cosines = vectors.new_tensor([row[-1].cosine for row in nearest], dtype=torch.float32)  # [n]
+    places = {}
     for name, label in task.labels.items():
+        is_near = torch.tensor([any(neighbour.word == label.words for neighbour in row) for row in nearest])
         # Both with and without a space in front, which are different pieces in many vocabularies.
-        spellings = [
-            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (label.words, f" {label.words}")
-        ]
-        vectors = [table[torch.tensor(ids, device=prompts.device)].float().mean(dim=0) for ids in spellings if ids]
-        cosines = [
-            functional.cosine_similarity(prompts.float(), vector.to(prompts.device), dim=1) for vector in vectors
-        ]
-        is_near = any(bool((cosine >= least_cosines - ROUNDING).any()) for cosine in cosines)
-        if is_near or label.words in words:
-            kept.append(name)
-    return kept
+        for text in (label.words, f" {label.words}"):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if not ids:
+                continue
+            vector = table[torch.tensor(ids, device=vectors.device)].float().mean(dim=0).to(vectors.device)  # [D]
+            cosines = functional.cosine_similarity(vectors.float(), vector, dim=1)  # [n]
+            is_near |= (cosines >= least_cosines - ROUNDING).cpu()
+        places[name] = is_near.nonzero()[:, 0].tolist()
+    return places
+
+
+def prompt_vectors(cue: Cue) -> Tensor:
+    """The prompt vectors of a cue among the word embeddings, which are the same for every input. [P D]
+
+    Example:
+        prompt_vectors(softcue.load("cues/tickets")).norm(dim=1)
+    """
+    encoder = cue.model.method.prompt_encoder()
+    prompts = None if encoder is None else encoder.static_vectors()
+    if prompts is None:
+        raise CueError(
+            setting="cue",
+            got=cue.name,
+            expected="a method with prompt vectors among the word embeddings",
+            fix=f"{cue.cue_file.method['name']} with these settings has none to look at",
+        )
+    return prompts.detach()
 
 
 @torch.no_grad()
@@ -103,15 +144,7 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
         nearest_words(softcue.load("cues/tickets")).vectors[0].neighbours[0].word
     """
     view = cue.model.method.view_of(cue.backbone)
-    encoder = cue.model.method.prompt_encoder()
-    prompts = None if encoder is None else encoder.static_vectors()  # [P D]
-    if prompts is None:
-        raise CueError(
-            setting="cue",
-            got=cue.name,
-            expected="a method with prompt vectors among the word embeddings",
-            fix=f"{cue.cue_file.method['name']} with these settings has none to look at",
-        )
+    prompts = prompt_vectors(cue)  # [P D]
     nearest = neighbours(view, prompts, top)
     vectors = [
         VectorNeighbours(position, float(prompt.norm()), words)
@@ -121,6 +154,6 @@ def nearest_words(cue: Cue, top: int = 5) -> NearestWords:
     return NearestWords(
         len(vectors),
         vectors,
-        _find_labels(view, cue.task, prompts, nearest),
+        [name for name, places in near_labels(view, cue.task, prompts, nearest).items() if places],
         [word for word, count in nearest_counts.items() if count > 1],
     )

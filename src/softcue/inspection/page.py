@@ -65,6 +65,7 @@ def cue_page(
         f"<h1>{escape(cue.name)}</h1>",
         f"<p>{escape(cue_file.task.description or cue_file.task.name)}</p>",
         f'<ul class="facts">{"".join(f"<li>{escape(fact)}</li>" for fact in facts)}</ul>',
+        *_notes([] if cue_file.recipe is None else [cue_file.recipe.summary]),
     ]
     if cue_file.scores:
         table = score_table(cue_file)

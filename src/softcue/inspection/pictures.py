@@ -43,7 +43,7 @@ def code_map(codes: CodesByLabel, codebook: Tensor) -> bytes:
         # identical codes have no principal axes to start from
         start = "pca" if float(codebook.double().std(0).max()) > 1e-9 else "random"
         points = TSNE(2, perplexity=tsne_perplexity, init=start, random_state=0).fit_transform(codebook.numpy())
-    figure, axes = _figure(7.0, 5.5)
+    figure, axes = make_figure(7.0, 5.5)
     groups = {
         "idle": ([code for code in codes.codes if code.is_idle], "#cccccc", "."),
         "any label": ([code for code in codes.codes if not code.is_idle and not code.label], "#777777", "."),
@@ -61,7 +61,7 @@ def code_map(codes: CodesByLabel, codebook: Tensor) -> bytes:
     axes.set_yticks([])
     axes.set_title(title, fontsize=10)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def evaluation_picture(title: str, evaluation: Evaluation) -> bytes:
@@ -72,7 +72,7 @@ def evaluation_picture(title: str, evaluation: Evaluation) -> bytes:
     """
     confusion, rows = evaluation.confusion, evaluation.scored_rows
     if confusion is None:
-        figure, axes = _figure(5.5, 5.0)
+        figure, axes = make_figure(5.5, 5.0)
         assert rows is not None
         axes.scatter(rows.true_values, rows.values, s=18, alpha=0.6, color=COLOURS[0])
         ends = [min(*rows.true_values, *rows.values), max(*rows.true_values, *rows.values)]
@@ -81,7 +81,7 @@ def evaluation_picture(title: str, evaluation: Evaluation) -> bytes:
         axes.set_ylabel("predicted")
     else:
         side = max(4.0, min(16.0, 2.0 + 0.55 * len(confusion.predicted)))
-        figure, axes = _figure(side + 0.6, side)
+        figure, axes = make_figure(side + 0.6, side)
         counts = numpy.array(confusion.counts)  # [C P]
         shares = counts / numpy.maximum(1, counts.sum(axis=1, keepdims=True))
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -94,24 +94,44 @@ def evaluation_picture(title: str, evaluation: Evaluation) -> bytes:
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
     axes.set_title(f"{title}: {count_rows(evaluation.num_rows)}", fontsize=10)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def check_matplotlib() -> None:
     """Check that matplotlib is installed."""
-    _figure(1.0, 1.0)
+    make_figure(1.0, 1.0)
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def make_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of this size in inches, and its axes; an error if matplotlib is not installed.
+
+    Example:
+        figure, axes = make_figure(7.0, 5.0)
+    """
+    figure, [axes] = make_figures(width, height, 1)
+    return figure, axes
+
+
+def make_figures(width: float, height: float, num_panels: int) -> tuple[Any, list[Any]]:
+    """A figure of this size in inches, and the axes of its panels, side by side.
+
+    Example:
+        figure, [left, right] = make_figures(12.0, 5.0, 2)
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+    return figure, list(figure.subplots(1, num_panels, squeeze=False)[0])
 
 
-def _png(figure: Any) -> bytes:
+def png_bytes(figure: Any) -> bytes:
+    """The figure as PNG.
+
+    Example:
+        Path("chart.png").write_bytes(png_bytes(figure))
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()

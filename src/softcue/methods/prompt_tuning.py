@@ -93,8 +93,7 @@ def _unscaled_prompt(config: InitConfig, backbone: Backbone, task: Task, generat
         return check_vectors(read_prompt(config.init_from), length, backbone.width, config.init_from)
     fallback = draw_vectors(config.init_fallback)
     if config.init == "labels":
-        # A task without a closed set of labels uses the words of its description.
-        words = task.init_words or task.label_words or tuple(task.description.split()[: config.prompt_length])
+        words = initial_words(config, task)
         return label_vectors(table, [ids for word in words if (ids := tokenize(word))], fallback)
     if not config.init_text.strip():
         raise ConfigurationError(
@@ -104,6 +103,21 @@ def _unscaled_prompt(config: InitConfig, backbone: Backbone, task: Task, generat
             fix="set it, for example method.init_text='classify this message'",
         )
     return text_vectors(table, tokenize(config.init_text), fallback)
+
+
+def initial_words(config: MethodConfig, task: Task) -> tuple[str, ...]:
+    """Return the words that the first prompt vectors start from, one each; empty unless they start from labels.
+
+    A task without a closed set of labels uses the words of its description.
+
+    Example:
+        >>> task = Task(name="tickets", labels={"billing": {"words": "billing"}, "bug": {"words": "bug report"}})
+        >>> initial_words(PromptTuningConfig(name="prompt-tuning", prompt_length=20), task)
+        ('billing', 'bug report')
+    """
+    if not isinstance(config, InitConfig) or config.init != "labels":
+        return ()
+    return task.init_words or task.label_words or tuple(task.description.split()[: config.prompt_length])
 
 
 def _meaningless_ids(tokenizer: Any) -> set[int]:
