@@ -124,7 +124,7 @@ def _compute(
         batch = collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id).to(backbone.device)
         embeds = backbone.embed(batch.ids)
         if representation.source == "words":
-            assert representation.summary != "compared"
+            assert representation.summary != "compared" and representation.summary != "mask"
             vectors[indices] = pool(embeds, batch.mask, representation.summary).cpu()
         else:
             vectors[indices] = backbone.read(batch, None, embeds).features(representation.summary).cpu()
@@ -138,7 +138,8 @@ def _glove_vectors(representation: SentenceVector, examples: Sequence[Example]) 
             setting="method.glove_width",
             got=representation.glove_width,
             expected=f"{glove.width}, as in {representation.glove}",
-            fix=f"set method.glove_width={glove.width}",
+            fix=f"set method.glove=FILE to word vectors of width {representation.glove_width} (IDPG's are "
+            f"glove.6B.300d.txt), or method.glove_width={glove.width}",
         )
     if representation.glove_digest not in ("", glove.digest):
         raise ConfigurationError(
