@@ -23,6 +23,7 @@ from softcue.evaluation import Evaluation, check_metric, constant_prediction, ev
 from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
+from softcue.methods.method import build_method
 from softcue.recipe_summary import summarise
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.tasks import joint_task, portable
@@ -148,11 +149,15 @@ class Run:
             torch.manual_seed(stream_seed(config.training.seed, "model"))
             method_class = METHODS[config.method.name]
             view = config.method.view_of(backbone)
-            method = method_class.build(config.method, view, joint_task(tasks), generator)
+            method = build_method(method_class, config.method, view, joint_task(tasks), generator)
             methods = [method.for_task(config.method, view, task) for task in tasks]
-            return [
+            models = [
                 with_readout(task, task_method, config.readout, backbone, config.backbone.max_length)
                 for task, task_method in zip(tasks, methods, strict=True)
+            ]
+            seed = stream_seed(config.training.seed, "rows of the method")
+            return [
+                model.with_rows(backbone, splits.train, seed) for model, splits in zip(models, self.splits, strict=True)
             ]
 
     def _replace_auto(self, config: RunConfig) -> RunConfig:
@@ -189,6 +194,9 @@ class Run:
             sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
             rows = ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
             lines.append(f"{splits.task.name}: {rows} rows" if self.is_joint else f"rows: {rows}")
+        for other in self.models:
+            prefix = f"{other.task.name}: " if self.is_joint else ""
+            lines += [prefix + note for note in (*other.method.notes(), *other.readout.notes())]
         return lines
 
     def _initialise_models(self) -> str:
@@ -197,6 +205,8 @@ class Run:
             model.readout.fit_statistics(splits.train)
             if self.config.readout.head_start == "solved":
                 model.start_head(self.backbone, splits.train)
+            elif self.config.readout.head_start == "words":
+                model.readout.start_from_words(self.backbone)
             model.to(self.backbone.device)
         origin = self.config.training.init_from
         return "".join(start_from(model, origin, self.backbone) for model in self.models if origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from softcue.configuration import method_config
 from softcue.cue.cue_file import CueFile
 from softcue.cue.score_table import score_table
 from softcue.methods import METHODS
@@ -26,13 +27,14 @@ def model_card(cue_file: CueFile, name: str) -> str:
     weights = "The backbone's weights are not in this folder and were not changed."
     if METHODS.find(str(method["name"])).stores_backbone:
         weights = "This folder holds a trained copy of the backbone's weights; the backbone itself was not changed."
+    notes = [f"{note[0].upper()}{note[1:]}." for note in method_config(method).notes()]
     lines = [
         f"# {name}",
         "",
         task.description or f"Reads {reads}, answers with {prediction}.",
         "",
         f"A softcue cue for the task `{task.name}`: `{method['name']}` on the frozen backbone "
-        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). {weights}",
+        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). {' '.join([weights, *notes])}",
         "",
         "## Use it",
         "```python",

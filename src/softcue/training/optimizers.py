@@ -89,7 +89,7 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
         {"params": parameters, "lr": rate, "base_rate": rate}
         for parameters, rate in ((prompts, config.learning_rate), (networks, config.network_learning_rate))
         if parameters
-    ]
+    ] or [{"params": [], "lr": 0.0, "base_rate": 0.0}]  # a method may train nothing
     if config.optimizer == "adafactor":
         return Adafactor(groups, config.weight_decay, config.parameter_scaling)
     return torch.optim.AdamW(
