@@ -50,6 +50,7 @@ def inspect(
                 "curve": loaded.training_curve.as_dict(),
                 "evaluation": None if checked is None else checked.as_dict(),
                 **(asdict(words) if words else {}),
+                "prompt_text": loaded.model.method.prompt_text,
                 "codes": None if codes is None else asdict(codes),
             }
         )
@@ -60,6 +61,8 @@ def inspect(
         _print_checked(loaded, checked)
     if words is not None:
         _print_words(cue, words, top)
+    elif loaded.model.method.prompt_text:
+        typer.echo(f"the prompt, {loaded.model.method.prompt_length} tokens:\n\n{loaded.model.method.prompt_text}")
     else:
         typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:

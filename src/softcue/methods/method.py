@@ -91,6 +91,11 @@ class Method(nn.Module, ABC):
     changes_hidden_states: bool = True  # False: the backbone computes the same states as without the method
 
     @property
+    def prompt_text(self) -> str:
+        """The prompt, if it is a text. It may hold training rows, so a server never shows it."""
+        return ""
+
+    @property
     def reserved_length(self) -> int:
         """The prompt vectors for which every text leaves room: all of them, unless long texts get fewer."""
         return self.prompt_length
