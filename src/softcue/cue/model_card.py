@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from softcue.configuration import method_config
 from softcue.cue.cue_file import CueFile
 from softcue.cue.score_table import score_table
 from softcue.methods import METHODS
@@ -25,9 +24,10 @@ def model_card(cue_file: CueFile, name: str) -> str:
     }[task.kind]
     reads = " and ".join(f"`{column}`" for column in task.text)
     weights = "The backbone's weights are not in this folder and were not changed."
-    if METHODS.find(str(method["name"])).stores_backbone:
+    method_class = METHODS.find(str(method["name"]))
+    if method_class.stores_backbone:
         weights = "This folder holds a trained copy of the backbone's weights; the backbone itself was not changed."
-    notes = [f"{note[0].upper()}{note[1:]}." for note in method_config(method).notes()]
+    notes = [f"{note[0].upper()}{note[1:]}." for note in method_class.Config.model_construct(**method).notes()]
     lines = [
         f"# {name}",
         "",

@@ -38,7 +38,7 @@ class ManualPromptConfig(MethodConfig):
         "task", description="the first text; task: the task's description and its label words; empty: none"
     )
     num_demonstrations: int = Field(
-        16, ge=0, le=1000, description="training rows with their targets before the row to answer, K"
+        4, ge=0, le=1000, description="training rows with their targets before the row to answer, K"
     )
     answer_prefix: str = Field(
         ANSWER_PREFIX, description="text between a row and its target; the text of a row is task.template"
