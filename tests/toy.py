@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones import Backbone, pool
+from softcue.backbones.families import FAMILIES
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS, Method, MethodConfig
 from softcue.methods.method import Prompted, PromptedConfig
@@ -111,6 +112,11 @@ EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
     "adapter": (METHODS["adapter"], {"bottleneck": 8, "init_std": 0.5, "up_std": 0.5}),
     "toy-add": (Toy, {}),
     "toy-replace": (Toy, {"replaces": True}),
+    "warp": (METHODS["warp"], {"init": "uniform"}),
+    "manual-prompt": (
+        METHODS["manual-prompt"],
+        {"demonstrations": ("It broke\nAnswer: billing", "Hi\nAnswer: account")},
+    ),
 }
 # The other methods and settings; these run on one family of each kind.
 ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
@@ -155,6 +161,11 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
 _KNOWN = {method_class for method_class, _ in (*EVERYWHERE.values(), *ELSEWHERE.values())}
 EVERYWHERE |= {name: (method, {}) for name, method in METHODS.items() if method not in _KNOWN}  # a new one joins
 CASES = {**EVERYWHERE, **ELSEWHERE}
+
+
+def works_on(case: str, family: str) -> bool:
+    """Whether the method of a case takes backbones of this family's kind."""
+    return FAMILIES[family].kind in CASES[case][0].kinds
 
 
 def make_model(

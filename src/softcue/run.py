@@ -151,9 +151,13 @@ class Run:
             method_class = METHODS[config.method.name]
             method = method_class.make(config.method, backbone, joint_task(tasks), generator)
             methods = [method.make_for_task(config.method, backbone, task) for task in tasks]
-            return [
+            models = [
                 with_readout(task, task_method, config.readout, backbone, config.backbone.max_length)
                 for task, task_method in zip(tasks, methods, strict=True)
+            ]
+            seed = stream_seed(config.training.seed, "rows of the method")
+            return [
+                model.with_rows(backbone, splits.train, seed) for model, splits in zip(models, self.splits, strict=True)
             ]
 
     def _replace_auto(self, config: RunConfig) -> RunConfig:
@@ -192,6 +196,9 @@ class Run:
             sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
             rows = ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
             lines.append(f"{splits.task.name}: {rows} rows" if self.is_joint else f"rows: {rows}")
+        for other in self.models:
+            prefix = f"{other.task.name}: " if self.is_joint else ""
+            lines += [prefix + note for note in (*other.method.notes(), *other.readout.notes())]
         return lines
 
     def _initialise_models(self) -> str:
@@ -200,6 +207,8 @@ class Run:
             model.readout.fit_statistics(splits.train)
             if self.config.readout.head_start == "solved":
                 model.start_head(self.backbone, splits.train)
+            elif self.config.readout.head_start == "words":
+                model.readout.start_from_words(self.backbone)
             model.to(self.backbone.device)
         origin = self.config.training.init_from
         return "".join(start_from(model, origin, self.backbone) for model in self.models if origin)

@@ -51,7 +51,7 @@ class TokenizedRow:
 
     ids: tuple[int, ...]
     segments: tuple[int, ...] | None
-    insert_at: int  # index into `ids` before which the prompt goes
+    insert_at: int  # index into `ids` before which the prompt goes, or the first part of it
     target_ids: tuple[int, ...] = ()
     label: int | float | None = None
     is_truncated: bool = False
@@ -60,6 +60,7 @@ class TokenizedRow:
     token_labels: tuple[int, ...] | None = None  # per token, for readouts that label tokens; -100: no label
     representation: Tensor | None = field(default=None, compare=False)  # [R] sentence vector M(x), if it is read
     plain: TokenizedRow | None = None  # the input of M(x), where each step computes it again
+    places: tuple[int, ...] | None = None  # of a prompt in several parts: the `insert_at` of each prompt vector
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Batch:
     token_labels: Tensor | None = None  # [B T] -100 where a token has no label
     representation: Tensor | None = None  # [B R] sentence vectors M(x), if all rows have one
     plain: Batch | None = None  # the input of M(x), where each step computes it again
+    places: Tensor | None = None  # [B P] the `insert_at` of each prompt vector, if a row has a prompt in several parts
 
     @property
     def size(self) -> int:

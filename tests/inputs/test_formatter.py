@@ -110,7 +110,7 @@ def test_truncation_keeps_the_end_token_of_an_encoder_decoder() -> None:
 def test_truncation_keeps_the_answer_prefix_of_a_decoder(model_type: str) -> None:
     prefix = plain_ids(model_type, ANSWER_PREFIX)
     for text in (LONG, "short"):
-        row = formatter(model_type, 30, use_answer_prefix=True).source(Example((text,)))
+        row = formatter(model_type, 30, answer_prefix=ANSWER_PREFIX).source(Example((text,)))
         assert list(row.ids[-len(prefix) :]) == prefix
         assert (row.ids[0] == BEGIN) == (model_type == "opt")
 
@@ -228,7 +228,9 @@ def test_leading_token_that_also_means_unknown_counts_as_special() -> None:
 @pytest.mark.parametrize("words", ["billing", "not at all", "é", "3", "UPPER, case!"])
 def test_target_tokens_of_a_decoder_continue_a_real_source(model_type: str, words: str) -> None:
     tokenizer = tiny_tokenizer(model_type)
-    source = InputFormatter(ONE, tokenizer, "decoder", 96, use_answer_prefix=True).source(Example(("Where is it?",)))
+    source = InputFormatter(ONE, tokenizer, "decoder", 96, answer_prefix=ANSWER_PREFIX).source(
+        Example(("Where is it?",))
+    )
     together = tuple(tokenizer(f"Where is it?{ANSWER_PREFIX} {words}")["input_ids"])
     assert source.ids + target_tokens(tokenizer, "decoder", words) == (*together, tokenizer.eos_token_id)
 

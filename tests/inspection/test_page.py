@@ -32,6 +32,7 @@ METHODS = {
     "linear-probe": {},
     "fine-tuning": {},
     "no-prompt": {},
+    "warp": {"method.prompt_length": 4},
 }
 PNG = b"\x89PNG\r\n\x1a\n"
 

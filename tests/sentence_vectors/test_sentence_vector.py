@@ -246,7 +246,9 @@ def test_words_and_word_vectors_run_nothing_and_keep_nothing(word_vectors: str, 
 
 def test_word_vectors_of_another_width_or_content_are_refused(word_vectors: str) -> None:
     backbone = tiny("bert")
-    with pytest.raises(ConfigurationError, match=r"method\.glove_width.*8"):
+    with pytest.raises(
+        ConfigurationError, match=r"method\.glove_width.*method\.glove=FILE to word vectors of width 50.*glove_width=8"
+    ):
         sentence_vectors_of(SentenceVector("glove", "mean", glove=word_vectors, glove_width=50), backbone, TASK, TEXTS)
     other = SentenceVector("glove", "mean", glove=word_vectors, glove_width=8, glove_digest="0" * 64)
     with pytest.raises(ConfigurationError, match=r"method\.glove:.*trained with"):

@@ -130,6 +130,11 @@ class Backbone:
         return int(self.model.config.hidden_size)
 
     @property
+    def mask_width(self) -> int:
+        """D of the state at a mask token: as wide as words if there is a masked-word head."""
+        return self.hidden_width if self.word_head is None else self.width
+
+    @property
     def key_width(self) -> int:
         """K: the width of one token's keys over all heads, for prompts that are keys and values."""
         modules = self.family.key_value_modules

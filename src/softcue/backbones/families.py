@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softcue.errors import BackboneError, near_matches
 from softcue.types import BackboneKind
 
-WordHead = Callable[[Any, Tensor], Tensor]  # (model, hidden states) -> logits over the vocabulary
+
+@dataclass(frozen=True)
+class WordHead:
+    """The masked-word head of a family in two parts: the layers before its last one, and the last one."""
+
+    state: Callable[[Any, Tensor], Tensor]  # (model, hidden states) -> states that are compared with the words
+    logits: Callable[[Any, Tensor], Tensor]  # (model, these states) -> logits over the vocabulary
 
 
 @dataclass(frozen=True)
@@ -65,32 +72,32 @@ class Family:
     tied_words_key: str | None = None
 
 
-def _bert_words(model: Any, hidden: Tensor) -> Tensor:
-    return model.cls(hidden)  # type: ignore[no-any-return]
-
-
-def _roberta_words(model: Any, hidden: Tensor) -> Tensor:
-    return model.lm_head(hidden)  # type: ignore[no-any-return]
-
-
-def _distilbert_words(model: Any, hidden: Tensor) -> Tensor:
-    hidden = model.vocab_layer_norm(model.activation(model.vocab_transform(hidden)))
-    return model.vocab_projector(hidden)  # type: ignore[no-any-return]
-
-
-def _electra_words(model: Any, hidden: Tensor) -> Tensor:
-    return model.generator_lm_head(model.generator_predictions(hidden))  # type: ignore[no-any-return]
-
-
-def _modernbert_words(model: Any, hidden: Tensor) -> Tensor:
-    return model.decoder(model.head(hidden))  # type: ignore[no-any-return]
-
+_BERT_WORDS = WordHead(
+    lambda model, hidden: model.cls.predictions.transform(hidden),
+    lambda model, state: model.cls.predictions.decoder(state),
+)
+_ROBERTA_WORDS = WordHead(
+    lambda model, hidden: model.lm_head.layer_norm(functional.gelu(model.lm_head.dense(hidden))),
+    lambda model, state: model.lm_head.decoder(state),
+)
+_DISTILBERT_WORDS = WordHead(
+    lambda model, hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))),
+    lambda model, state: model.vocab_projector(state),
+)
+_ELECTRA_WORDS = WordHead(
+    lambda model, hidden: model.generator_predictions(hidden),
+    lambda model, state: model.generator_lm_head(state),
+)
+_MODERNBERT_WORDS = WordHead(
+    lambda model, hidden: model.head(hidden),
+    lambda model, state: model.decoder(state),
+)
 
 _BERT_STACK = Stack("encoder.layer", ("attention.output.dropout", "output.dropout"))
 _BERT_KEYS = KeyValueModules("attention.self.key", "attention.self.value")
 _LLAMA_STACK = Stack("layers", ("self_attn.o_proj", "mlp.down_proj"))
 _PROJECTIONS = KeyValueModules("self_attn.k_proj", "self_attn.v_proj")
-_ROBERTA = Family("encoder", _BERT_STACK, "after padding", _BERT_KEYS, _roberta_words)
+_ROBERTA = Family("encoder", _BERT_STACK, "after padding", _BERT_KEYS, _ROBERTA_WORDS)
 _LLAMA = Family("decoder", _LLAMA_STACK, 0, _PROJECTIONS)
 _T5 = Family(
     "encoder-decoder",
@@ -103,7 +110,7 @@ _T5 = Family(
 )
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family("encoder", _BERT_STACK, 0, _BERT_KEYS, _bert_words, word_head_classes=("BertForPreTraining",)),
+    "bert": Family("encoder", _BERT_STACK, 0, _BERT_KEYS, _BERT_WORDS, word_head_classes=("BertForPreTraining",)),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "distilbert": Family(
@@ -111,15 +118,15 @@ FAMILIES: dict[str, Family] = {
         Stack("transformer.layer", ("attention.out_lin", "ffn.dropout")),
         0,
         KeyValueModules("attention.k_lin", "attention.v_lin"),
-        _distilbert_words,
+        _DISTILBERT_WORDS,
     ),
-    "electra": Family("encoder", _BERT_STACK, 0, _BERT_KEYS, _electra_words),
+    "electra": Family("encoder", _BERT_STACK, 0, _BERT_KEYS, _ELECTRA_WORDS),
     "deberta-v2": Family(
         "encoder",
         _BERT_STACK,
         0,
         None,
-        _bert_words,
+        _BERT_WORDS,
         why_no_keys="its key projection also serves relative positions",
         after_first_layer="conv",
     ),
@@ -128,7 +135,7 @@ FAMILIES: dict[str, Family] = {
         Stack("layers", ("attn.out_drop", "mlp.Wo")),
         0,
         KeyValueModules("attn.Wqkv", "attn.Wqkv", "concatenated"),
-        _modernbert_words,
+        _MODERNBERT_WORDS,
     ),
     "t5": _T5,
     "mt5": _T5,

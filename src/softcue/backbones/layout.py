@@ -91,6 +91,8 @@ def _gather_slots(hidden: Tensor, slots: Tensor) -> Tensor:
 def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: bool = False) -> Layout:
     """Place each row as text[:insert_at], prompt, text[insert_at:], target; pad on the given side.
 
+    With `batch.places` each prompt vector has its own place in the text.
+
     Example:
         >>> from softcue.inputs.collate import collate
         >>> from softcue.types import TokenizedRow
@@ -108,7 +110,14 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
 
     insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
     text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] number among the real tokens of the row
-    text_slots = text_rank + prompt_lengths * (text_rank >= insert_at) + shift
+    num_before = prompt_lengths * (text_rank >= insert_at)  # [B T] prompt vectors before each token
+    if batch.places is not None:
+        insert_at = insert_at.expand(-1, prompt_mask.shape[1]).clone()  # [B P]
+        num_placed = min(insert_at.shape[1], batch.places.shape[1])
+        insert_at[:, :num_placed] = batch.places[:, :num_placed]
+        is_before = insert_at.unsqueeze(1) <= text_rank.unsqueeze(2)  # [B T P]
+        num_before = (is_before & prompt_mask.unsqueeze(1)).sum(dim=2)
+    text_slots = text_rank + num_before + shift
     prompt_slots = insert_at + prompt_mask.long().cumsum(dim=1) - 1 + shift  # [B P]
     target_slots = prompt_lengths + text_lengths + target_mask.long().cumsum(dim=1) - 1 + shift  # [B U]
 

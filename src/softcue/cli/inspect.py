@@ -103,6 +103,7 @@ def inspect(
                 **(asdict(words) if words else {}),
                 "clusters": None if clusters is None else asdict(clusters),
                 "labels": [{**asdict(place), "persists": place.persists} for place in places],
+                "prompt_text": loaded.model.method.prompt_text,
                 "codes": None if codes is None else asdict(codes),
                 "pairs": None if study is None else study.as_dict(),
             }
@@ -120,6 +121,8 @@ def inspect(
             print_clusters(clusters)
         if places:
             print_label_places(places)
+    elif loaded.model.method.prompt_text:
+        typer.echo(f"the prompt, {loaded.model.method.prompt_length} tokens:\n\n{loaded.model.method.prompt_text}")
     else:
         typer.echo(f"{loaded.cue_file.method['name']} has no prompt vectors among the word embeddings")
     if codes is not None:

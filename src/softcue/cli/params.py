@@ -14,9 +14,11 @@ from softcue.cli.config import KindOfRecipe
 if TYPE_CHECKING:
     from softcue.inspection.parameter_sizes import MethodRow, ParameterSizes
 
-# Further rows of the papers' tables: IDPG's table 2 (Wu et al. 2022) and its S and L sharing; table 8 of VIP (Bhardwaj
-# et al. 2022), by its numbers of soft tokens and VIP tokens, with ten codes for each VIP token.
+# Further rows of the papers' tables: WARP with 8 vectors (Hambardzumyan et al. 2021); IDPG's table 2 (Wu et al. 2022)
+# and its S and L sharing; table 8 of VIP (Bhardwaj et al. 2022), by its numbers of soft tokens and VIP tokens, with ten
+# codes for each VIP token.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "warp-8": ("warp", {"prompt_length": 8}),
     "prompt-tuning-134": ("prompt-tuning", {"prompt_length": 134}),
     "m-idpg-phm-s": ("m-idpg-phm", {"sharing": "S"}),
     "m-idpg-phm-l": ("m-idpg-phm", {"sharing": "L"}),

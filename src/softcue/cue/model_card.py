@@ -24,16 +24,18 @@ def model_card(cue_file: CueFile, name: str) -> str:
     }[task.kind]
     reads = " and ".join(f"`{column}`" for column in task.text)
     kind_of_backbone, weights = "frozen backbone", "The backbone's weights are not in this folder and were not changed."
-    if method_config(method).tunes_backbone:
+    config = method_config(method)
+    if config.tunes_backbone:
         kind_of_backbone = "backbone"
         weights = "This folder holds a trained copy of the backbone's weights; the backbone itself was not changed."
+    notes = [f"{note[0].upper()}{note[1:]}." for note in config.notes()]
     lines = [
         f"# {name}",
         "",
         task.description or f"Reads {reads}, answers with {prediction}.",
         "",
         f"A softcue cue for the task `{task.name}`: `{method['name']}` on the {kind_of_backbone} "
-        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). {weights}",
+        f"`{cue_file.backbone.name}` ({cue_file.backbone.kind}). {' '.join([weights, *notes])}",
         "",
         "## Use it",
         "```python",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
-from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
+from softcue.inputs.formatter import ANSWER_PREFIX, TOKENS_AT_ONCE, InputFormatter
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
@@ -51,7 +51,7 @@ class TaskModel(nn.Module):
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
         # Each generated token is a pass over all rows, so larger batches pay off.
         self.tokens_at_once = TOKENS_AT_ONCE if readout.decoding else backbone.tokens_at_once
-        max_text_length = self.max_length - method.prompt_length
+        max_text_length = self.max_length - method.reserved_length
         if backbone.kind == "decoder":
             max_text_length -= readout.max_target_length
         self._check_fit(backbone, max_text_length)
@@ -62,12 +62,16 @@ class TaskModel(nn.Module):
             max_text_length,
             method.insert_at,
             readout.suffix,
-            readout.use_answer_prefix,
+            _answer_prefix(method, readout, backbone),
             readout.offset_unit,
             readout.pads_punctuation,
+            readout.suffix_in_first,
+            method.prompt_length,
         )
         # If no trainable parameter acts before the head, the head's features are computed once, in advance.
-        self.has_frozen_features = readout.summary is not None and not method.changes_hidden_states
+        # A mask is a token of the row, which a sentence vector does not have.
+        is_frozen = readout.summary is not None and not method.changes_hidden_states
+        self.has_frozen_features = is_frozen and readout.summary != "mask"
         self.representation = method.representation
         if self.has_frozen_features and readout.summary is not None:
             self.representation = SentenceVector("backbone", readout.summary)
@@ -77,8 +81,8 @@ class TaskModel(nn.Module):
         method, readout = self.method, self.readout
         if max_text_length < 2:
             raise ConfigurationError(
-                setting="method.prompt_length",
-                got=method.prompt_length,
+                setting=method.length_setting,
+                got=method.reserved_length,
                 expected=f"room for text among the {self.max_length} tokens {backbone.name} takes",
                 fix="shorten the prompt" + (", or lower readout.max_new_tokens" if readout.max_target_length else ""),
             )
@@ -97,6 +101,20 @@ class TaskModel(nn.Module):
                 expected=f"at most {backbone.max_target_length}, the most tokens {backbone.name}'s decoder takes",
                 fix="lower it",
             )
+        if method.needs_head and readout.summary == "mask":
+            raise ConfigurationError(
+                setting="readout.pooling",
+                got="mask",
+                expected="cls, mean or last",
+                fix=f"leave it at auto: {method.config.name} reads the text without a mask",
+            )
+        if not method.needs_training and any(True for _ in readout.parameters()):
+            raise ConfigurationError(
+                setting="readout.name",
+                got=readout.config.name,
+                expected="a readout without a head: generation or label-words",
+                fix=f"leave it at auto: {method.config.name} trains nothing",
+            )
         if method.needs_head and readout.linear is None:
             raise ConfigurationError(
                 setting="readout.head",
@@ -104,6 +122,13 @@ class TaskModel(nn.Module):
                 expected="a linear head",
                 fix=f"set readout.head=linear: {method.config.name} is one linear layer",
             )
+
+    def with_rows(self, backbone: Backbone, examples: Sequence[Example], seed: int) -> TaskModel:
+        """Return this model with what its method takes from the training rows, such as demonstrations."""
+        method = self.method.with_rows(examples, self.formatter, self.readout, backbone, seed)
+        if method is self.method:
+            return self
+        return TaskModel(self.task, method, self.readout, backbone, self.max_length, self.reformulation)
 
     def length(self, tokens: TokenizedRow) -> int:
         """Number of tokens a row adds to a pass.
@@ -268,6 +293,15 @@ class TaskModel(nn.Module):
         )
 
 
+def _answer_prefix(method: Method, readout: Readout, backbone: Backbone) -> str:
+    """The text that marks where the target begins, if the backbone writes it: the method's, or that of decoders."""
+    if backbone.kind == "encoder" or not readout.use_answer_prefix:
+        return ""
+    if method.answer_prefix is not None:
+        return method.answer_prefix
+    return ANSWER_PREFIX if backbone.kind == "decoder" else ""
+
+
 def make_task_model(
     task: Task,
     method: tuple[type[Method], MethodConfig],
@@ -290,4 +324,6 @@ def with_readout(
     read_task = task if reformulation is None else reformulation.task
     if method.needs_head and readout.name == "auto":
         readout = readout.model_copy(update={"name": "regression" if task.kind == "regression" else "classifier"})
+    given = {key: value for key, value in method.readout_defaults.items() if getattr(readout, key) == "auto"}
+    readout = readout.model_copy(update=given)
     return TaskModel(task, method, make_readout(readout, read_task, backbone), backbone, max_length, reformulation)

@@ -45,6 +45,7 @@ def collate(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide = "righ
         _pad(token_labels, NO_LABEL, side)[0] if has_token_labels else None,
         stack_sentence_vectors(rows),
         _collate_plain(rows, pad_id, side),
+        _stack_places(rows),
     )
 
 
@@ -52,6 +53,18 @@ def _collate_plain(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide)
     """The inputs of M(x), if all rows have one."""
     plain_rows = [row.plain for row in rows if row.plain is not None]
     return collate(plain_rows, pad_id, side) if rows and len(plain_rows) == len(rows) else None
+
+
+def _stack_places(rows: Sequence[TokenizedRow]) -> Tensor | None:
+    """The place of each prompt vector, if any row has a prompt in several parts. [B P]"""
+    num_vectors = max((len(row.places) for row in rows if row.places is not None), default=0)
+    if not num_vectors:
+        return None
+    places = torch.tensor([[row.insert_at] * num_vectors for row in rows])
+    for number, row in enumerate(rows):
+        if row.places is not None:
+            places[number, : len(row.places)] = torch.tensor(row.places)
+    return places
 
 
 def _stack_offsets(rows: Sequence[TokenizedRow], side: PaddingSide) -> Tensor | None:

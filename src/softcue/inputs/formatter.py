@@ -14,7 +14,7 @@ from softcue.types import BackboneKind, Example, TokenizedRow
 
 # The unit whose character span is the offset of a token: the token itself, or the word that it begins.
 OffsetUnit = Literal["token", "word"]
-InsertAt = Literal["front", "start", "first-end", "second-start", "end", "appended"]
+InsertAt = Literal["front", "start", "first-end", "second-start", "end", "appended", "around"]
 # The positions of IDPG's figure 7, counted from 0 as its authors do.
 NUMBERED_POSITIONS: tuple[InsertAt, ...] = ("start", "first-end", "second-start", "end", "appended")
 
@@ -28,7 +28,8 @@ class InputFormatter:
     """Converts the rows of one task to the token ids of one tokenizer.
 
     `limit` is the number of tokens left for the text beside prompt and target. `suffix` is a text that ends every
-    source, such as the mask of a label-word readout. Only the texts of a row are truncated, never template or suffix.
+    source, such as the mask of a label-word readout. `answer_prefix` follows it where the target begins. Only the texts
+    of a row are truncated, never template, suffix or answer prefix.
     """
 
     task: Task
@@ -37,9 +38,11 @@ class InputFormatter:
     limit: int
     insert_at: InsertAt = "start"
     suffix: str = ""
-    use_answer_prefix: bool = False
+    answer_prefix: str = ""  # not for encoders
     offset_unit: OffsetUnit | None = None  # None: rows have no offsets
     pad_punctuation: bool = False  # spaces around punctuation in the texts, not in the template; not for encoders
+    suffix_in_first: bool = False  # of two texts of an encoder, the suffix ends the first
+    prompt_length: int = 0  # vectors to place; needed for insert_at=around alone
 
     def __post_init__(self) -> None:
         """Check that the task and the backbone have the position where the prompt goes."""
@@ -64,6 +67,13 @@ class InputFormatter:
                 got=self.insert_at,
                 expected="a backbone with a separator token",
                 fix="use front, start or end",
+            )
+        if self.insert_at == "around" and (self.kind != "encoder" or self.tokenizer.mask_token not in self.suffix):
+            raise ConfigurationError(
+                setting="method.insert_at",
+                got=self.insert_at,
+                expected="an encoder whose readout has a mask: the prompt goes around text and mask",
+                fix="set readout.pooling=mask or readout.name=label-words; or use start",
             )
 
     @property
@@ -96,8 +106,11 @@ class InputFormatter:
             segments = segments and (*segments, segments[-1], segments[-1])
             parts = parts and (*parts, -1, -1)
             offsets = offsets and (*offsets, NO_SPAN, NO_SPAN)
-        insert_at = self._prompt_index(ids, parts)
-        return TokenizedRow(ids, segments, insert_at, is_truncated=is_truncated, parts=parts, offsets=offsets)
+        row = TokenizedRow(ids, segments, 0, is_truncated=is_truncated, parts=parts, offsets=offsets)
+        if self.insert_at != "around":
+            return replace(row, insert_at=self._prompt_index(ids, parts))
+        places = self._places_around(ids, parts)
+        return replace(row, insert_at=places[0] if places else 0, places=places)
 
     def windows(self, example: Example, overlap: float = 0.0) -> list[Example]:
         """Split the last text into windows that fit the limit, cut between words; one window if it fits.
@@ -161,6 +174,18 @@ class InputFormatter:
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return encoded["offset_mapping"]  # type: ignore[no-any-return]
 
+    def source_text(self, example: Example) -> str:
+        """Return the text that a backbone which writes text reads for an example, with the answer prefix, uncut.
+
+        Example:
+            >>> InputFormatter(Task(name="t"), None, "decoder", 96, answer_prefix=ANSWER_PREFIX).source_text(
+            ...     Example(("Where is it?",))
+            ... )
+            'Where is it?\\nAnswer:'
+        """
+        texts = tuple(map(pad_punctuation, example.texts)) if self.pad_punctuation else example.texts
+        return self.task.source(texts) + self.suffix + self.answer_prefix
+
     def _num_tokens(self, *texts: str) -> int:
         return len(self._encode(texts)["input_ids"])
 
@@ -195,7 +220,11 @@ class InputFormatter:
         if self.kind == "encoder":
             *first, last = self.task.for_encoder(texts)
             has_offsets = self.offset_unit is not None
-            encoding = self.tokenizer(*first, last + self.suffix, verbose=False, return_offsets_mapping=has_offsets)
+            if first and self.suffix_in_first:
+                first = [first[0] + self.suffix]
+            else:
+                last += self.suffix
+            encoding = self.tokenizer(*first, last, verbose=False, return_offsets_mapping=has_offsets)
             encoded = dict(encoding)
             if has_offsets or first:
                 parts = encoding.sequence_ids(0)
@@ -203,8 +232,8 @@ class InputFormatter:
                 if first:
                     encoded["parts"] = [-1 if part is None else part for part in parts]
             return encoded
-        prefix = ANSWER_PREFIX if self.kind == "decoder" and self.use_answer_prefix else ""
-        encoded = dict(self.tokenizer(self.task.source(texts) + self.suffix + prefix, verbose=False))
+        source = self.task.source(texts) + self.suffix + self.answer_prefix
+        encoded = dict(self.tokenizer(source, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
             encoded = {name: ids[:-1] for name, ids in encoded.items()}
         encoded.pop("token_type_ids", None)
@@ -242,18 +271,46 @@ class InputFormatter:
             return parts.index(1) if 1 in parts else len(parts) - 1
         if self.insert_at == "first-end" and parts is not None:
             return len(parts) - parts[::-1].index(0) if 0 in parts else 1
-        special = set(self.tokenizer.all_special_ids)
-        names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
-        if names == ["unk_token"]:  # an unknown word is text, unless its token has other roles too
-            special.discard(self.tokenizer.unk_token_id)
         if self.insert_at == "front":
             return 0
+        special = self._special_ids()
         if self.insert_at == "start":
             return int(bool(ids) and ids[0] in special)
-        last = len(ids)  # "end", and "first-end" of a single text
-        while last > 0 and ids[last - 1] in special:
-            last -= 1
-        return last
+        return _end_of_text(ids, special)  # "end", and "first-end" of a single text
+
+    def _special_ids(self) -> set[int]:
+        """The ids of special tokens; an unknown word is text, unless its token has other roles too."""
+        special = set(self.tokenizer.all_special_ids)
+        names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
+        if names == ["unk_token"]:
+            special.discard(self.tokenizer.unk_token_id)
+        return special
+
+    def _places_around(self, ids: tuple[int, ...], parts: tuple[int, ...] | None) -> tuple[int, ...]:
+        """The index into `ids` before which each prompt vector goes: four parts of equal size, as WARP has them.
+
+        One part is at the start, one before the mask, one behind it and one at the end of the last text. Of a number
+        that is no multiple of four, the first parts take one more.
+        """
+        is_pair = parts is not None and self.suffix_in_first
+        candidates = [
+            index
+            for index, token in enumerate(ids)
+            if token == self.tokenizer.mask_token_id and not (is_pair and parts is not None and parts[index] == 1)
+        ]
+        mask = candidates[-1]
+        special = self._special_ids()
+        starts = (int(ids[0] in special), mask, mask + 1, _end_of_text(ids, special, mask + 1))
+        sizes = [self.prompt_length // 4 + (number < self.prompt_length % 4) for number in range(4)]
+        return tuple(start for start, size in zip(starts, sizes, strict=True) for _ in range(size))
+
+
+def _end_of_text(ids: tuple[int, ...], special: set[int], first: int = 0) -> int:
+    """The index behind the last token that is not special, at least `first`."""
+    last = len(ids)
+    while last > first and ids[last - 1] in special:
+        last -= 1
+    return last
 
 
 def pad_punctuation(text: str) -> str:

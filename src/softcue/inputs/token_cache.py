@@ -23,7 +23,7 @@ from softcue.types import Example, TokenizedRow
 
 MIN_CACHED_ROWS = 2000  # fewer rows are tokenized faster than a file is worth
 SIZE_LIMIT = 2 << 30  # bytes of all files
-FORMAT = "2"
+FORMAT = "3"
 
 
 def tokenize_rows(
@@ -66,8 +66,10 @@ def _digest(formatter: InputFormatter, tokenizer_digest: str, examples: Sequence
         formatter.kind,
         formatter.limit,
         formatter.insert_at,
+        formatter.prompt_length if formatter.insert_at == "around" else None,
         formatter.suffix,
-        formatter.use_answer_prefix,
+        formatter.suffix_in_first,
+        formatter.answer_prefix,
         formatter.offset_unit,
         formatter.pad_punctuation,
         task.kind,
@@ -92,6 +94,8 @@ def _pack(rows: Sequence[TokenizedRow]) -> dict[str, Tensor]:
     for name in ("segments", "parts", "offsets"):
         if getattr(rows[0], name) is not None:
             packed[name] = torch.tensor([value for row in rows for value in getattr(row, name)], dtype=torch.int32)
+    if rows[0].places is not None:
+        packed["places"] = torch.tensor([row.places for row in rows], dtype=torch.int32)  # [N P]
     return packed
 
 
@@ -125,6 +129,7 @@ def _read(path: Path, num_rows: int) -> list[TokenizedRow] | None:
                 is_truncated=bool(values["is_truncated"][row]),
                 parts=row_values("parts", row),
                 offsets=None if offsets is None else tuple(map(tuple, offsets)),
+                places=tuple(values["places"][row]) if "places" in values else None,
             )
         )
     return rows

@@ -23,6 +23,7 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: .2rem; overflow-wrap: anywhere; } h2 { margin-top: 2.2rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; min-width: min(100%, 24rem); }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 thead th { vertical-align: bottom; font-weight: 600; }
@@ -80,6 +81,8 @@ def cue_page(
     parts += images if codes is None else _codes(codes, images, top)
     if words is not None:
         parts += _words(words)
+    if cue.model.method.prompt_text:
+        parts += ["<h2>Prompt</h2>", f"<pre>{escape(cue.model.method.prompt_text)}</pre>"]
     return html_page(cue.name, [*parts, *more_parts])
 
 

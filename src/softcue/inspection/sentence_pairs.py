@@ -210,10 +210,10 @@ def text_vectors(
 def head_pooling(cue: Cue) -> Pooling:
     """The pooling that the head of a cue reads; a head that compares two texts reads the mean of each.
 
-    A cue without a head has the pooling of its backbone.
+    A cue without a head, or with one that reads the state of a mask, has the pooling of its backbone.
     """
     summary = cue.model.readout.summary
-    if summary is None:
+    if summary is None or summary == "mask":
         return cue.backbone.default_pooling
     return "mean" if summary == "compared" else summary
 

@@ -8,12 +8,14 @@ from softcue.methods.efl import EFL
 from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.idpg import MultiLayerDNN, MultiLayerGloVe, MultiLayerPHM, SingleLayerDNN, SingleLayerPHM
 from softcue.methods.linear_probe import LinearProbe, NoPrompt
+from softcue.methods.manual_prompt import ManualPrompt
 from softcue.methods.method import DeepConfig, Method, MethodConfig, Prompted, PromptedConfig
 from softcue.methods.method_list import ListedMethod, describe_methods
 from softcue.methods.p_tuning_v2 import PrefixTuning, PTuningV2
 from softcue.methods.prompt_tuning import PromptTuning
 from softcue.methods.registry import MethodRegistry
 from softcue.methods.vip import VIPCMethod, VIPIDPMethod, VIPMethod
+from softcue.methods.warp import WARP
 
 __all__ = [
     "METHODS",
@@ -40,12 +42,14 @@ METHODS = MethodRegistry(
         "vip-idp": VIPIDPMethod,
         "p-tuning-v2": PTuningV2,
         "prefix-tuning": PrefixTuning,
+        "warp": WARP,
         "adapter": AdapterTuning,
         "compacter": Compacter,
         "fine-tuning": FineTuning,
         "efl": EFL,
         "linear-probe": LinearProbe,
         "no-prompt": NoPrompt,
+        "manual-prompt": ManualPrompt,
     }
 )
 

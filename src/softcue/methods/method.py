@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import nn
 
 from softcue.backbones import Backbone
-from softcue.errors import ConfigurationError
-from softcue.inputs.formatter import NUMBERED_POSITIONS, InsertAt
+from softcue.errors import BackboneError, ConfigurationError
+from softcue.inputs.formatter import NUMBERED_POSITIONS, InputFormatter, InsertAt
 from softcue.methods.backbone_weights import BackboneWeights
 from softcue.prompts import PromptedLayers, PromptEncoder, Rule
 from softcue.readouts import Readout
 from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
-from softcue.types import Example, Instance, Prediction, Prompt, TokenizedRow
+from softcue.types import BackboneKind, Example, Instance, Prediction, Prompt, TokenizedRow
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]  # kind of backbone -> section -> key -> value
 
@@ -45,6 +45,10 @@ class MethodConfig(BaseModel):
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone that a method with these settings is built for."""
         return backbone
+
+    def notes(self) -> list[str]:
+        """Return what a user of a cue with these settings should know, for the run's first lines and the model card."""
+        return []
 
     def settings_to_try(self, task: Task) -> list[str]:
         """Return settings of the method that may help when nothing was learned and that are not set already."""
@@ -78,10 +82,15 @@ class Method(nn.Module, ABC):
     paper: ClassVar[str]  # authors and year, or "-"
     presets: ClassVar[Presets] = {}  # of a method outside softcue; softcue's own are in presets.yaml
     needs_head: ClassVar[bool] = False  # it trains a head only, so it needs one also on backbones that write text
+    length_setting: ClassVar[str] = "method.prompt_length"  # the setting to shorten if the prompt leaves no room
+    needs_training: ClassVar[bool] = True  # False: it trains nothing, and its cue is written at once
+    kinds: ClassVar[tuple[BackboneKind, ...]] = get_args(BackboneKind)  # the kinds of backbone that it works on
+    readout_defaults: ClassVar[Mapping[str, str]] = {}  # key of the readout -> what its `auto` means for this method
 
     config: MethodConfig  # without any `auto` left, as the cue records it
     prompt_length: int = 0
     insert_at: InsertAt = "start"
+    answer_prefix: str | None = None  # where the target of a text begins; None: what decoders have
     representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
     num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
     changes_hidden_states: bool = True  # False: the backbone computes the same states as without the method
@@ -90,6 +99,16 @@ class Method(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.register_module("weights", None)
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt, if it is a text. It may hold training rows, so a server never shows it."""
+        return ""
+
+    @property
+    def reserved_length(self) -> int:
+        """The prompt vectors for which every text leaves room: all of them, unless long texts get fewer."""
+        return self.prompt_length
 
     @property
     def reads_input(self) -> bool:
@@ -108,6 +127,13 @@ class Method(nn.Module, ABC):
     @classmethod
     def make(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Build the method on the part of the backbone that it sees, with a copy of its weights if they are tuned."""
+        if backbone.kind not in cls.kinds:
+            raise BackboneError(
+                setting="method.name",
+                got=config.name,
+                expected=f"a method that works on backbones of kind {backbone.kind} ({backbone.name})",
+                fix=f"{config.name} needs one of kind {' or '.join(cls.kinds)}; or choose another method",
+            )
         method = cls.build(config, config.view_of(backbone), task, generator)
         if config.tunes_backbone:
             method.weights = BackboneWeights(backbone)
@@ -125,6 +151,25 @@ class Method(nn.Module, ABC):
         method = self.for_task(config, config.view_of(backbone), task)
         method.weights = self.weights
         return method
+
+    def notes(self) -> list[str]:
+        """Return what a user should know about this method: notes of its settings, and about the training rows."""
+        return self.config.notes()
+
+    def with_rows(
+        self,
+        examples: Sequence[Example],
+        formatter: InputFormatter,
+        readout: Readout,
+        backbone: Backbone,
+        seed: int,
+    ) -> Method:
+        """Return this method with what it takes from the training rows of a task, once, before training.
+
+        It must be in the configuration of the result, from which `build` makes the same method for a loaded cue.
+        `formatter` and `readout` make the texts of rows and targets.
+        """
+        return self
 
     @classmethod
     def reformulate(cls, task: Task) -> TaskReformulation | None:
@@ -174,8 +219,9 @@ class PromptedConfig(MethodConfig):
     insert_at: InsertAt = Field(
         "start",
         description="front: before everything; start: after a leading [CLS]/BOS; first-end, second-start: of two "
-        "texts; end: after the text; appended: behind it between separators; or IDPG's numbers 0 to 4 for "
-        "start, first-end, second-start, end, appended",
+        "texts; end: after the text; appended: behind it between separators; around: a quarter each at the start, "
+        "before the mask, behind it and at the end (WARP); or IDPG's numbers 0 to 4 for start, first-end, "
+        "second-start, end, appended",
     )
 
     insert_layer: int = Field(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
+from softcue.methods.hard_prompt import hard_text, hard_vectors
 from softcue.methods.method import MethodConfig, Prompted, PromptedConfig
 from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
@@ -252,25 +253,6 @@ def _word_codes(table: WordVectors, first: int, num_codes: int, norm: float) -> 
 def _all_words(backbone: Backbone) -> Tensor:
     words = backbone.word_input_states
     return words[torch.arange(len(words))]  # [V D]
-
-
-def hard_text(setting: str, task: Task) -> str:
-    """Return the text of `method.hard_prompt`; `task` stands for the task's label words and description."""
-    text = " ".join([*task.label_words, task.description]).strip() if setting == "task" else setting
-    if setting and not text.strip():
-        raise ConfigurationError(
-            setting="method.hard_prompt",
-            got=setting,
-            expected="a task with label words or a description, or a text",
-            fix="write the text itself, or leave it out",
-        )
-    return text
-
-
-def hard_vectors(text: str, backbone: Backbone) -> Tensor:
-    """Return T, the word vectors of the frozen text before the prompt. [t D]"""
-    ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
-    return backbone.word_input_states[torch.tensor(ids, dtype=torch.long)].float()
 
 
 class VIPMethod(_ContextualizedMethod):

@@ -3,6 +3,7 @@
 from softcue.prompts.contextualizer import ContextShape
 from softcue.prompts.deep import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
 from softcue.prompts.encoder import PromptEncoder
+from softcue.prompts.hard_prompt import HardPrompt
 from softcue.prompts.idpg import IDPG, GeneratorShape
 from softcue.prompts.prompt_tuning import StaticPrompt
 from softcue.prompts.quantizer import Quantizer, QuantizerShape
@@ -15,6 +16,7 @@ __all__ = [
     "ContextShape",
     "DeepPrompt",
     "GeneratorShape",
+    "HardPrompt",
     "LossWeights",
     "PromptEncoder",
     "PromptedLayers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from softcue.backbones import Backbone
-from softcue.errors import ConfigurationError
+from softcue.errors import BackboneError, ConfigurationError
 from softcue.readouts.generation import Generation
 from softcue.readouts.heads import Classifier, Regression
 from softcue.readouts.label_words import LabelWords
@@ -53,6 +53,8 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
             expected=f"one that fits {task.kind}: {', '.join(_READOUTS_OF_KIND[task.kind])}",
             fix="change readout.name or task.kind",
         )
+    if resolved.pooling == "mask":
+        _check_mask(resolved, backbone)
     if resolved.sentinel and resolved.name not in ("generation", "label-words"):
         raise ConfigurationError(
             setting="readout.sentinel",
@@ -61,6 +63,31 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
             fix=f"{resolved.name} is a head: set readout.sentinel=false",
         )
     return READOUTS[resolved.name](task, resolved, backbone)
+
+
+def _check_mask(config: ReadoutConfig, backbone: Backbone) -> None:
+    """Check that the backbone has a mask token for a head that reads its state, and that the head reads only that."""
+    if backbone.kind != "encoder" or backbone.tokenizer.mask_token is None:
+        raise BackboneError(
+            setting="readout.pooling",
+            got="mask",
+            expected="an encoder with a mask token",
+            fix=f"leave readout.pooling at auto with {backbone.name}",
+        )
+    if config.head_start == "solved":
+        raise ConfigurationError(
+            setting="readout.head_start",
+            got="solved",
+            expected="random or words with readout.pooling=mask",
+            fix="a linear probe reads pooled states: set another readout.pooling",
+        )
+    if config.pairs == "compare":
+        raise ConfigurationError(
+            setting="readout.pairs",
+            got="compare",
+            expected="joint with readout.pooling=mask",
+            fix="leave readout.pairs at auto: one mask stands between the two texts",
+        )
 
 
 def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> ReadoutConfig:
@@ -77,7 +104,8 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
     automatic = {
         "name": "generation" if writes_text else _DEFAULT_HEADS.get(task.kind, task.kind),
         "pooling": backbone.default_pooling,
-        "pairs": "compare" if can_compare and backbone.should_compare_pairs else "joint",
+        "pairs": "compare" if can_compare and backbone.should_compare_pairs and config.pooling != "mask" else "joint",
+        "stop": "",
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
     resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}

@@ -134,7 +134,7 @@ class Generation(Readout):
 
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
         """Add the tokens of the target text, cut to the longest target."""
-        ids = self._target_ids(self._target_text(example))
+        ids = self._target_ids(self.target_text(example))
         if len(ids) <= self.max_target_length:
             return replace(row, target_ids=ids)
         # The end token stays: a model trained without it would never stop.
@@ -178,11 +178,13 @@ class Generation(Readout):
             self.tokenizer.decode(self.answer_tokens(ids), skip_special_tokens=True).strip()
             for ids in forward_pass.generate(decoding)
         ]
+        if self.config.stop:
+            texts = [text.partition(self.config.stop)[0].strip() for text in texts]
         if self.task.kind == "regression":
             return [_parse_score(text) for text in texts]
         return [Prediction(self.choices.get(text, text)) for text in texts]
 
-    def _target_text(self, example: Example) -> str:
+    def target_text(self, example: Example) -> str:
         """Return the text that the backbone should generate for an example."""
         task = self.task
         if task.kind == "referent":

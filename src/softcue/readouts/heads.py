@@ -12,7 +12,15 @@ from softcue.backbones import Backbone, ForwardPass, Summary
 from softcue.errors import ConfigurationError
 from softcue.randomness import RowDropout
 from softcue.readouts.closed_form import best_strength, solve_linear
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig, class_label, class_loss, label_prediction
+from softcue.readouts.readout import (
+    Loss,
+    Readout,
+    ReadoutConfig,
+    class_label,
+    class_loss,
+    label_prediction,
+    mask_suffix,
+)
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
@@ -43,13 +51,33 @@ class PooledHead(Readout):
         assert config.pooling != "auto", "make_readout replaces auto"
         compares = config.pairs == "compare" and task.num_sentences == 2
         self.summary: Summary = "compared" if compares else config.pooling
+        self._suffix = mask_suffix(config, backbone) if self.summary == "mask" else ""
         num_outputs = 1 if task.kind == "regression" else len(task.labels)
         width = backbone.hidden_width * (2 if compares else 1)
+        self._notes: list[str] = []
+        if self.summary == "mask":
+            width = backbone.mask_width
+            if backbone.word_head is None:
+                self._notes = [f"{backbone.name} has no masked-word head: the head reads the mask's last hidden state"]
         self.head = make_head(config.head, width, num_outputs, config.dropout, config.head_init)
+
+    @property
+    def suffix(self) -> str:
+        """The phrase with the mask token, if the head reads the state there."""
+        return self._suffix
+
+    @property
+    def suffix_in_first(self) -> bool:
+        """The mask is between two texts, as in WARP."""
+        return self.summary == "mask"
 
     def outputs(self, forward_pass: ForwardPass) -> Tensor:
         """Return the head's outputs. [B C]"""
         return self.head(forward_pass.features(self.summary))  # type: ignore[no-any-return]
+
+    def notes(self) -> list[str]:
+        """Return that the backbone has no masked-word head, if the head reads the state at a mask."""
+        return self._notes
 
     def settings_to_try(self) -> list[str]:
         """Return the mean over all tokens instead of the vector of a single one."""
@@ -63,11 +91,28 @@ class PooledHead(Readout):
 
     def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
         """Set the head by logistic regression, or by ridge regression on standardised scores."""
-        if self.linear is None:
+        if self.linear is None or self.summary == "mask":
             return super().solve(features, labels, strength)
         targets = self.standardise(labels)
         strength = best_strength(features, targets, self.linear.out_features) if strength is None else strength
         return solve_linear(self.linear, features, targets, strength)
+
+    def start_from_words(self, backbone: Backbone) -> None:
+        """Set each row of the head to the mean of the word vectors of a label's words."""
+        if self.linear is None or self.summary != "mask" or not self.task.has_classes:
+            return super().start_from_words(backbone)
+        if self.linear.in_features != backbone.width:
+            raise ConfigurationError(
+                setting="readout.head_start",
+                got="words",
+                expected=f"a mask's state as wide as words, {backbone.width}; that of {backbone.name} has "
+                f"{self.linear.in_features}",
+                fix="leave it out",
+            )
+        for row, words in enumerate(self.task.label_words):
+            ids = backbone.tokenizer(f" {words}", add_special_tokens=False)["input_ids"]
+            self.linear.weight.data[row] = backbone.word_table[torch.tensor(ids)].detach().float().mean(dim=0)
+        return None
 
     def standardise(self, labels: Sequence[int | float]) -> Sequence[int | float]:
         """Return the targets of the head's outputs for these labels."""

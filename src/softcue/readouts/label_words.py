@@ -14,7 +14,15 @@ from torch import Tensor
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import target_tokens
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig, class_label, class_loss, label_prediction
+from softcue.readouts.readout import (
+    Loss,
+    Readout,
+    ReadoutConfig,
+    class_label,
+    class_loss,
+    label_prediction,
+    mask_suffix,
+)
 from softcue.readouts.sentinel import find_sentinels
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
@@ -38,7 +46,7 @@ class LabelWords(Readout):
         self.word_ids = label_word_ids(task, backbone)  # [C]
         self.shared_computation = None if backbone.kind == "decoder" else "hidden"
         is_encoder = backbone.kind == "encoder"
-        self._suffix = config.mask_phrase.format(mask=backbone.tokenizer.mask_token) if is_encoder else ""
+        self._suffix = mask_suffix(config, backbone) if is_encoder else ""
 
     @property
     def suffix(self) -> str:

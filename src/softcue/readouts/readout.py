@@ -30,8 +30,10 @@ class ReadoutConfig(BaseModel):
     name: Literal["auto", "classifier", "regression", "label-words", "generation", "span", "tags"] = Field(
         "auto", description="auto: a head on encoders, generation on backbones that write text"
     )
-    pooling: Literal["auto", "cls", "mean", "last"] = Field(
-        "auto", description="one vector for the text; auto follows the backbone's own pooling config"
+    pooling: Literal["auto", "cls", "mean", "last", "mask"] = Field(
+        "auto",
+        description="one vector for the text; auto follows the backbone's own pooling config; mask: the state at a "
+        "mask token behind the first text, from the masked-word head of an encoder that has one (WARP)",
     )
     pairs: Literal["auto", "joint", "compare"] = Field(
         "auto",
@@ -39,11 +41,15 @@ class ReadoutConfig(BaseModel):
     )
     head: Literal["linear", "mlp"] = Field("linear", description="mlp is RoBERTa's dense-tanh-linear head")
     head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
-    head_start: Literal["random", "solved"] = Field(
-        "random", description="solved: a linear head starts as the linear probe of the training rows"
+    head_start: Literal["random", "solved", "words"] = Field(
+        "random",
+        description="solved: a linear head starts as the linear probe of the training rows; words: with pooling=mask "
+        "its rows start as the word vectors of the labels' words",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
-    mask_phrase: str = Field(" {mask}", description="label-words on encoders: the phrase after the text")
+    mask_phrase: str = Field(
+        " {mask}", description="label-words on encoders, and pooling=mask: the phrase after the text"
+    )
     decoding: Literal["auto", "rank", "greedy", "beam", "sample"] = Field(
         "auto",
         description="generation: rank scores every label string, so it always predicts a label; auto ranks if it can",
@@ -53,6 +59,11 @@ class ReadoutConfig(BaseModel):
         0,
         ge=0,
         description="generation without ranking; 0: 32 tokens, or 96 for tasks of kind tags",
+    )
+    stop: str = Field(
+        "auto",
+        description="generation without ranking: the answer ends before this text; auto: nowhere, or where the method "
+        "ends its demonstrations",
     )
     temperature: float = Field(1.0, gt=0, description="generation with decoding=sample: divides the logits")
     top_p: float = Field(
@@ -110,6 +121,11 @@ class Readout(nn.Module, ABC):
         """Text that is added to the end of every input."""
         return ""
 
+    @property
+    def suffix_in_first(self) -> bool:
+        """Whether the suffix ends the first of two texts."""
+        return False
+
     def fit_statistics(self, examples: Sequence[Example]) -> None:
         """Set what is not trained by gradients from the training rows, such as the scale of scores."""
 
@@ -126,6 +142,19 @@ class Readout(nn.Module, ABC):
             expected="classifier or regression, with readout.head=linear",
             fix="only a single linear layer can be solved for",
         )
+
+    def start_from_words(self, backbone: Backbone) -> None:
+        """Set the head to the word vectors of the labels."""
+        raise ConfigurationError(
+            setting="readout.head_start",
+            got="words",
+            expected="classifier with readout.pooling=mask and readout.head=linear",
+            fix="leave it out: only vectors that a mask's state is compared with can start as words",
+        )
+
+    def notes(self) -> list[str]:
+        """Return what a user should know about this readout on its backbone, for the run's first lines."""
+        return []
 
     def settings_to_try(self) -> list[str]:
         """Return settings of the readout that may help when nothing was learned and that are not set already."""
@@ -151,6 +180,10 @@ class Readout(nn.Module, ABC):
     def answer_tokens(self, ids: Sequence[int], is_complete: bool = True) -> Sequence[int]:
         """Return the part of generated token ids that is the answer; of an unfinished text, what is known of it."""
         return ids
+
+    def target_text(self, example: Example) -> str:
+        """Return the text of an example's target, as a backbone that writes text should write it."""
+        return self.task.labels[str(example.target)].words if self.task.labels else str(example.target)
 
     @abstractmethod
     def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
@@ -206,3 +239,12 @@ def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
     """
     scores = dict(zip(task.label_names, probabilities, strict=True))
     return Prediction(max(scores, key=scores.__getitem__), scores=scores)
+
+
+def mask_suffix(config: ReadoutConfig, backbone: Backbone) -> str:
+    """Return the phrase with the backbone's mask token that follows the text.
+
+    Example:
+        mask_suffix(ReadoutConfig(mask_phrase=" It was {mask}."), backbone)     # " It was [MASK]."
+    """
+    return config.mask_phrase.format(mask=backbone.tokenizer.mask_token)

@@ -92,7 +92,7 @@ def sentence_vectors_of_batch(
     with torch.set_grad_enabled(torch.is_grad_enabled() and not backbone.is_frozen):
         embeds = backbone.embed(batch.ids)  # [B T D]
         if representation.source == "words":
-            assert representation.summary != "compared"
+            assert representation.summary != "compared" and representation.summary != "mask"
             return pool(embeds, batch.mask, representation.summary)
         model = backbone.with_dropout if with_dropout else backbone
         return model.read(batch, None, embeds).features(representation.summary)
@@ -149,7 +149,8 @@ def _glove_vectors(representation: SentenceVector, examples: Sequence[Example]) 
             setting="method.glove_width",
             got=representation.glove_width,
             expected=f"{glove.width}, as in {representation.glove}",
-            fix=f"set method.glove_width={glove.width}",
+            fix=f"set method.glove=FILE to word vectors of width {representation.glove_width} (IDPG's are "
+            f"glove.6B.300d.txt), or method.glove_width={glove.width}",
         )
     if representation.glove_digest not in ("", glove.digest):
         raise ConfigurationError(

@@ -83,15 +83,19 @@ class Trainer:
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
-        rows_by_task = [
-            task.model.rows(backbone, task.model.training_examples(task.train), with_target=True) for task in tasks
+        self.needs_training = self.model.method.needs_training
+        rows_by_task: list[list[TokenizedRow]] = [
+            task.model.rows(backbone, task.model.training_examples(task.train), with_target=True)
+            if self.needs_training
+            else []
+            for task in tasks
         ]
         self.rows: list[TokenizedRow] = [row for task_rows in rows_by_task for row in task_rows]
         self.task_numbers = [number for number, task_rows in enumerate(rows_by_task) for _ in task_rows]  # of each row
         self.num_rows_by_task = [len(task_rows) for task_rows in rows_by_task]
         self._check_trainable()
         self.steps_per_epoch = math.ceil(len(self.rows) / config.batch_size)
-        self.num_steps = config.steps or config.epochs * self.steps_per_epoch
+        self.num_steps = (config.steps or config.epochs * self.steps_per_epoch) if self.needs_training else 0
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
         self.optimizer = make_optimizer(self.model, config)
         self.state = TrainingState()
@@ -104,6 +108,8 @@ class Trainer:
 
     def _check_trainable(self) -> None:
         """Check that each task has rows to learn from, that dropout acts once, and that there is something to train."""
+        if not self.needs_training:
+            return
         for task, num_rows in zip(self.tasks, self.num_rows_by_task, strict=True):
             if not num_rows:
                 raise DataError(
@@ -146,6 +152,8 @@ class Trainer:
             )
         for _ in closed_form_solutions or ():
             self.state.step += 1
+            self._evaluate()
+        if not self.needs_training:
             self._evaluate()
         with torch.random.fork_rng(devices=[]):
             while closed_form_solutions is None and self.state.step < self.num_steps and not self.state.is_over:
@@ -397,7 +405,8 @@ class Trainer:
             label = next(iter(evaluation.predicted_labels))
             settings = ", ".join(self._settings_to_try(model))
             warnings.append(
-                f"each of the {evaluation.num_rows} validation rows is predicted as '{label}': nothing was learned"
+                f"each of the {evaluation.num_rows} validation rows is predicted as '{label}': "
+                + ("nothing was learned" if self.needs_training else "the prompt does not tell labels apart")
                 + (f". Try one of: {settings}" if settings else "")
             )
         if num_truncated := sum(row.is_truncated for row in rows):
@@ -411,6 +420,8 @@ class Trainer:
 
     def _settings_to_try(self, model: TaskModel) -> list[str]:
         """Settings that may help when nothing was learned. Only those that have an effect on this model."""
+        if not self.needs_training:
+            return model.method.config.settings_to_try(model.task)
         if model.method.closed_form_solutions(model.readout, self.rows) is not None:
             return []  # there are no steps to change
         config = self.config

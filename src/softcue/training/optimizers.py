@@ -87,7 +87,7 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
         for name, parameters in group_parameters(model).items()
         if parameters
         for rate in [getattr(config, name)]
-    ]
+    ] or [{"params": [], "lr": 0.0, "base_rate": 0.0}]  # a method may train nothing
     if config.optimizer == "adafactor":
         return Adafactor(groups, config.weight_decay, config.parameter_scaling)
     return torch.optim.AdamW(

@@ -15,6 +15,16 @@ class EncoderPass(ForwardPass):
     def _run(self) -> Tensor:
         return self.backbone.base(**self._inputs()).last_hidden_state  # type: ignore[no-any-return]
 
+    def mask_states(self) -> Tensor:
+        """States at the mask token that its last layer compares with words; without a head, the hidden states. [B D]
+
+        Of two texts, the mask is at the end of the first.
+        """
+        is_mask = self._is_mask() if self.parts is None else self._is_mask() & (self.parts != 1)
+        hidden = self._hidden_at_last(is_mask)
+        head = self.backbone.word_head
+        return hidden.float() if head is None else head.state(self.backbone.model, hidden).float()
+
     def first_logits(self) -> Tensor:
         """Logits at the mask token, from the backbone's masked-word head. [B V]"""
         head = self.backbone.word_head
@@ -25,8 +35,16 @@ class EncoderPass(ForwardPass):
                 expected="a backbone with a masked-word head",
                 fix=f"{self.backbone.name} has none: use readout.name=classifier",
             )
-        is_mask = (self.ids == self.backbone.tokenizer.mask_token_id) & self.text_mask  # [B T]
+        hidden = self._hidden_at_last(self._is_mask())  # the template's mask is the row's last
+        return head.logits(self.backbone.model, head.state(self.backbone.model, hidden)).float()
+
+    def _is_mask(self) -> Tensor:
+        """Which tokens of the text are masks. [B T]"""
+        is_mask: Tensor = (self.ids == self.backbone.tokenizer.mask_token_id) & self.text_mask
+        return is_mask
+
+    def _hidden_at_last(self, is_chosen: Tensor) -> Tensor:
+        """Hidden states at the last chosen token of each row. [B T] -> [B D]"""
         rows = torch.arange(len(self.ids), device=self.ids.device)
-        last = self.ids.shape[1] - 1 - is_mask.flip(1).long().argmax(dim=1)  # the template's mask is the row's last
-        hidden = self.layout.text_of(self.hidden())[rows, last]
-        return head(self.backbone.model, hidden).float()
+        last = self.ids.shape[1] - 1 - is_chosen.flip(1).long().argmax(dim=1)
+        return self.layout.text_of(self.hidden())[rows, last]

@@ -26,7 +26,8 @@ from softcue.types import LayerPrompt, Prompt
 if TYPE_CHECKING:
     from softcue.backbones.backbone import Backbone
 Pooling = Literal["cls", "mean", "last"]
-Summary = Literal["cls", "mean", "last", "compared"]  # compared: features of the similarity of two texts
+# compared: features of the similarity of two texts; mask: the state at the mask token (encoders)
+Summary = Literal["cls", "mean", "last", "compared", "mask"]
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
@@ -110,6 +111,8 @@ class ForwardPass(ABC):
         if summary == "compared":
             assert self.parts is not None
             return compare_texts(self.text(), self.parts)
+        if summary == "mask":
+            return self.mask_states()
         return pool(self.hidden().float(), self.layout.is_text, summary)
 
     def hidden(self) -> Tensor:
@@ -191,6 +194,15 @@ class ForwardPass(ABC):
     @abstractmethod
     def first_logits(self) -> Tensor:
         """Logits over the vocabulary for the first word of the prediction. [B V]"""
+
+    def mask_states(self) -> Tensor:
+        """States at the mask token, as the masked-word head compares them with words. [B D]"""
+        raise BackboneError(
+            setting="readout.pooling",
+            got="mask",
+            expected="an encoder, which has a mask token",
+            fix=f"leave readout.pooling at auto with {self.backbone.name}",
+        )
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """Logits that predict each target token from those before it. [B U V]"""
