@@ -12,6 +12,7 @@ from softcue.inspection.sentence_pairs import PairStudy
 from softcue.tasks.pair_lengths import PairLengths
 
 MANY_CHARACTERS = 48  # of all groups' names together: more are turned
+LEGEND_CHARACTERS = 120  # that fit above two panels
 MAX_COUNTS = 20  # bars of a panel that have their counts written on them
 
 
@@ -32,7 +33,7 @@ def pair_picture(study: PairStudy) -> bytes:
         for number, model in enumerate(study.models):
             bars = _draw_bars(panel, number, len(study.models), list(study.counts(model, top)), model.name)
             if len(study.groups) * len(study.models) <= MAX_COUNTS:
-                panel.bar_label(bars, fontsize=7, padding=1)
+                panel.bar_label(bars, fontsize=7 if len(study.models) <= 3 else 5.5, padding=1)
         half = BAR_SHARE / 2 + 0.03
         for number, value in enumerate(study.by_chance(top)):
             panel.plot([number - half, number + half], [value, value], color="black", linestyle="--", linewidth=1)
@@ -54,7 +55,9 @@ def pair_picture(study: PairStudy) -> bytes:
         panel.spines[["top", "right"]].set_visible(False)
     handles, names = panels[0].get_legend_handles_labels()
     handles += panels[0].plot([], [], color="black", linestyle="--", linewidth=1)
-    figure.legend(handles, [*names, "by chance"], loc="outside upper center", ncols=min(4, len(handles)), frameon=False)
+    names.append("by chance")
+    num_keys = max(1, LEGEND_CHARACTERS // (max(map(len, names)) + 8))  # in a line
+    figure.legend(handles, names, loc="outside upper center", ncols=min(num_keys, len(names)), frameon=False)
     return _png(figure)
 
 
