@@ -25,11 +25,11 @@ from softcue.evaluation import read_evaluation_set
 from softcue.evaluation.metrics import spearman
 from softcue.inputs.collate import batch_by_length, collate
 from softcue.inputs.formatter import InputFormatter
-from softcue.sentence_vectors import sentence_vectors_of
+from softcue.sentence_vectors import plain_rows, sentence_vectors_of
 from softcue.tasks import Source, Task, find_task
 from softcue.tasks.columns import rename_columns
 from softcue.tasks.pair_lengths import PairLengths, check_pair_task, measure_pairs
-from softcue.types import Example, Instance, TokenizedRow
+from softcue.types import Example, TokenizedRow
 
 TOPS = (100, 200, 300)  # k of the paper's figures 8a, 4 and 8b
 PAIRS_OF_PAPER = 1500  # in the dev set of STS-B
@@ -232,7 +232,12 @@ def _tokenize(cue: Cue, texts: Sequence[str], with_prompts: bool = True) -> list
     )
     examples = [Example((text,)) for text in texts]
     rows = [formatter.source(example) for example in examples]
-    if with_prompts and method.representation is not None:
+    if not with_prompts or method.representation is None:
+        return rows
+    if not cue.model.reads_stored_vectors:  # of a tuned backbone: computed in the pass
+        plain = plain_rows(backbone, SENTENCE, examples)
+        rows = [replace(row, plain=plain_row) for row, plain_row in zip(rows, plain, strict=True)]
+    else:
         vectors = sentence_vectors_of(method.representation, backbone, SENTENCE, examples)  # [N R]
         rows = [replace(row, representation=vector) for row, vector in zip(rows, vectors, strict=True)]
     return rows
@@ -248,7 +253,7 @@ def _read(cue: Cue, rows: Sequence[TokenizedRow], pooling: Pooling, with_prompts
     for numbers in batch_by_length(lengths, batch_size, backbone.tokens_at_once):
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         embeds = view.input_states(batch)  # [B T D]
-        prompt = method.prompt(Instance(embeds, batch.mask, batch.representation)) if with_prompts else None
+        prompt = cue.model.prompt(view, batch, embeds) if with_prompts else None
         vectors[numbers] = view.read(batch, prompt, embeds).features(pooling).cpu()
     return vectors
 
