@@ -221,6 +221,13 @@ def head_pooling(cue: Cue) -> Pooling:
 def _tokenize(cue: Cue, texts: Sequence[str], with_prompts: bool = True) -> list[TokenizedRow]:
     """Tokenize texts that are read alone. Rows carry M(x) of the text if the cue's method reads it."""
     method, backbone = cue.model.method, cue.backbone
+    if with_prompts and method.insert_at == "around":
+        raise CueError(
+            setting="cue",
+            got=cue.name,
+            expected="prompts that stand beside the text",
+            fix="these stand around a mask that asks for the label, so a sentence has no vector of its own",
+        )
     # Between two texts, a prompt stands behind the separator of the first. A text alone has it there too.
     insert_at = "appended" if method.insert_at == "second-start" else method.insert_at
     formatter = InputFormatter(
