@@ -115,7 +115,8 @@ EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
     "warp": (METHODS["warp"], {"init": "uniform"}),
     "manual-prompt": (
         METHODS["manual-prompt"],
-        {"demonstrations": ("It broke\nAnswer: billing", "Hi\nAnswer: account")},
+        # short, because the tiny models with absolute positions take 96 tokens
+        {"instruction": "Sort.", "demonstrations": ("It broke\nAnswer: billing", "Hi\nAnswer: account")},
     ),
 }
 # The other methods and settings; these run on one family of each kind.

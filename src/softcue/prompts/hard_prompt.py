@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -30,8 +31,7 @@ class HardPrompt(PromptEncoder):
         super().__init__()
         self.register_buffer("vectors", torch.cat(list(texts)), persistent=False)  # [P D]; words, not saved
         self.prompt_length = len(self.vectors)
-        lengths = torch.tensor([len(text) for text in texts])
-        self.ends: list[int] = lengths.cumsum(dim=0).tolist()  # the length of the prompt with the first texts
+        self.ends = list(accumulate(len(text) for text in texts))  # the length of the prompt with the first texts
         self.limit = limit  # most vectors of prompt and row together; 0: no limit
 
     def forward(self, instance: Instance) -> Prompt:
