@@ -1,5 +1,6 @@
 # make demo   train three cues on a frozen MiniLM and print what they are worth
 # make test   run the tests                       make check   format, lint, types, import direction
+# make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make bench  speed and memory against peers      make results the tables of docs/results.md (about an hour)
 #                                                 make few-shot methods x tasks x seeds (two hours; resumes)
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-numeric test-slow check format bench few-shot superglue codebooks transfer adaptation results clean
+.PHONY: demo test test-numeric test-processes test-slow check format bench few-shot superglue codebooks transfer adaptation results clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -33,7 +34,11 @@ test: $(VENV)/.dev
 
 # the tests whose results depend on the order of sums; .ci/run runs them again with other kernels and two threads
 test-numeric: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'numeric and not slow'
+	$(BIN)/python -m pytest -n 2 -m 'numeric and not slow and not processes'
+
+# whole commands in processes of their own: kill -9, signals, torchrun, the README from top to bottom
+test-processes: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

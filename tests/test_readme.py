@@ -94,6 +94,7 @@ def test_the_ten_lines_run_and_run_again(
         assert not any(row in train for row in validation)
 
 
+@pytest.mark.processes
 def test_the_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)

@@ -151,6 +151,7 @@ def test_a_run_that_dies_around_a_checkpoint_resumes_to_the_same_weights(
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
 
+@pytest.mark.processes
 def test_kill_9_then_resume_gives_the_same_bytes(tmp_path: Path, text: Path) -> None:
     def words(folder: Path) -> list[str]:
         options = [f"{name}={value}" for name, value in SMALL.items() if name != "steps"]
@@ -236,6 +237,7 @@ def test_another_runs_checkpoint_is_not_continued(
         run(tmp_path / "model", text, backbone=model_folders["t5"], seed=3, resume=True)
 
 
+@pytest.mark.processes
 def test_two_processes_give_the_weights_of_one(tmp_path: Path, text: Path, model_folders: dict[str, Path]) -> None:
     options = [f"{name}={value}" for name, value in SMALL.items()]
     for name, launcher in (("one", [sys.executable]), ("two", TORCHRUN)):

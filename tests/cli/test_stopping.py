@@ -42,6 +42,7 @@ def wait_for_steps(process: subprocess.Popen[bytes], metrics: Path, steps: int) 
         time.sleep(0.005)
 
 
+@pytest.mark.processes
 def test_both_signals_stop_training_alike_and_the_printed_command_goes_on(tmp_path: Path, words: list[str]) -> None:
     errors = tmp_path / "stderr.txt"
     whole, broken = tmp_path / "whole", tmp_path / "broken cue"

@@ -170,6 +170,7 @@ def steps_done(folder: Path) -> int:
     return path.read_text().count('"kind": "step"') if path.is_file() else 0
 
 
+@pytest.mark.processes
 def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
     tmp_path: Path, data: Path, model_folders: dict[str, Path]
 ) -> None:
@@ -195,6 +196,7 @@ def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
     assert cue_bytes(broken) == cue_bytes(tmp_path / "whole")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("model", ["bert", "gpt2"])  # a head with dropout, and a prompt alone
 def test_two_processes_give_the_loss_curve_of_one(
     tmp_path: Path, data: Path, model_folders: dict[str, Path], model: str
