@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Literal
 
 from matplotlib.figure import Figure
 
@@ -42,6 +43,10 @@ T5_SETTINGS = [
     *("task.train_rows=800", "task.validation_rows=100"),
 ]
 NUM_TEST_ROWS = 500
+Targets = Literal[
+    "plain", "sentinel", "head"
+]  # written, written behind a sentinel, or a linear probe's, without prompt
+TARGET_NAMES: dict[Targets, str] = {"plain": "plain", "sentinel": "with sentinel", "head": "linear probe, no prompt"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # distinct also for colour-blind readers (Okabe and Ito)
 
 
@@ -64,12 +69,12 @@ class AdaptedBackbone:
 
 @dataclass(frozen=True)
 class PromptRun:
-    """Prompt-tuning of one task on one model; its test score is kept in score.json."""
+    """Prompt-tuning of one task on one model, or a linear probe; its test score is kept in score.json."""
 
     backbone: AdaptedBackbone
     task: str
     seed: int
-    has_sentinel: bool
+    targets: Targets
     folder: Path
 
     @property
@@ -85,17 +90,20 @@ class PromptRun:
             with lock_folder(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 [train] = sources(find_task(self.task), data)["train"]
-                settings = TASK_SETTINGS if self.backbone.origin == "new" else [*TASK_SETTINGS, *T5_SETTINGS]
+                settings = [*TASK_SETTINGS, *(T5_SETTINGS if self.backbone.origin == "t5" else ())]
+                settings.append(f"readout.sentinel={self.targets == 'sentinel'}")
+                if self.targets == "head":
+                    settings = [setting for setting in TASK_SETTINGS if setting.startswith("task.")]
                 cue = softcue.train(
                     self.folder / "cue",
                     backbone=str(self.backbone.path),
                     task=self.task,
                     train=train,
-                    method="prompt-tuning",
+                    method="linear-probe" if self.targets == "head" else "prompt-tuning",
                     seed=self.seed,
                     resume=True,
                     progress=False,
-                    overrides=[*settings, f"readout.sentinel={self.has_sentinel}", *overrides],
+                    overrides=[*settings, *overrides],
                 )
                 score = cue.evaluate(str(data), task=self.task, num_rows=NUM_TEST_ROWS, baselines=False).main
                 (self.folder / "score.json").write_text(json.dumps(score))
@@ -156,17 +164,18 @@ def list_prompt_runs(backbones: Sequence[AdaptedBackbone], arguments: argparse.N
             if backbone.origin == "t5" and seed >= arguments.t5_seeds:
                 continue
             for task in arguments.tasks.split(","):
-                for has_sentinel in (False, True):
-                    target = "sentinel" if has_sentinel else "plain"
-                    name = f"{backbone.origin}-{backbone.num_steps}-{task}-{target}-{seed}"
-                    yield PromptRun(backbone, task, seed, has_sentinel, arguments.output / "prompts" / name)
+                for targets in TARGET_NAMES:
+                    if targets == "head" and seed:
+                        continue  # a closed form: all seeds give the same
+                    name = f"{backbone.origin}-{backbone.num_steps}-{task}-{targets}-{seed}"
+                    yield PromptRun(backbone, task, seed, targets, arguments.output / "prompts" / name)
 
 
 def scores_of(
-    runs: Sequence[PromptRun], backbone: AdaptedBackbone, task: str, has_sentinel: bool = False
+    runs: Sequence[PromptRun], backbone: AdaptedBackbone, task: str, targets: Targets = "plain"
 ) -> list[float]:
     """The scores of all seeds that are finished."""
-    chosen = [run for run in runs if (run.backbone, run.task, run.has_sentinel) == (backbone, task, has_sentinel)]
+    chosen = [run for run in runs if (run.backbone, run.task, run.targets) == (backbone, task, targets)]
     return [score for run in chosen if (score := run.score) is not None]
 
 
@@ -176,13 +185,13 @@ def print_scores(runs: Sequence[PromptRun], backbones: Sequence[AdaptedBackbone]
     for backbone in backbones:
         perplexities = backbone.perplexities
         perplexity = f"{perplexities[0]:.1f} to {perplexities[-1]:.1f}" if perplexities else "-"
-        for has_sentinel in (False, True):
-            cells = [scores_of(runs, backbone, task, has_sentinel) for task in tasks]
+        for targets, target_name in TARGET_NAMES.items():
+            cells = [scores_of(runs, backbone, task, targets) for task in tasks]
             print_row(
                 backbone.origin,
                 backbone.num_steps,
                 perplexity,
-                "with sentinel" if has_sentinel else "plain",
+                target_name,
                 *(format_mean(scores) if scores else "not run" for scores in cells),
             )
 
@@ -192,11 +201,11 @@ def draw_plot(
 ) -> None:
     """Draw scores by objective (as figure 3c) and by steps of adaptation (as figure 3d) of the new model."""
     new = [backbone for backbone in backbones if backbone.origin == "new"]
-    objectives = [
-        ("span\ncorruption", new[0], False),
-        ("span corruption\n+ sentinel", new[0], True),
-        ("LM\nadaptation", new[-1], False),
-        ("LM adaptation\n+ sentinel", new[-1], True),
+    objectives: list[tuple[str, AdaptedBackbone, Targets]] = [
+        ("span\ncorruption", new[0], "plain"),
+        ("span corruption\n+ sentinel", new[0], "sentinel"),
+        ("LM\nadaptation", new[-1], "plain"),
+        ("LM adaptation\n+ sentinel", new[-1], "sentinel"),
     ]
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -204,16 +213,15 @@ def draw_plot(
     width = 0.8 / len(tasks)
     for number, task in enumerate(tasks):
         colour = COLOURS[number % len(COLOURS)]
-        values = [scores_of(runs, backbone, task, has_sentinel) for _, backbone, has_sentinel in shown]
+        values = [scores_of(runs, backbone, task, targets) for _, backbone, targets in shown]
         places = [place + (number - (len(tasks) - 1) / 2) * width for place in range(len(shown))]
         means = [fmean(scores) if scores else 0.0 for scores in values]
         errors = [stdev(scores) if len(scores) > 1 else 0.0 for scores in values]
         left.bar(places, means, width, yerr=errors, capsize=3, color=colour, label=task)
-        for has_sentinel, line in ((False, "-"), (True, ":")):
+        lines: dict[Targets, str] = {"plain": "-", "sentinel": ":", "head": "--"}
+        for targets, line in lines.items():
             by_steps = {
-                backbone.num_steps: scores
-                for backbone in new
-                if (scores := scores_of(runs, backbone, task, has_sentinel))
+                backbone.num_steps: scores for backbone in new if (scores := scores_of(runs, backbone, task, targets))
             }
             if not by_steps:
                 continue
@@ -225,18 +233,18 @@ def draw_plot(
                 linestyle=line,
                 marker="o",
                 capsize=3,
-                label=f"{task}, with sentinel" if has_sentinel else task,
+                label=task if targets == "plain" else f"{task}, {TARGET_NAMES[targets]}",
             )
     left.set_xticks(range(len(shown)), [name for name, *_ in shown])
-    left.set_ylim(0, 110)  # room for the legend
     left.set_title("objective (as figure 3c)")
     right.set_title("length of LM adaptation (as figure 3d)")
     right.set_xlabel("steps of LM adaptation")
     right.set_xticks([backbone.num_steps for backbone in new])
     for axes in (left, right):
+        axes.set_ylim(0, 110)  # room for the legend
         axes.set_ylabel("test score")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 
