@@ -16,10 +16,10 @@ from softcue.adaptation.chunks import ChunkStream
 from softcue.adaptation.config import AdaptationConfig
 from softcue.adaptation.rows import IGNORED, AdaptationBatch, AdaptationRow, RowFormat
 from softcue.backbones import Backbone
-from softcue.errors import TrainingError
 from softcue.training import Processes
 from softcue.training.batches import stream_seed
 from softcue.training.checkpoints import Checkpoint
+from softcue.training.loop import check_finite
 from softcue.training.optimizers import Adafactor, load_optimizer_tensors, optimizer_tensors
 
 
@@ -124,13 +124,7 @@ class AdaptationLoop:
             total.backward()
             loss_sum += loss.cross_entropy.detach() / num_tokens
         loss_value = float(self.processes.total(loss_sum))
-        if not math.isfinite(loss_value):
-            raise TrainingError(
-                setting=f"loss at step {step + 1}",
-                got=loss_value,
-                expected="a finite number",
-                fix=f"lower learning_rate (now {config.learning_rate}), or set dtype=float32",
-            )
+        check_finite(loss_value, step, fix=f"lower learning_rate (now {config.learning_rate}), or set dtype=float32")
         self.processes.sum_gradients(list(self.model.parameters()))
         rate = config.rate_at(step, self.is_new)
         for group in self.optimizer.param_groups:

@@ -56,18 +56,10 @@ def compare_on_pairs(
     """Compare several cues on the same pairs, print the result, and write the page and the picture."""
     from softcue.cli.output import print_json
     from softcue.cli.predict import load_together
-    from softcue.errors import ConfigurationError
     from softcue.files import convert_write_errors, write_atomically
     from softcue.inspection import pair_parts
     from softcue.inspection.page import html_page
 
-    if source.data is None:
-        raise ConfigurationError(
-            setting="cues",
-            got=", ".join(map(str, paths)),
-            expected="one cue, or several with --pairs",
-            fix="pass --pairs FILE to compare them on sentence pairs",
-        )
     study = source.study(load_together(list(paths), backbone, is_ensemble=False))
     if output_dir is not None:
         title = f"{len(paths)} cues on {study.name}"
@@ -122,14 +114,8 @@ def print_pairs(study: PairStudy) -> None:
 
 def write_pair_picture(study: PairStudy, folder: Path) -> None:
     """Write pairs.png, if matplotlib is installed."""
-    from softcue.errors import MissingExtraError
-    from softcue.files import convert_write_errors, write_atomically
+    from softcue.cli.output import write_picture
     from softcue.inspection import pair_picture
 
-    try:
-        picture = pair_picture(study)
-    except MissingExtraError as error:
-        typer.echo(f"the charts of the pairs are on the page only: {error}", err=True)
-        return
-    with convert_write_errors("output_dir", folder):
-        write_atomically(folder / "pairs.png", picture)
+    missing = "the charts of the pairs are on the page only"
+    write_picture(folder / "pairs.png", lambda: pair_picture(study), missing)

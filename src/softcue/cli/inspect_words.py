@@ -43,15 +43,7 @@ def print_label_places(places: Sequence[LabelPlace]) -> None:
 
 def write_words_picture(title: str, clusters: WordClusters, folder: Path) -> None:
     """Write words.png; without matplotlib, say what is missing."""
-    from softcue.errors import MissingExtraError
-    from softcue.files import convert_write_errors, write_atomically
+    from softcue.cli.output import write_picture
     from softcue.inspection.word_pictures import words_picture
 
-    try:
-        picture = words_picture(title, clusters)
-    except MissingExtraError as error:
-        typer.echo(f"no words.png: {error}", err=True)
-        return
-    with convert_write_errors("output_dir", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "words.png", picture)
+    write_picture(folder / "words.png", lambda: words_picture(title, clusters), "no words.png")

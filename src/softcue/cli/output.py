@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 FILE_WIDTH = 160  # of tables in a file or a pipe
@@ -107,3 +107,22 @@ def format_cell(cell: object) -> str:
     if isinstance(cell, bool) or not isinstance(cell, (int, float)):
         return str(cell)
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:.1f}"
+
+
+def write_picture(path: Path, make: Callable[[], bytes], missing: str) -> None:
+    """Write a picture into an --output-dir; without matplotlib, say what is missing and why.
+
+    Example:
+        write_picture(Path("page/words.png"), lambda: words_picture("tickets", clusters), "no words.png")
+    """
+    from softcue.errors import MissingExtraError
+    from softcue.files import convert_write_errors, write_atomically
+
+    try:
+        picture = make()
+    except MissingExtraError as error:
+        sys.stderr.write(f"{missing}: {error}\n")
+        return
+    with convert_write_errors("output_dir", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, picture)

@@ -166,13 +166,10 @@ def histograms(title: str, groups: Mapping[str, Sequence[float]], x_name: str, n
     for number, (name, heights) in enumerate(shares.items()):
         colour = COLOURS[number % len(COLOURS)]
         for bar, height in enumerate(heights):
-            start, end = (low + (high - low) * (bar + edge) / num_bars for edge in (0, 1))
-            (x1, y1), (x2, y2) = axes.place(start, height), axes.place(end, 0)
-            parts.append(
-                f'<rect x="{x1 + 0.5:.1f}" y="{y1:.1f}" width="{max(0.5, x2 - x1 - 1):.1f}" height="{y2 - y1:.1f}" '
-                f'fill="{colour}" fill-opacity=".45" stroke="{colour}" stroke-width="{1 if height else 0}">'
-                f"<title>{escape(name)}, {start:.3g} to {end:.3g}: {height:.1f} %</title></rect>"
-            )
+            start, end = _limits_of_bar(low, high, bar, num_bars)
+            style = f' fill-opacity=".45" stroke="{colour}" stroke-width="{1 if height else 0}"'
+            title_of_bar = f"{escape(name)}, {start:.3g} to {end:.3g}: {height:.1f} %"
+            parts.append(_bar(axes, start, end, height, colour, title_of_bar, style))
         keys.append(_legend_key(f"{name} ({len(finite[name]):,})", colour, ""))
     return f"<div>{_svg(title, axes, x_name, ''.join(parts))}{_legend(keys)}</div>"
 
@@ -220,18 +217,12 @@ def histogram(
     if not finite:
         return ""
     low, high = limits or _range(finite)
-    counts = [0] * num_bars
-    for value in finite:
-        counts[min(num_bars - 1, int((value - low) / (high - low) * num_bars))] += 1
+    counts = _counts(finite, low, high, num_bars)
     axes = _Axes((low, high), (0.0, float(max(counts))))
     bars = []
     for number, count in enumerate(counts):
-        start, end = (low + (high - low) * (number + edge) / num_bars for edge in (0, 1))
-        (x1, y1), (x2, y2) = axes.place(start, count), axes.place(end, 0)
-        bars.append(
-            f'<rect x="{x1 + 0.5:.1f}" y="{y1:.1f}" width="{max(0.5, x2 - x1 - 1):.1f}" height="{y2 - y1:.1f}" '
-            f'fill="{colour}"><title>{start:.3g} to {end:.3g}: {count:,}</title></rect>'
-        )
+        start, end = _limits_of_bar(low, high, number, num_bars)
+        bars.append(_bar(axes, start, end, count, colour, f"{start:.3g} to {end:.3g}: {count:,}"))
     return _svg(title, axes, x_name, "".join(bars))
 
 
@@ -293,12 +284,30 @@ def _path(axes: _Axes, points: Points) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in (axes.place(*point) for point in points))
 
 
-def _shares(values: Sequence[float], low: float, high: float, num_bars: int) -> list[float]:
-    """The share of the values in each of equal ranges, in percent."""
+def _counts(values: Sequence[float], low: float, high: float, num_bars: int) -> list[int]:
+    """The number of values in each of equal ranges."""
     counts = [0] * num_bars
     for value in values:
         counts[min(num_bars - 1, int((value - low) / (high - low) * num_bars))] += 1
-    return [100 * count / len(values) for count in counts]
+    return counts
+
+
+def _shares(values: Sequence[float], low: float, high: float, num_bars: int) -> list[float]:
+    """The share of the values in each of equal ranges, in percent."""
+    return [100 * count / len(values) for count in _counts(values, low, high, num_bars)]
+
+
+def _limits_of_bar(low: float, high: float, number: int, num_bars: int) -> tuple[float, float]:
+    """Where the bar with this number starts and ends."""
+    return low + (high - low) * number / num_bars, low + (high - low) * (number + 1) / num_bars
+
+
+def _bar(axes: _Axes, start: float, end: float, height: float, colour: str, title: str, style: str = "") -> str:
+    (x1, y1), (x2, y2) = axes.place(start, height), axes.place(end, 0)
+    return (
+        f'<rect x="{x1 + 0.5:.1f}" y="{y1:.1f}" width="{max(0.5, x2 - x1 - 1):.1f}" height="{y2 - y1:.1f}" '
+        f'fill="{colour}"{style}><title>{title}</title></rect>'
+    )
 
 
 def _legend_key(name: str, colour: str, dash: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy
 
 from softcue.inspection.comparison import CueComparison
-from softcue.inspection.pictures import COLOURS, MARKS, make_figure, make_figures, png_bytes
+from softcue.inspection.pictures import line_style, make_figure, make_figures, png_bytes
 from softcue.inspection.similarity import PromptSimilarity
 
-LINES = ("-", "--", ":", "-.")
 MIN_SPAN = 10.0  # points of a score: small differences look small
 MAX_MARKS = 40  # points of a curve that get a mark each
 SMALL_TEXT_FROM = 10  # cues, from here on numbers in a heat map are small
@@ -52,11 +51,9 @@ def curves_picture(comparison: CueComparison) -> bytes:
     for axes, curves in zip(all_axes, panels, strict=True):
         for number, (name, points) in enumerate(curves.items()):
             steps, scores = [step for step, _ in points], [score for _, score in points]
-            style = {
-                "color": COLOURS[number % len(COLOURS)],
-                "linestyle": LINES[number // len(COLOURS) % len(LINES)],
-                "marker": MARKS[number % len(MARKS)] if len(points) <= MAX_MARKS else None,
-            }
+            style = line_style(number)
+            if len(points) > MAX_MARKS:
+                del style["marker"]
             axes.plot(steps, scores, label=name, markersize=4, linewidth=1.6, **style)
         low, high = axes.get_ylim()
         missing = max(0.0, MIN_SPAN - (high - low)) / 2

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from softcue.drawing.bars import BAR_SHARE, SERIES_COLOURS
-from softcue.inspection.pictures import check_matplotlib
+from softcue.inspection.pictures import make_figure, make_figures, png_bytes
 from softcue.inspection.sentence_pairs import PairStudy
 from softcue.tasks.pair_lengths import PairLengths
 
@@ -25,8 +24,7 @@ def pair_picture(study: PairStudy) -> bytes:
     num_panels = len(study.tops) + 1
     num_columns = 1 if num_panels == 1 else 2
     num_lines = -(-num_panels // num_columns)
-    figure = _figure(5.2 * num_columns, 3.1 * num_lines + 0.6)
-    panels = figure.subplots(num_lines, num_columns, squeeze=False).flatten()
+    figure, panels = make_figures(5.2 * num_columns, 3.1 * num_lines + 0.6, num_columns, num_lines)
     for panel in panels[num_panels:]:
         panel.set_visible(False)
     for panel, top in zip(panels, study.tops, strict=False):
@@ -58,7 +56,7 @@ def pair_picture(study: PairStudy) -> bytes:
     names.append("by chance")
     num_keys = max(1, LEGEND_CHARACTERS // (max(map(len, names)) + 8))  # in a line
     figure.legend(handles, names, loc="outside upper center", ncols=min(num_keys, len(names)), frameon=False)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def length_picture(lengths: Sequence[PairLengths]) -> bytes:
@@ -69,8 +67,7 @@ def length_picture(lengths: Sequence[PairLengths]) -> bytes:
     Example:
         Path("lengths.png").write_bytes(length_picture([pair_lengths(library_task("same-request"))]))
     """
-    figure = _figure(7.0, 1.0 + 0.36 * len(lengths))
-    axes = figure.subplots()
+    figure, axes = make_figure(7.0, 1.0 + 0.36 * len(lengths))
     places = list(range(len(lengths)))[::-1]  # the first is on top
     means = [entry.mean_difference for entry in lengths]
     axes.barh(places, means, height=0.6, color=SERIES_COLOURS[1])
@@ -87,7 +84,7 @@ def length_picture(lengths: Sequence[PairLengths]) -> bytes:
     axes.set_ylim(-0.6, len(lengths) - 0.4)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def _draw_bars(axes: Any, number: int, num_series: int, values: Sequence[float | None], name: str) -> Any:
@@ -97,16 +94,3 @@ def _draw_bars(axes: Any, number: int, num_series: int, values: Sequence[float |
     heights = [0.0 if value is None else value for value in values]
     colour = SERIES_COLOURS[0] if number == 0 else SERIES_COLOURS[1:][(number - 1) % (len(SERIES_COLOURS) - 1)]
     return axes.bar([place + shift for place in range(len(heights))], heights, width * 0.94, color=colour, label=name)
-
-
-def _figure(width: float, height: float) -> Any:
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()

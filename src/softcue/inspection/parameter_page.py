@@ -10,10 +10,9 @@ from softcue.drawing import curves_chart, curves_legend, html_table, side_by_sid
 from softcue.drawing.charts import short_number
 from softcue.inspection.page import html_page
 from softcue.inspection.parameter_sizes import ParameterSizes
-from softcue.inspection.pictures import COLOURS, MARKS, make_figures, png_bytes
+from softcue.inspection.pictures import line_style, make_figures, png_bytes
 
 PANELS = {"task parameters": False, "task parameters, % of the model's": True}  # title -> as share
-LINES = ("-", "--", ":")
 MIN_NAME_GAP = 0.25  # between models, in powers of ten
 
 
@@ -56,11 +55,7 @@ def parameter_picture(sizes: ParameterSizes) -> bytes:
     for axes, (title, as_share) in zip(panels, PANELS.items(), strict=True):
         bands = sizes.bands(as_share)
         for number, (name, points) in enumerate(sizes.curves(as_share).items()):
-            style = {
-                "color": COLOURS[number % len(COLOURS)],
-                "linestyle": LINES[number // len(COLOURS) % len(LINES)],
-                "marker": MARKS[number % len(MARKS)],
-            }
+            style = line_style(number)
             axes.plot(*zip(*points, strict=True), label=name, markersize=5, linewidth=1.6, **style)
             if name in bands:
                 axes.fill_between(*zip(*bands[name], strict=True), color=style["color"], alpha=0.18, linewidth=0)

@@ -15,6 +15,7 @@ from softcue.inspection.codes import CodesByLabel
 
 # colours that people with colour blindness can tell apart (Okabe and Ito)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+LINES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -112,8 +113,8 @@ def make_figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def make_figures(width: float, height: float, num_panels: int) -> tuple[Any, list[Any]]:
-    """A figure of this size in inches, and the axes of its panels, side by side.
+def make_figures(width: float, height: float, num_columns: int, num_lines: int = 1) -> tuple[Any, list[Any]]:
+    """A figure of this size in inches, and the axes of its panels, line by line.
 
     Example:
         figure, [left, right] = make_figures(12.0, 5.0, 2)
@@ -123,7 +124,21 @@ def make_figures(width: float, height: float, num_panels: int) -> tuple[Any, lis
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, num_panels, squeeze=False)[0])
+    return figure, list(figure.subplots(num_lines, num_columns, squeeze=False).flatten())
+
+
+def line_style(number: int) -> dict[str, str]:
+    """The colour, line and mark of the curve with this number.
+
+    Example:
+        >>> line_style(0)["linestyle"], line_style(len(COLOURS))["linestyle"]
+        ('-', '--')
+    """
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+        "marker": MARKS[number % len(MARKS)],
+    }
 
 
 def png_bytes(figure: Any) -> bytes:

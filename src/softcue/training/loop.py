@@ -56,6 +56,16 @@ class TrainingResult:
     warnings: list[str] = field(default_factory=list)
 
 
+def check_finite(loss: float, step: int, fix: str) -> None:
+    """Check that the loss of a step, counted from 0, is a number to go on from.
+
+    Example:
+        >>> check_finite(0.5, step=0, fix="lower the learning rate")
+    """
+    if not math.isfinite(loss):
+        raise TrainingError(setting=f"loss at step {step + 1}", got=loss, expected="a finite number", fix=fix)
+
+
 class Trainer:
     """Trains the model of a task on a frozen backbone, or the models of several tasks that share a method.
 
@@ -183,14 +193,12 @@ class Trainer:
         loss_sum, statistics = self._backward(rows)
         self._reduce_and_update()
         loss = float(self.processes.total(loss_sum))
-        if not math.isfinite(loss):
-            raise TrainingError(
-                setting=f"loss at step {step + 1}",
-                got=loss,
-                expected="a finite number",
-                fix=f"lower training.learning_rate (now {self.config.learning_rate}) or "
-                "training.network_learning_rate, or set training.clip_norm=1.0",
-            )
+        check_finite(
+            loss,
+            step,
+            fix=f"lower training.learning_rate (now {self.config.learning_rate}) or "
+            "training.network_learning_rate, or set training.clip_norm=1.0",
+        )
         health = self._update_method_state(statistics)
         self.state.step += 1
         self.state.health = {**self.state.health, **health}
