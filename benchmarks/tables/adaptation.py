@@ -5,8 +5,9 @@
 
 A new T5 is pre-trained on plain text with span corruption. Copies of it are adapted with the prefix-LM objective for 0,
 10 and 100 % of a second budget. On each, prompts are trained for two tasks, with and without a sentinel before every
-target. With --t5 the same is done with that model for 0 and 100 % of a budget of its own. Interrupted runs go on where
-they were. Once the models are there, two processes (each with OMP_NUM_THREADS=1, say) can share the runs of the tasks.
+target. With --t5 the same is done with that model for 0 and 100 % of a budget of its own, and with --new none with that
+model alone. Interrupted runs go on where they were. Once the models are there, two processes (each with
+OMP_NUM_THREADS=1, say) can share the runs of the tasks.
 """
 
 from __future__ import annotations
@@ -115,6 +116,25 @@ class PromptRun:
 
 def make_backbones(arguments: argparse.Namespace) -> list[AdaptedBackbone]:
     """Pre-train the new model and adapt it, and the T5 if there is one; what is finished is only read."""
+    backbones = [] if arguments.new == "none" else _make_new_backbones(arguments)
+    if arguments.t5 is not None:
+        folder = arguments.output / f"t5-prefix-lm-{arguments.t5_steps}"
+        adapt(
+            folder,
+            text=arguments.text,
+            backbone=arguments.t5,
+            steps=arguments.t5_steps,
+            length=arguments.t5_length,
+            batch_size=arguments.t5_batch_size,
+            seed=0,
+            resume=True,
+        )
+        backbones += [AdaptedBackbone("t5", 0, arguments.t5), AdaptedBackbone("t5", arguments.t5_steps, folder)]
+    return backbones
+
+
+def _make_new_backbones(arguments: argparse.Namespace) -> list[AdaptedBackbone]:
+    """Pre-train the new model, and adapt it for each share of the steps."""
     sizes = {"length": arguments.length, "batch_size": arguments.batch_size, "seed": 0}
     first = arguments.output / "span-corruption"
     adapt(
@@ -141,19 +161,6 @@ def make_backbones(arguments: argparse.Namespace) -> list[AdaptedBackbone]:
                 **sizes,
             )
         backbones.append(AdaptedBackbone("new", num_steps, folder))
-    if arguments.t5 is not None:
-        folder = arguments.output / f"t5-prefix-lm-{arguments.t5_steps}"
-        adapt(
-            folder,
-            text=arguments.text,
-            backbone=arguments.t5,
-            steps=arguments.t5_steps,
-            length=arguments.t5_length,
-            batch_size=arguments.t5_batch_size,
-            seed=0,
-            resume=True,
-        )
-        backbones += [AdaptedBackbone("t5", 0, arguments.t5), AdaptedBackbone("t5", arguments.t5_steps, folder)]
     return backbones
 
 
@@ -256,7 +263,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the tasks' published files")
     parser.add_argument("--output", type=Path, default=Path("runs/adaptation"))
     parser.add_argument("--plot", type=Path, help="default: adaptation.png in --output")
-    parser.add_argument("--new", default="tiny", help="size of the new model")
+    parser.add_argument("--new", default="tiny", help="size of the new model; none: only --t5")
     # as many steps as take twenty and ten minutes on two cores
     parser.add_argument("--pretraining-steps", type=int, default=1500)
     parser.add_argument("--adaptation-steps", type=int, default=750)
@@ -277,9 +284,10 @@ def main(words: Sequence[str] | None = None) -> None:
         run.run(arguments.data, arguments.overrides)
     tasks = arguments.tasks.split(",")
     print_scores(runs, backbones, tasks)
-    plot = arguments.plot or arguments.output / "adaptation.png"
-    draw_plot(runs, backbones, tasks, plot)
-    print(f"plot: {plot}", file=sys.stderr)
+    if arguments.new != "none":
+        plot = arguments.plot or arguments.output / "adaptation.png"
+        draw_plot(runs, backbones, tasks, plot)
+        print(f"plot: {plot}", file=sys.stderr)
 
 
 if __name__ == "__main__":
