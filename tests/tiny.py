@@ -11,8 +11,8 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from softcue.backbones import Backbone
-from softcue.backbones.families import FAMILIES
 from softcue.tasks import examples_from, library_task
+from softcue.types import BackboneKind
 
 VOCABULARY = 400
 SIZES: dict[str, Any] = {
@@ -24,9 +24,103 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<mask>"]
-ENCODERS = [name for name, family in FAMILIES.items() if family.kind == "encoder"]
-ENCODER_DECODERS = [name for name, family in FAMILIES.items() if family.kind == "encoder-decoder"]
-DECODERS = [name for name, family in FAMILIES.items() if family.kind == "decoder"]
+_BART: dict[str, Any] = {
+    **{"d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4},
+    **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 96},
+    **{"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "decoder_start_token_id": 1},
+    **{"forced_eos_token_id": None, "forced_bos_token_id": None},
+}
+_T5: dict[str, Any] = {
+    **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4},
+    **{"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+}
+_ENDS: dict[str, Any] = {"bos_token_id": 2, "eos_token_id": 1}
+_GPT: dict[str, Any] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 96, **_ENDS}
+_LLAMA: dict[str, Any] = {**SIZES, **_ENDS, "num_key_value_heads": 2}
+_WINDOWS: dict[str, Any] = {  # two layers with a sliding window, one without
+    **{"head_dim": 8, "sliding_window": 64},
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+# Every family that the tests know, by kind: the settings of a tiny model. softcue itself has no such list.
+FAMILIES: dict[BackboneKind, dict[str, dict[str, Any]]] = {
+    "encoder": {
+        "bert": SIZES,
+        "roberta": {**SIZES, **_ENDS},
+        "xlm-roberta": {**SIZES, **_ENDS},
+        "distilbert": {
+            **{"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48},
+            **{"max_position_embeddings": 96, "pad_token_id": 0},
+        },
+        "electra": {**SIZES, "embedding_size": 24},
+        "deberta-v2": {
+            **SIZES,
+            **{"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0},
+            **{"position_biased_input": False, "position_buckets": 16, "share_att_key": True},
+            "norm_rel_ebd": "layer_norm",
+        },
+        "modernbert": {
+            **SIZES,
+            **_ENDS,
+            **{"cls_token_id": 2, "sep_token_id": 1, "global_attn_every_n_layers": 2, "local_attention": 64},
+        },
+        "albert": {**SIZES, **_ENDS, "embedding_size": 24},
+        "mpnet": {**SIZES, **_ENDS, "pad_token_id": 1},
+        "camembert": {**SIZES, **_ENDS},
+        "roformer": SIZES,
+        "nomic_bert": SIZES,
+        "ernie": SIZES,
+        "deberta": {
+            **SIZES,
+            **{"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0},
+            "position_biased_input": False,
+        },
+    },
+    "encoder-decoder": {
+        "t5": _T5,
+        "mt5": _T5,
+        "bart": _BART,
+        "umt5": _T5,
+        "longt5": {**_T5, "local_radius": 16},
+        "mbart": {**_BART, "scale_embedding": True},
+        "pegasus": {**_BART, "scale_embedding": True},
+        "marian": {**_BART, "scale_embedding": True, "decoder_vocab_size": VOCABULARY},
+    },
+    "decoder": {
+        "gpt2": _GPT,
+        "llama": {**_LLAMA, "head_dim": 8},
+        "mistral": {**_LLAMA, "head_dim": 8},
+        "qwen2": _LLAMA,
+        "qwen3": {**_LLAMA, "head_dim": 8},
+        "opt": {
+            **{"hidden_size": 32, "num_hidden_layers": 3, "ffn_dim": 48, "num_attention_heads": 4},
+            **{"max_position_embeddings": 96, "word_embed_proj_dim": 32, "pad_token_id": 0},
+            **_ENDS,
+        },
+        "gpt_neox": {**SIZES, **_ENDS},
+        "gpt_neo": {
+            **{"hidden_size": 32, "num_layers": 3, "num_heads": 4, "max_position_embeddings": 96, "window_size": 64},
+            **{"attention_types": [[["global", "local"], 1], [["global"], 1]], **_ENDS},
+        },
+        "gptj": {**_GPT, "rotary_dim": 4},
+        "bloom": {"hidden_size": 32, "n_layer": 3, "n_head": 4, **_ENDS},
+        "falcon": {**SIZES, **_ENDS, "multi_query": True, "alibi": True, "parallel_attn": True, "ffn_hidden_size": 48},
+        "phi": {**_LLAMA, "partial_rotary_factor": 0.5},
+        "phi3": _LLAMA,
+        "gemma": {**_LLAMA, "head_dim": 8},
+        "gemma2": {**_LLAMA, **_WINDOWS},
+        "gemma3_text": {**_LLAMA, **_WINDOWS},
+        "mixtral": {**_LLAMA, "num_local_experts": 4, **_EXPERTS},
+        "olmo2": _LLAMA,
+        "granite": {**_LLAMA, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
+        "smollm3": {**_LLAMA, "no_rope_layers": [1, 0, 1]},
+        "stablelm": _LLAMA,
+        "starcoder2": _LLAMA,
+    },
+}
+KINDS: dict[str, BackboneKind] = {name: kind for kind, names in FAMILIES.items() for name in names}
+ENCODERS, ENCODER_DECODERS, DECODERS = (list(names) for names in FAMILIES.values())
 ONE_OF_EACH_KIND = ["bert", "t5", "gpt2"]
 
 
@@ -51,110 +145,16 @@ def tiny_model(model_type: str, **settings: Any) -> Any:
 
 
 def _new_model(model_type: str, **settings: Any) -> Any:
-    sizes = {"vocab_size": VOCABULARY, **SIZES, **settings}
-    ends = {"bos_token_id": 2, "eos_token_id": 1}
-    match model_type:
-        case "bert":
-            return hf.BertForMaskedLM(hf.BertConfig(**sizes))
-        case "roberta":
-            return hf.RobertaForMaskedLM(hf.RobertaConfig(**sizes, **ends))
-        case "xlm-roberta":
-            return hf.XLMRobertaForMaskedLM(hf.XLMRobertaConfig(**sizes, **ends))
-        case "distilbert":
-            return hf.DistilBertForMaskedLM(
-                hf.DistilBertConfig(
-                    vocab_size=VOCABULARY,
-                    dim=32,
-                    n_layers=3,
-                    n_heads=4,
-                    hidden_dim=48,
-                    max_position_embeddings=96,
-                    pad_token_id=0,
-                )
-            )
-        case "electra":
-            return hf.ElectraForMaskedLM(hf.ElectraConfig(**sizes, embedding_size=24))
-        case "deberta-v2":
-            return hf.DebertaV2ForMaskedLM(
-                hf.DebertaV2Config(
-                    **sizes,
-                    relative_attention=True,
-                    pos_att_type=["c2p", "p2c"],
-                    type_vocab_size=0,
-                    position_biased_input=False,
-                    position_buckets=16,
-                    share_att_key=True,
-                    norm_rel_ebd="layer_norm",
-                )
-            )
-        case "modernbert":
-            return hf.ModernBertForMaskedLM(
-                hf.ModernBertConfig(
-                    **sizes, **ends, cls_token_id=2, sep_token_id=1, global_attn_every_n_layers=2, local_attention=64
-                )
-            )
-        case "t5" | "mt5":
-            config_class, model_class = {
-                "t5": (hf.T5Config, hf.T5ForConditionalGeneration),
-                "mt5": (hf.MT5Config, hf.MT5ForConditionalGeneration),
-            }[model_type]
-            return model_class(
-                config_class(
-                    vocab_size=VOCABULARY,
-                    d_model=32,
-                    d_kv=8,
-                    d_ff=48,
-                    num_layers=3,
-                    num_heads=4,
-                    pad_token_id=0,
-                    eos_token_id=1,
-                    decoder_start_token_id=0,
-                )
-            )
-        case "bart":
-            return hf.BartForConditionalGeneration(
-                hf.BartConfig(
-                    vocab_size=VOCABULARY,
-                    d_model=32,
-                    encoder_layers=3,
-                    decoder_layers=2,
-                    encoder_attention_heads=4,
-                    decoder_attention_heads=4,
-                    encoder_ffn_dim=48,
-                    decoder_ffn_dim=48,
-                    max_position_embeddings=96,
-                    pad_token_id=0,
-                    bos_token_id=2,
-                    eos_token_id=1,
-                    decoder_start_token_id=1,
-                    forced_eos_token_id=None,
-                )
-            )
-        case "gpt2":
-            return hf.GPT2LMHeadModel(
-                hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=96, **ends)
-            )
-        case "opt":
-            return hf.OPTForCausalLM(
-                hf.OPTConfig(
-                    vocab_size=VOCABULARY,
-                    hidden_size=32,
-                    num_hidden_layers=3,
-                    ffn_dim=48,
-                    num_attention_heads=4,
-                    max_position_embeddings=96,
-                    word_embed_proj_dim=32,
-                    pad_token_id=0,
-                    **ends,
-                )
-            )
-        case "gpt_neox":
-            return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**sizes, **ends))
-        case "llama" | "mistral" | "qwen2" | "qwen3":
-            prefix = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[model_type]
-            config = getattr(hf, f"{prefix}Config")(**sizes, **ends, num_key_value_heads=2, head_dim=8)
-            return getattr(hf, f"{prefix}ForCausalLM")(config)
-    raise AssertionError(f"tests/tiny.py needs a configuration for {model_type}")
+    kind = KINDS[model_type]
+    config = hf.AutoConfig.for_model(
+        model_type, **{"vocab_size": VOCABULARY, **FAMILIES[kind][model_type], **settings}
+    )
+    auto_classes = {
+        "encoder": hf.AutoModelForMaskedLM,
+        "encoder-decoder": hf.AutoModelForSeq2SeqLM,
+        "decoder": hf.AutoModelForCausalLM,
+    }
+    return auto_classes[kind].from_config(config)
 
 
 @cache
@@ -177,7 +177,7 @@ def _trained_tokenizer() -> str:
 def tiny_tokenizer(model_type: str) -> Any:
     """A tokenizer with the same vocabulary for all families; special tokens are where each kind expects them."""
     tokenizer = Tokenizer.from_str(_trained_tokenizer())
-    kind = FAMILIES[model_type].kind
+    kind = KINDS[model_type]
     ids = [(token, SPECIAL.index(token)) for token in ("<s>", "</s>")]
     if kind == "encoder" or model_type == "bart":
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -10,10 +10,10 @@ from functools import cache
 from typing import Self
 
 import torch
+from tiny import KINDS
 from torch import Tensor, nn
 
 from softcue.backbones import Backbone, pool
-from softcue.backbones.families import FAMILIES
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS, Method, MethodConfig
 from softcue.methods.method import Prompted, PromptedConfig
@@ -106,9 +106,14 @@ _VIP: Settings = {"width": 8, "codes_norm": 0.0, "temperature": 2.0}
 EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
     "prompt-tuning": (METHODS["prompt-tuning"], {}),
     "m-idpg-phm": (METHODS["m-idpg-phm"], _PHM),
+    "m-idpg-phm kv": (METHODS["m-idpg-phm"], {**_PHM, "rule": "kv"}),
     "vip": (METHODS["vip"], _VIP),
     "prefix-tuning": (METHODS["prefix-tuning"], _DEEP),
     "prompt-tuning late": (METHODS["prompt-tuning"], {"insert_layer": 1}),
+    "compacter": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7}),
+}
+# The other methods and settings; these run on one family of each kind.
+ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "adapter": (METHODS["adapter"], {"bottleneck": 8, "init_std": 0.5, "up_std": 0.5}),
     "toy-add": (Toy, {}),
     "toy-replace": (Toy, {"replaces": True}),
@@ -118,9 +123,6 @@ EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
         # short, because the tiny models with absolute positions take 96 tokens
         {"instruction": "Sort.", "demonstrations": ("It broke\nAnswer: billing", "Hi\nAnswer: account")},
     ),
-}
-# The other methods and settings; these run on one family of each kind.
-ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "s-idpg-phm": (METHODS["s-idpg-phm"], _PHM),
     "s-idpg-dnn": (METHODS["s-idpg-dnn"], _DNN),
     "m-idpg-dnn": (METHODS["m-idpg-dnn"], _DNN),
@@ -129,7 +131,6 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "m-idpg-phm L": (METHODS["m-idpg-phm"], {**_PHM, "sharing": "L"}),
     "m-idpg-phm first": (METHODS["m-idpg-phm"], {**_PHM, "input": "first"}),
     "m-idpg-phm replace": (METHODS["m-idpg-phm"], {**_PHM, "rule": "replace"}),
-    "m-idpg-phm kv": (METHODS["m-idpg-phm"], {**_PHM, "rule": "kv"}),
     "m-idpg-phm words": (METHODS["m-idpg-phm"], {**_PHM, "representation": "words"}),
     "m-idpg-phm normed": (METHODS["m-idpg-phm"], {**_PHM, "residual": True, "layer_norm": True}),
     "s-idpg-phm late": (METHODS["s-idpg-phm"], {**_PHM, "insert_layer": 1}),
@@ -147,7 +148,6 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "p-tuning-v2 replace": (METHODS["p-tuning-v2"], {**_DEEP, "rule": "replace"}),
     "p-tuning-v2 kv": (METHODS["p-tuning-v2"], {**_DEEP, "rule": "kv"}),
     "prefix-tuning network": (METHODS["prefix-tuning"], {**_DEEP, "reparameterise": 8}),
-    "compacter": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7}),
     "compacter one A": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7, "share_a": "all"}),
     "fine-tuning": (METHODS["fine-tuning"], {}),
     "efl": (METHODS["efl"], {}),
@@ -166,7 +166,7 @@ CASES = {**EVERYWHERE, **ELSEWHERE}
 
 def works_on(case: str, family: str) -> bool:
     """Whether the method of a case takes backbones of this family's kind."""
-    return FAMILIES[family].kind in CASES[case][0].kinds
+    return KINDS[family] in CASES[case][0].kinds
 
 
 def make_model(

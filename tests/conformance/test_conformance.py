@@ -40,9 +40,10 @@ UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
         for family in FAMILIES
         if not works_on(case, family)
     },
-    # ELECTRA's embeddings are narrower than its hidden states: one generator cannot make both
+    # the embeddings of ELECTRA and ALBERT are narrower than the hidden states: one generator cannot make both
     **{
-        ("electra", case): (ConfigurationError, r"method\.sharing")
+        (family, case): (ConfigurationError, r"method\.sharing")
+        for family in ("electra", "albert")
         for case in (
             "m-idpg-phm",
             "m-idpg-phm S",
@@ -55,7 +56,13 @@ UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
             "m-idpg-phm normed",
         )
     },
-    # DeBERTa also uses its key projection for relative positions
+    # ALBERT's layers share weights: none can be left out
+    **{
+        ("albert", case): (BackboneError, r"method\.insert_layer")
+        for case in CASES
+        if " late" in case and not case.startswith("m-idpg")
+    },
+    # DeBERTa v2 and v3 also use the key projection for relative positions
     **{
         ("deberta-v2", case): (BackboneError, r"method\.rule")
         for case in (
@@ -69,7 +76,7 @@ UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
 ALTERNATIVES = [("electra", "m-idpg-phm L"), ("electra", "m-idpg-phm kv"), ("deberta-v2", "p-tuning-v2")]
 COMBINATIONS = [
     *[(family, case) for case in EVERYWHERE for family in FAMILIES if (family, case) not in UNSUPPORTED],
-    *[(family, case) for case in ELSEWHERE for family in ONE_OF_EACH_KIND],
+    *[(family, case) for case in ELSEWHERE for family in ONE_OF_EACH_KIND if (family, case) not in UNSUPPORTED],
     *ALTERNATIVES,
 ]
 

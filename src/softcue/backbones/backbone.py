@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones.families import Stack, WordHead, family_of, source_layers
-from softcue.backbones.injection import NoisePlaces, checkpoint_layers, install_hooks
+from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
@@ -26,6 +25,9 @@ from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
+from softcue.backbones.structure import layers_of, modules_of
+from softcue.backbones.tracing import structure_of
+from softcue.backbones.word_head import WordHead
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.files import TEMPORARY_SUFFIX, remove, write_atomically
 from softcue.inputs.collate import PaddingSide
@@ -69,50 +71,32 @@ class Backbone:
         # Bytes in memory and on disk, per entry layer, for the states that enter a layer with late prompts.
         self.state_cache_bytes = (MEMORY_BYTES, DISK_BYTES)
         self.folder = folder
-        self.family = family_of(model.config.model_type)
-        self.kind: BackboneKind = self.family.kind
+        self.structure = structure_of(model)
+        self.kind: BackboneKind = self.structure.kind
         self.base: Any = model.base_model
-        self.layers: nn.ModuleList = source_layers(model)
-        stacks = [stack for stack in (self.family.source_stack, self.family.decoder_stack) if stack is not None]
+        self.layers = layers_of(model, self.structure.source)  # in the order of their runs
         # Modules whose output enters a residual sum, layer by layer; those of the source layers come first.
         self.sublayers: list[nn.Module] = [
-            layer.get_submodule(path)
-            for stack in stacks
-            for layer in self.base.get_submodule(stack.layers).children()
-            for path in stack.sublayers
+            module
+            for stack in (self.structure.source, self.structure.decoder)
+            if stack is not None
+            for module in modules_of(layers_of(model, stack), [layer.sublayers for layer in stack.layers])
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
-        self.first_position: int | None
-        if self.family.first_position == "after padding":
-            self.first_position = model.config.pad_token_id + 1
-        else:
-            self.first_position = self.family.first_position
-        has_word_head = model is not self.base and self.kind == "encoder"
-        self.word_head: WordHead | None = self.family.word_head if has_word_head else None
+        self.first_position = self.structure.first_position
         self.checkpoints_layers = False
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        prepare_tokenizer(tokenizer, model.config)
         if self.kind != "encoder":
             model.generation_config = _make_generation_config(model.generation_config, tokenizer)
-        install_hooks(
-            self.layers, self.sublayers, self.family, model.config.num_attention_heads, self._noise_places(stacks)
-        )
+        install_hooks(model)
 
-    def _noise_places(self, stacks: Sequence[Stack]) -> NoisePlaces:
-        """Find the layers that take embeddings and the cross-attentions, for dropout."""
-        all_layers = [list(self.base.get_submodule(stack.layers).children()) for stack in stacks]
-        return NoisePlaces(
-            [layers[0] for layers in all_layers],
-            [
-                layer.get_submodule(stack.cross_attention)
-                for stack, layers in zip(stacks, all_layers, strict=True)
-                for layer in layers
-                if stack.cross_attention is not None
-            ],
-        )
+    @cached_property
+    def word_head(self) -> WordHead | None:
+        """The masked-word head; None if the model has none."""
+        return WordHead(self.model) if has_word_head(self.model) and self.kind == "encoder" else None
 
     @property
     def word_table(self) -> Tensor:
@@ -127,27 +111,24 @@ class Backbone:
     @property
     def hidden_width(self) -> int:
         """D of hidden states."""
-        return int(self.model.config.hidden_size)
+        return self.structure.hidden_width
 
     @property
     def mask_width(self) -> int:
-        """D of the state at a mask token: as wide as words if there is a masked-word head."""
-        return self.hidden_width if self.word_head is None else self.width
+        """D of the state at a mask token: as wide as output words if there is a masked-word head."""
+        return self.hidden_width if self.word_head is None else self.word_head.width
 
     @property
     def key_width(self) -> int:
         """K: the width of one token's keys over all heads, for prompts that are keys and values."""
-        modules = self.family.key_value_modules
-        if modules is None:
+        if reason := self.structure.why_no_keys:
             raise BackboneError(
                 setting="method.rule",
                 got="kv",
                 expected=f"add or replace with {self.model.config.model_type}",
-                fix=f"set method.rule=add: {self.family.why_no_keys}, so keys cannot be set",
+                fix=f"set method.rule=add: keys and values cannot be set, because {reason}",
             )
-        projection = self.layers[0].get_submodule(modules.key)
-        width = int(getattr(projection, modules.width_attribute))
-        return width if modules.packing == "separate" else width // 3
+        return self.structure.key_width
 
     @property
     def num_layers(self) -> int:
@@ -201,7 +182,7 @@ class Backbone:
     @cached_property
     def max_length(self) -> int:
         """The largest number of tokens in one pass, prompt included."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         for name in ("max_position_embeddings", "n_positions"):
             if (limit := getattr(config, name, None)) and limit > 0:
                 return int(limit) - (self.first_position or 0)
@@ -253,7 +234,8 @@ class Backbone:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Look up frozen word embeddings, in float32. [B T] -> [B T D]"""
-        return self.model.get_input_embeddings()(ids).float()  # type: ignore[no-any-return]
+        words: Tensor = self.model.get_input_embeddings()(ids).float()
+        return words * self.structure.word_scale if self.structure.word_scale != 1.0 else words
 
     def input_states(self, batch: Batch) -> Tensor:
         """Return the states of the text at the layer where prompts enter, in float32: here word embeddings. [B T D]"""
@@ -266,7 +248,17 @@ class Backbone:
     @property
     def word_input_states(self) -> WordVectors:
         """Vectors of single words at the layer where prompts enter, by token id."""
-        return self.word_table.detach()
+        return self.word_table.detach() if self.word_factor == 1.0 else ScaledWords(self)
+
+    @cached_property
+    def word_factor(self) -> float:
+        """What the model multiplies its table of words with, as Gemma does, before they enter as embeddings."""
+        table = self.word_table.detach()
+        if table.is_meta:
+            return 1.0
+        word = table.abs().amax(dim=1)[:1024].argmax().view(1)  # a word whose vector is not zero
+        largest = table[word].abs().argmax()
+        return float((self.embed(word).flatten()[largest] / table[word].flatten()[largest].float()))
 
     @property
     def whole(self) -> Backbone:
@@ -331,11 +323,14 @@ class Backbone:
     @cached_property
     def window(self) -> int | None:
         """The size of the sliding window of attention; None if no layer has one."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)
         has_sliding_layers = layer_types is None or "sliding_attention" in layer_types
         is_used = getattr(config, "use_sliding_window", True) and has_sliding_layers
-        return getattr(config, "sliding_window", None) if is_used else None
+        window = getattr(config, "sliding_window", None) if is_used else None
+        if window is None and "local" in getattr(config, "attention_layers", ()):  # GPT-Neo
+            window = config.window_size
+        return window
 
     def weights(self) -> dict[str, nn.Parameter]:
         """Return the weights that are used, by name; for an encoder those that compute its hidden states."""
@@ -367,7 +362,7 @@ class Backbone:
             if weights and value.dtype != dtype:  # such as a word head that is not trained: its inputs have this dtype
                 parameters[key] = nn.Parameter(value.to(dtype), requires_grad=False)
         model = copy.deepcopy(self.model, memo=dict(parameters))
-        for layer in source_layers(model):
+        for layer in layers_of(model, self.structure.source):
             vars(layer).pop("forward", None)  # of a checkpointed layer: it would run the layer of the first model
         trainable = [value for value in parameters.values() if value.requires_grad]
         view = Backbone(model, self.tokenizer, self.name, self.folder, trainable)
@@ -424,6 +419,40 @@ class Backbone:
             logits_processor=[partial(add_gumbel_noise, decoding, streams)] if decoding.temperature else None,
         )
         return generated
+
+
+class ScaledWords:
+    """Word vectors as they enter a model that scales them, looked up on demand."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+
+    def __len__(self) -> int:
+        return len(self._backbone.word_table)
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        """[n] -> [n D]"""
+        with torch.no_grad():
+            return self._backbone.embed(ids.to(self._backbone.device))
+
+
+def has_word_head(model: Any) -> bool:
+    """Return whether a model was loaded with a masked-word head."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    is_masked = type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+    return is_masked and model.get_output_embeddings() is not None
+
+
+def prepare_tokenizer(tokenizer: Any, config: Any) -> None:
+    """Give a tokenizer the end token of the model's configuration and a padding token, if it has none.
+
+    Padding is masked everywhere, so any token serves.
+    """
+    if tokenizer.eos_token_id is None and isinstance(eos_id := getattr(config, "eos_token_id", None), int):
+        tokenizer.eos_token_id = eos_id
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
 
 
 def _make_generation_config(checkpoint_config: Any, tokenizer: Any) -> Any:

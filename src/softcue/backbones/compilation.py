@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from softcue.backbones.families import source_layers
-from softcue.backbones.injection import running_pass
+from softcue.backbones.injection import running_layer, running_pass
 from softcue.backbones.loading.autotune import TRIAL_LAYERS, agree, keep_first_layers, make_trial_pass
+from softcue.backbones.structure import layers_of
+from softcue.backbones.tracing import structure_of
 
 VARIANTS = 32  # with and without gradient or mask, one row or many, a first layer unlike the others, ...
 
@@ -48,15 +49,15 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
     from transformers import Cache
 
     settings.recompile_limit = max(settings.recompile_limit, VARIANTS)
-    layers = source_layers(model)
+    layers = list(dict.fromkeys(layers_of(model, structure_of(model).source)))
     state = _CompileState()
     try:
         with keep_first_layers(model, TRIAL_LAYERS):
             plain_outputs = make_trial_pass(model)()
-            for number, layer in enumerate(layers):
+            for layer in layers:
                 layer_copy = copy.deepcopy(layer, memo={id(value): value for value in layer.parameters()})
                 compiled = torch.compile(layer_copy.forward, dynamic=True, backend=backend)
-                layer.forward = _make_forward(compiled, layer.forward, state, layers, number, Cache)
+                layer.forward = _make_forward(compiled, layer.forward, state, model.base_model, Cache)
             compiled_outputs = make_trial_pass(model)()
     except Exception as error:
         state.turn_off(_first_line(error))
@@ -69,11 +70,11 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
 
 
 def _make_forward(
-    compiled: Forward, plain: Forward, state: _CompileState, layers: nn.ModuleList, number: int, cache_class: type
+    compiled: Forward, plain: Forward, state: _CompileState, base: nn.Module, cache_class: type
 ) -> Forward:
     def run(*args: Any, **kwargs: Any) -> Any:
         has_cache = any(isinstance(value, cache_class) for value in (*args, *kwargs.values()))
-        if not state.is_on or has_cache or _is_changed_inside(layers, number):
+        if not state.is_on or has_cache or _is_changed_inside(base):
             return plain(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)
@@ -85,12 +86,12 @@ def _make_forward(
     return run
 
 
-def _is_changed_inside(layers: nn.ModuleList, number: int) -> bool:
+def _is_changed_inside(base: nn.Module) -> bool:
     """Whether the running pass changes something inside a layer, rather than only its input."""
-    active = running_pass(id(layers))
+    active = running_pass(id(base))
     if active is None:
         return False
-    layer_prompt = active.layer_prompts.get(number)
+    layer_prompt = active.layer_prompts.get(running_layer())
     return (
         bool(active.sublayers)
         or active.noise is not None

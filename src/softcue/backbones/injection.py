@@ -7,7 +7,7 @@ checkpointing restores when it runs a layer again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softcue.backbones.families import Family
 from softcue.backbones.layout import Layout
+from softcue.backbones.structure import Projection, Stack, cross_attentions_of, layers_of, modules_of
+from softcue.backbones.tracing import hidden_input, structure_of
 from softcue.randomness import TokenNoise
 from softcue.types import LayerPrompt, Prompt
 
@@ -27,7 +28,7 @@ from softcue.types import LayerPrompt, Prompt
 class ActivePass:
     """A running pass of a backbone and the changes it makes."""
 
-    owner: int  # identity of the layer list, so that the hooks of another backbone do nothing
+    owner: int  # identity of the base model, so that the hooks of another backbone do nothing
     layout: Layout | None
     prompt: Prompt | None
     sublayers: Sequence[nn.Module]
@@ -35,6 +36,7 @@ class ActivePass:
     noise: TokenNoise | None = None  # dropout of the hidden states in training
     layer_prompts: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, from the time its input is known
     num_rows: list[int] = field(default_factory=list)  # one number: rows of the layer that runs now
+    num_runs: dict[int, int] = field(default_factory=dict)  # of a layer that several places share, by its identity
 
 
 class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early and is no error
@@ -46,11 +48,13 @@ class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early and is no er
 
 
 _active: ContextVar[ActivePass | None] = ContextVar("softcue_pass", default=None)
+# A variable of the context, because gradient checkpointing runs a layer again in a copy of the context of its first run.
+_layer: ContextVar[int] = ContextVar("softcue_layer", default=0)
 
 
 @contextmanager
 def inject(
-    layers: nn.ModuleList,
+    base: nn.Module,
     sublayers: Sequence[nn.Module],
     layout: Layout | None = None,
     prompt: Prompt | None = None,
@@ -65,7 +69,7 @@ def inject(
     has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
     is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None
     # None hides the outer pass from a plain pass within it.
-    token = _active.set(None if is_plain else ActivePass(id(layers), layout, prompt, sublayers, stops_at, noise))
+    token = _active.set(None if is_plain else ActivePass(id(base), layout, prompt, sublayers, stops_at, noise))
     try:
         yield
     finally:
@@ -73,79 +77,125 @@ def inject(
 
 
 def running_pass(owner: int) -> ActivePass | None:
-    """Return the active pass if it belongs to the layer list with this identity."""
+    """Return the active pass if it belongs to the base model with this identity."""
     active = _active.get()
     return active if active is not None and active.owner == owner else None
 
 
+def running_layer() -> int:
+    """Return the number of the source layer that runs now; a shared layer has a number for each of its runs."""
+    return _layer.get()
+
+
 @dataclass(frozen=True)
-class NoisePlaces:
-    """Where dropout acts beside the sub-layers: the layers whose input is embeddings, and cross-attention."""
+class RunNumbers:
+    """The numbers of a module's runs in a pass, by the layer that runs. Only a shared module has several."""
 
-    first_layers: Sequence[nn.Module]
-    cross_attentions: Sequence[nn.Module]
+    by_layer: Mapping[int, int]
+
+    @property
+    def current(self) -> int:
+        """The number of the run that takes place now."""
+        if len(self.by_layer) == 1:
+            return next(iter(self.by_layer.values()))
+        return self.by_layer[_layer.get()]
 
 
-def install_hooks(
-    layers: nn.ModuleList, sublayers: Sequence[nn.Module], family: Family, num_heads: int, places: NoisePlaces
-) -> None:
+def _number_runs(modules: Sequence[nn.Module], layers: Sequence[int], first: int = 0) -> Iterator[tuple[Any, RunNumbers]]:
+    """Number modules in the order of their runs. A module that is there several times comes once, with all numbers."""
+    numbers: dict[int, dict[int, int]] = {}
+    for number, (module, layer) in enumerate(zip(modules, layers, strict=True), start=first):
+        numbers.setdefault(id(module), {})[layer] = number
+    for module in dict.fromkeys(modules):
+        yield module, RunNumbers(numbers[id(module)])
+
+
+def install_hooks(model: Any) -> None:
     """Install the hooks on a model: once, however many backbones share it. A copied model gets its own."""
-    if getattr(layers, "_hooks_installed_for", None) == id(layers):
+    base, structure = model.base_model, structure_of(model)
+    owner = id(base)
+    if getattr(base, "_hooks_installed_for", None) == owner:
         return
-    layers._hooks_installed_for = id(layers)  # type: ignore[assignment]
-    owner = id(layers)
-    modules = family.key_value_modules
-    for number, layer in enumerate(layers):
-        layer.register_forward_pre_hook(_make_layer_hook(number, owner), with_kwargs=True)
-        if modules is None:
-            continue
-        for which, path in (("keys", modules.key), ("values", modules.value)):
-            hook = _make_projection_hook(number, owner, which, modules.packing, num_heads)
-            layer.get_submodule(path).register_forward_hook(hook)
-    # Before the hooks of the layers: the first layer's prompt of a method is added to states that have their dropout.
-    for number, layer in enumerate(places.first_layers, start=1):
-        layer.register_forward_pre_hook(_make_input_noise_hook(-number, owner), with_kwargs=True, prepend=True)
-    for number, module in enumerate(places.cross_attentions, start=len(sublayers)):
+    base._hooks_installed_for = owner
+    first_sublayer = 0
+    stacks = [stack for stack in (structure.source, structure.decoder) if stack is not None]
+    for stack_number, stack in enumerate(stacks):
+        layers = layers_of(model, stack)
+        is_source = stack_number == 0
+        for layer, runs in _number_runs(layers, range(len(layers))):
+            hook = _make_layer_hook(list(runs.by_layer), owner, is_source, noise_place=-1 - stack_number)
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
+        if is_source and all(layer.keys is not None for layer in stack.layers):
+            _install_projection_hooks(layers, stack, owner)
+        sublayers = modules_of(layers, [layer.sublayers for layer in stack.layers])
+        layer_numbers = [number for number, layer in enumerate(stack.layers) for _ in layer.sublayers]
+        for sublayer, runs in _number_runs(sublayers, layer_numbers, first_sublayer):
+            sublayer.register_forward_hook(_make_sublayer_hook(runs, owner))
+        first_sublayer += len(sublayers)
+    for number, module in enumerate(cross_attentions_of(model), start=first_sublayer):
         module.register_forward_hook(_make_noise_hook(number, owner))
-    for number, sublayer in enumerate(sublayers):
-        hook = _make_sublayer_hook(number, owner, family.source_stack.flattens_feed_forward)
-        sublayer.register_forward_hook(hook)
 
 
-def _make_layer_hook(number: int, owner: int) -> Any:
-    """Make a hook that asks the prompt for this layer's part, given the states of the text that enter the layer."""
+def _install_projection_hooks(layers: Sequence[nn.Module], stack: Stack, owner: int) -> None:
+    for which in ("keys", "values"):
+        projections: list[Projection] = [getattr(layer, which) for layer in stack.layers]
+        modules = modules_of(layers, [[projection.module] for projection in projections])
+        for module, runs in _number_runs(modules, range(len(layers))):
+            columns = projections[next(iter(runs.by_layer))]
+            module.register_forward_hook(_make_projection_hook(runs, owner, which, columns))
+
+
+def _make_layer_hook(numbers: Sequence[int], owner: int, is_source: bool, noise_place: int) -> Any:
+    """Make a hook that drops input values of the first layer, and asks the prompt for each source layer's part."""
 
     def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         active = running_pass(owner)
         if active is None:
             return None
-        hidden = args[0] if args else kwargs["hidden_states"]  # [B S D]
-        if active.stops_at == number:
-            raise ReachedLayer(hidden)
+        hidden = hidden_input(args, kwargs)  # [B S D]
+        assert hidden is not None
+        number = numbers[0]
+        if len(numbers) > 1:  # a shared layer
+            num_runs = active.num_runs.get(id(module), 0)
+            active.num_runs[id(module)] = num_runs + 1
+            number = numbers[num_runs % len(numbers)]
         active.num_rows[:] = [len(hidden)]
-        layout = active.layout
-        if layout is None or active.prompt is None or active.prompt.layer_prompts is None:
+        changed = hidden
+        if number == 0 and active.noise is not None:
+            changed = active.noise.drop(changed, noise_place)
+        if is_source:
+            _layer.set(number)
+            if active.stops_at == number:
+                raise ReachedLayer(changed)
+            changed = _prompt_layer(active, number, changed)
+        if changed is hidden:
             return None
-        if hidden.shape[1] != layout.index.shape[1]:
-            active.layer_prompts.clear()  # a cached decoding step: the prompt is already in the keys and values
-            return None
-        num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
-        first_beams = hidden[::num_beams] if num_beams > 1 else hidden
-        layer_prompt = active.prompt.layer_prompts(number, layout.text_of(first_beams), layout.text_mask)
-        if layer_prompt is None:
-            active.layer_prompts.pop(number, None)
-            return None
-        active.layer_prompts[number] = layer_prompt
-        if layer_prompt.states is None:
-            return None
-        changed = _apply_states(layout, layer_prompt, first_beams)
-        if num_beams > 1:
-            changed = changed.repeat_interleave(num_beams, dim=0)
         if args:
             return (changed, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": changed}
 
     return change_input
+
+
+def _prompt_layer(active: ActivePass, number: int, hidden: Tensor) -> Tensor:
+    """Ask the prompt for a layer's part, given the states of the text that enter it, and apply it to these states."""
+    layout = active.layout
+    if layout is None or active.prompt is None or active.prompt.layer_prompts is None:
+        return hidden
+    if hidden.shape[1] != layout.index.shape[1]:
+        active.layer_prompts.clear()  # a cached decoding step: the prompt is already in the keys and values
+        return hidden
+    num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
+    first_beams = hidden[::num_beams] if num_beams > 1 else hidden
+    layer_prompt = active.prompt.layer_prompts(number, layout.text_of(first_beams), layout.text_mask)
+    if layer_prompt is None:
+        active.layer_prompts.pop(number, None)
+        return hidden
+    active.layer_prompts[number] = layer_prompt
+    if layer_prompt.states is None:
+        return hidden
+    changed = _apply_states(layout, layer_prompt, first_beams)
+    return changed.repeat_interleave(num_beams, dim=0) if num_beams > 1 else changed
 
 
 def _apply_states(layout: Layout, layer_prompt: LayerPrompt, hidden: Tensor) -> Tensor:
@@ -155,12 +205,15 @@ def _apply_states(layout: Layout, layer_prompt: LayerPrompt, hidden: Tensor) -> 
     return torch.where(layout.is_prompt.unsqueeze(2), kept + at_slots, hidden)
 
 
-def _make_projection_hook(number: int, owner: int, which: str, packing: str, num_heads: int) -> Any:
+def _make_projection_hook(runs: RunNumbers, owner: int, which: str, projection: Projection) -> Any:
     """Make a hook that replaces the frozen projection's keys (or values) by the prompt's at the prompt's positions."""
 
     def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         active = running_pass(owner)
-        if active is None or active.layout is None or (layer_prompt := active.layer_prompts.get(number)) is None:
+        if active is None or active.layout is None:
+            return None
+        layer_prompt = active.layer_prompts.get(runs.current)
+        if layer_prompt is None:
             return None
         layout, vectors = active.layout, getattr(layer_prompt, which)  # [B P K]
         if vectors is None or output.shape[1] != layout.index.shape[1]:
@@ -170,35 +223,41 @@ def _make_projection_hook(number: int, owner: int, which: str, packing: str, num
         num_beams = output.shape[0] // len(is_replaced)
         if num_beams > 1:
             is_replaced, placed = (values.repeat_interleave(num_beams, dim=0) for values in (is_replaced, placed))
-        if packing == "separate":
-            return torch.where(is_replaced.unsqueeze(2), placed, output)
-        place = {"keys": 1, "values": 2}[which]  # among queries, keys, values
-        if packing == "concatenated":
-            blocks = list(output.chunk(3, dim=2))
-            blocks[place] = torch.where(is_replaced.unsqueeze(2), placed, blocks[place])
-            return torch.cat(blocks, dim=2)
-        by_head = list(output.view(*output.shape[:2], num_heads, 3, -1).unbind(dim=3))  # each [B S heads K/heads]
-        placed = placed.view(*by_head[0].shape)
-        by_head[place] = torch.where(is_replaced[:, :, None, None], placed, by_head[place])
-        return torch.stack(by_head, dim=3).view_as(output)
+        return _replace_columns(output, placed, is_replaced.unsqueeze(2), projection.columns)
 
     return change_output
 
 
-def _make_sublayer_hook(number: int, owner: int, flattens_feed_forward: bool) -> Any:
+def _replace_columns(
+    output: Tensor, placed: Tensor, is_replaced: Tensor, columns: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Replace some columns of [B S X] by the values of [B S K] where [B S 1] says so."""
+    if len(columns) == 1:
+        ((start, stop),) = columns
+        replaced = torch.where(is_replaced, placed, output[..., start:stop])
+        if (start, stop) == (0, output.shape[2]):
+            return replaced
+        return torch.cat([output[..., :start], replaced, output[..., stop:]], dim=2)
+    index = torch.cat([torch.arange(start, stop, device=output.device) for start, stop in columns])
+    return output.index_copy(2, index, torch.where(is_replaced, placed, output[..., index]))
+
+
+def _make_sublayer_hook(runs: RunNumbers, owner: int) -> Any:
     """Make a hook that applies the method's module to the output of a sub-layer."""
 
-    def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def change_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         active = running_pass(owner)
         if active is None or (not active.sublayers and active.noise is None):
             return None
-        is_flat = flattens_feed_forward and output.dim() == 2  # [B*S D]
-        changed = output.view(active.num_rows[0], -1, output.shape[1]) if is_flat else output  # [B S D]
+        states = output if isinstance(output, Tensor) else output[0]
+        # OPT's feed-forward runs on all positions of the batch as one axis: [B*S D].
+        changed = states if states.dim() == 3 else states.view(active.num_rows[0], -1, states.shape[1])  # [B S D]
         if active.noise is not None:
-            changed = active.noise.drop(changed, number)
+            changed = active.noise.drop(changed, runs.current)
         if active.sublayers:
-            changed = active.sublayers[number](changed)
-        return changed.view_as(output)
+            changed = active.sublayers[runs.current](changed)
+        changed = changed.view_as(states)
+        return changed if isinstance(output, Tensor) else (changed, *output[1:])
 
     return change_output
 
@@ -213,28 +272,14 @@ def _make_noise_hook(place: int, owner: int) -> Any:
     return change_output
 
 
-def _make_input_noise_hook(place: int, owner: int) -> Any:
-    """Make a hook that drops values of a layer's input states."""
-
-    def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        active = running_pass(owner)
-        if active is None or active.noise is None:
-            return None
-        if args:
-            return (active.noise.drop(args[0], place), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": active.noise.drop(kwargs["hidden_states"], place)}
-
-    return change_input
-
-
-def checkpoint_layers(layers: nn.ModuleList) -> None:
+def checkpoint_layers(layers: Sequence[nn.Module]) -> None:
     """Keep only each layer's input for the backward pass and run the layer again there.
 
     The layer hook is outside of what runs again, so a prompt is computed once. What is inside (keys, values, adapters,
     dropout by a row's place) finds its context again, because the layer runs in a copy of the context of its first run.
     """
     for layer in layers:
-        if "forward" not in vars(layer):  # two backbones may share a model
+        if "forward" not in vars(layer):  # two backbones may share a model, and two places a layer
             layer.forward = _make_checkpointed(layer.forward)
 
 

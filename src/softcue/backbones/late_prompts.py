@@ -23,15 +23,18 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.backbone import Backbone
-from softcue.backbones.families import family_of
 from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, repeat_rows
 from softcue.backbones.state_cache import StateCache
+from softcue.backbones.tracing import set_structure, structure_of
 from softcue.errors import BackboneError
 from softcue.types import Batch
 
 WORDS_AT_ONCE = 256
+# In DeBERTa a convolution over the word embeddings, beside the list of layers, follows the first layer: a model without
+# its first layer must not run it.
+AFTER_FIRST_LAYER = "conv"
 
 
 class LateBackbone(Backbone):
@@ -44,6 +47,13 @@ class LateBackbone(Backbone):
                 got=first_layer,
                 expected=f"0 to {whole.num_layers - 1}, layers of {whole.name}",
                 fix="0 puts the prompt among the word embeddings",
+            )
+        if whole.structure.source.list_path is None:
+            raise BackboneError(
+                setting="method.insert_layer",
+                got=first_layer,
+                expected=f"0 with {whole.model.config.model_type}",
+                fix="set method.insert_layer=0: its layers share weights, so none can be left out",
             )
         self._whole = whole
         self.first_layer = first_layer
@@ -58,7 +68,8 @@ class LateBackbone(Backbone):
         self._last_states: tuple[weakref.ref[Batch], Tensor] | None = None
         if whole.checkpoints_layers:
             self.checkpoint_layers()
-        embedding_module = _find_embedding_module(self.base)
+        assert self.structure.source.list_path is not None
+        embedding_module = _find_embedding_module(self.base, self.structure.source.list_path)
         _enter_at_first_layer(embedding_module, self.layers[0], whole.width, self.run_below_on_tokens)
 
     @property
@@ -111,7 +122,7 @@ class LateBackbone(Backbone):
     def run_below(self, **inputs: Any) -> Tensor:
         """Run the layers below k and return the input of layer k; the given cache then holds their keys. [B S D]"""
         try:
-            with inject(self.whole.layers, (), stops_at=self.first_layer):
+            with inject(self.whole.base, (), stops_at=self.first_layer):
                 self.whole.base(**inputs, use_cache=True)
         except ReachedLayer as reached:
             return reached.hidden
@@ -286,8 +297,9 @@ def _cache_keys(batch: Batch, with_target: bool) -> list[bytes]:
 def _copy_upper_layers(model: Any, first_layer: int) -> Any:
     """Copy a model without its first source layers; the copy shares all weights."""
     upper = copy.deepcopy(model, memo={id(value): value for value in model.parameters()})
-    family = family_of(upper.config.model_type)
-    path, _, name = family.source_stack.layers.rpartition(".")
+    structure = structure_of(model)
+    assert structure.source.list_path is not None
+    path, _, name = structure.source.list_path.rpartition(".")
     parent: Any = upper.base_model.get_submodule(path)
     layers: Sequence[nn.Module] = list(getattr(parent, name))
     for layer in layers:
@@ -295,23 +307,29 @@ def _copy_upper_layers(model: Any, first_layer: int) -> Any:
         for module in layer.modules():
             if isinstance(getattr(module, "layer_idx", None), int):  # the layer's index in a cache of keys and values
                 module.layer_idx -= first_layer  # type: ignore[operator, assignment]
-    if family.position_bias is not None:
-        source: Any = layers[0].get_submodule(family.position_bias)
-        heir: Any = layers[first_layer].get_submodule(family.position_bias)
-        heir.relative_attention_bias, heir.has_relative_attention_bias = source.relative_attention_bias, True
-    if family.after_first_layer is not None:
-        setattr(parent, family.after_first_layer, None)
+    _pass_on_position_bias(layers[0], layers[first_layer])
+    if getattr(parent, AFTER_FIRST_LAYER, None) is not None:
+        setattr(parent, AFTER_FIRST_LAYER, None)
     setattr(parent, name, nn.ModuleList(layers[first_layer:]))
-    if family.kind == "decoder":
+    set_structure(upper, structure.from_layer(first_layer))
+    if structure.kind == "decoder":
         upper.config.num_hidden_layers = len(layers) - first_layer
         if layer_types := getattr(upper.config, "layer_types", None):
             upper.config.layer_types = layer_types[first_layer:]
     return upper
 
 
-def _find_embedding_module(base: Any) -> nn.Module:
-    """Find the innermost module around the source layers that takes `inputs_embeds`."""
-    path = family_of(base.config.model_type).source_stack.layers
+def _pass_on_position_bias(first_layer: nn.Module, new_first_layer: nn.Module) -> None:
+    """In T5 the first layer's attention computes the relative position bias of all layers: give it to another one."""
+    heirs: dict[str, Any] = dict(new_first_layer.named_modules())
+    for path, module in first_layer.named_modules():
+        heir = heirs.get(path)
+        if getattr(module, "has_relative_attention_bias", False) and not heir.has_relative_attention_bias:
+            heir.relative_attention_bias, heir.has_relative_attention_bias = module.relative_attention_bias, True
+
+
+def _find_embedding_module(base: Any, path: str) -> nn.Module:
+    """Find the innermost module around the source layers, whose path is given, that takes `inputs_embeds`."""
     while path:
         path = path.rpartition(".")[0]
         module: nn.Module = base.get_submodule(path)

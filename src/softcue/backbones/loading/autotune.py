@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones.families import family_of, source_layers
+from softcue.backbones.tracing import structure_of
 from softcue.errors import BackboneError
 from softcue.files import cache_folder, write_atomically
 
@@ -185,7 +185,7 @@ def measure_pass_tokens(model: Any, length: int = TRIAL_LENGTH, seconds: float =
     def run(num_rows: int) -> None:
         ids = torch.arange(num_rows * length, device=table.device) * 7 % len(table)
         inputs: dict[str, Any] = {"inputs_embeds": table[ids].view(num_rows, length, -1)}  # [B T D]
-        kind = family_of(model.config.model_type).kind
+        kind = structure_of(model).kind
         if kind != "encoder":
             inputs["use_cache"] = False
         if kind == "encoder-decoder":
@@ -213,7 +213,7 @@ def make_trial_pass(model: Any) -> Callable[[], TrialOutputs]:
     Example:
         outputs, gradients = make_trial_pass(model)()
     """
-    kind = family_of(model.config.model_type).kind
+    kind = structure_of(model).kind
     table = model.get_input_embeddings().weight.detach()  # [V D]
     ids = torch.arange(TRIAL_ROWS * TRIAL_LENGTH, device=table.device) * 7 % len(table)
     words = table[ids].view(TRIAL_ROWS, TRIAL_LENGTH, -1)  # [B T D]
@@ -247,11 +247,11 @@ def keep_first_layers(model: Any, number: int) -> Iterator[None]:
         with keep_first_layers(model, 2):
             outputs, gradients = make_trial_pass(model)()
     """
-    family = family_of(model.config.model_type)
+    structure = structure_of(model)
     layer_lists: list[tuple[Any, str, nn.ModuleList]] = []
-    for stack in (family.source_stack, family.decoder_stack):
-        if stack is not None:
-            path, _, name = stack.layers.rpartition(".")
+    for stack in (structure.source, structure.decoder):
+        if stack is not None and stack.list_path is not None:  # layers that are shared all stay
+            path, _, name = stack.list_path.rpartition(".")
             parent = model.base_model.get_submodule(path)
             layer_lists.append((parent, name, getattr(parent, name)))
     try:
@@ -357,7 +357,7 @@ def _make_key(what: str, model: Any, device: torch.device, dtype: str) -> str:
     """Describe in words all that a choice depends on."""
     import transformers
 
-    config = model.config
+    config = model.config.get_text_config()
     sizes = f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, {_matrix_shapes(model)}"
     return " | ".join(
         [
@@ -394,6 +394,13 @@ def _is_small(model: Any) -> bool:
 
 
 def _matrix_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the shapes of the matrices of one layer."""
-    matrices = [value for value in source_layers(model)[0].parameters() if value.dim() == 2 and min(value.shape) >= 16]
+    """Return the shapes of the matrices of the layers."""
+    words = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    matrices = [
+        value
+        for module in model.modules()
+        if id(module) not in words and not isinstance(module, nn.Embedding)
+        for value in module.parameters(recurse=False)
+        if value.dim() == 2 and min(value.shape) >= 16
+    ]
     return sorted({(len(matrix), matrix.shape[1]) for matrix in matrices})

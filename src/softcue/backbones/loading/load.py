@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.compilation import compile_layers
-from softcue.backbones.families import Family, family_of
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
 from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_gguf_file, find_model_folder
 from softcue.errors import BackboneError, near_matches
@@ -77,9 +76,8 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         from transformers.utils import cached_file
 
         model_config = AutoConfig.from_pretrained(source, **options)
-        family = family_of(model_config.model_type)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        auto_class = choose_auto_class(family, model_config)
+        auto_class = choose_auto_class(model_config)
         if config.dtype == "auto":
             dtype = choose_dtype(build_without_weights(auto_class, model_config), device)
         else:
@@ -113,17 +111,52 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     return backbone
 
 
-def choose_auto_class(family: Family, model_config: Any) -> Any:
-    """Choose the class of transformers that loads a model with the heads its checkpoint has weights for."""
+def choose_auto_class(model_config: Any) -> Any:
+    """Choose the class of transformers that loads a model with the heads its checkpoint has weights for.
+
+    Example:
+        >>> from transformers import T5Config
+        >>> choose_auto_class(T5Config()).__name__
+        'AutoModelForSeq2SeqLM'
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto as mappings
+
+    model_type = model_config.model_type
+    architecture = (getattr(model_config, "architectures", None) or [""])[0]
+    is_masked = (
+        model_type in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and not getattr(model_config, "is_decoder", False)
+        and not architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    )
+    if architecture.endswith("EncoderModel") and model_type in mappings.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES:
+        return transformers.AutoModelForTextEncoding  # the encoder of a T5 alone
+    if getattr(model_config, "is_encoder_decoder", False):
+        if model_type in mappings.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            return transformers.AutoModelForSeq2SeqLM
+    elif is_masked:
+        has_head = _has_word_head(architecture, model_config)
+        return transformers.AutoModelForMaskedLM if has_head else transformers.AutoModel
+    elif model_type in mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return transformers.AutoModelForCausalLM
+    elif model_type in mappings.MODEL_MAPPING_NAMES and hasattr(model_config, "vocab_size"):
+        return transformers.AutoModel
+    raise BackboneError(
+        setting="backbone model_type",
+        got=model_type,
+        expected="a text model: an encoder, an encoder-decoder or a decoder that transformers can load",
+        fix="take a model of another type",
+    )
+
+
+def _has_word_head(architecture: str, model_config: Any) -> bool:
+    """Whether checkpoints of a class hold a masked-word head. BertForPreTraining does, ElectraForPreTraining does not."""
     import transformers
 
-    if family.kind == "decoder":
-        return transformers.AutoModelForCausalLM
-    if family.kind == "encoder-decoder":
-        return transformers.AutoModelForSeq2SeqLM
-    names = getattr(model_config, "architectures", None) or [""]
-    has_word_head = names[0].endswith("ForMaskedLM") or names[0] in family.word_head_classes
-    return transformers.AutoModelForMaskedLM if has_word_head else transformers.AutoModel
+    if not architecture.endswith("ForPreTraining"):
+        return architecture.endswith("ForMaskedLM")
+    with torch.device("meta"):
+        return getattr(transformers, architecture)(deepcopy(model_config)).get_output_embeddings() is not None
 
 
 def build_without_weights(auto_class: Any, model_config: Any) -> Any:

@@ -19,9 +19,13 @@ import yaml
 from torch import nn
 
 from softcue.backbones.backbone import Backbone
-from softcue.backbones.families import family_of
 from softcue.backbones.loading.load import build_without_weights, choose_auto_class, quiet_transformers
 from softcue.errors import BackboneError, near_matches
+
+
+# Keys of config.json that are false where input and output words are not tied. transformers 5 builds every T5 tied and
+# unties T5 1.1 only when its checkpoint holds two tables; what a 1.1 config said of tying it saves as the second key.
+TYING_KEYS = ("tie_word_embeddings", "scale_decoder_outputs")
 
 
 def list_shapes() -> tuple[str, ...]:
@@ -110,11 +114,9 @@ def _build_model(values: dict[str, Any]) -> Any:
     """Build a model without weights from the values of a config.json."""
     from transformers import AutoConfig
 
-    family = family_of(str(values.get("model_type")))
     config = AutoConfig.for_model(**deepcopy(values))  # models may change their configuration's lists
-    model = build_without_weights(choose_auto_class(family, config), config)
-    tying_keys = ["tie_word_embeddings"] + ([] if family.tied_words_key is None else [family.tied_words_key])
-    is_untied = False in [values.get(key) for key in tying_keys]
+    model = build_without_weights(choose_auto_class(config), config)
+    is_untied = False in [values.get(key) for key in TYING_KEYS]
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if is_untied and head is not None and head.weight is table.weight:
         head.weight = nn.Parameter(torch.empty_like(table.weight))

@@ -23,7 +23,7 @@ class EncoderPass(ForwardPass):
         is_mask = self._is_mask() if self.parts is None else self._is_mask() & (self.parts != 1)
         hidden = self._hidden_at_last(is_mask)
         head = self.backbone.word_head
-        return hidden.float() if head is None else head.state(self.backbone.model, hidden).float()
+        return hidden.float() if head is None else head.states(hidden).float()
 
     def first_logits(self) -> Tensor:
         """Logits at the mask token, from the backbone's masked-word head. [B V]"""
@@ -36,7 +36,7 @@ class EncoderPass(ForwardPass):
                 fix=f"{self.backbone.name} has none: use readout.name=classifier",
             )
         hidden = self._hidden_at_last(self._is_mask())  # the template's mask is the row's last
-        return head.logits(self.backbone.model, head.state(self.backbone.model, hidden)).float()
+        return head.logits(hidden).float()
 
     def _is_mask(self) -> Tensor:
         """Which tokens of the text are masks. [B T]"""

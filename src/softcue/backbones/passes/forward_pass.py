@@ -89,11 +89,11 @@ class ForwardPass(ABC):
         """Inject the prompts of all layers and the method's sub-layers: for passes over the source."""
         noise = None if self.dropout is None else self.dropout.of_tokens(self.layout.positions)
         backbone = self.backbone
-        return inject(backbone.layers, backbone.injected_sublayers, self.layout, self.prompt, self.stops_at, noise)
+        return inject(backbone.base, backbone.injected_sublayers, self.layout, self.prompt, self.stops_at, noise)
 
     def _without_prompts(self, noise: TokenNoise | None = None) -> AbstractContextManager[None]:
         """Inject only the method's sub-layers: for passes after the one over the source."""
-        return inject(self.backbone.layers, self.backbone.injected_sublayers, noise=noise)
+        return inject(self.backbone.base, self.backbone.injected_sublayers, noise=noise)
 
     @property
     def text_mask(self) -> Tensor:
@@ -183,7 +183,7 @@ class ForwardPass(ABC):
         first_position = self.backbone.first_position
         if first_position is not None:
             inputs["position_ids"] = self.layout.positions + first_position
-        if self.segments is not None:
+        if self.segments is not None and self.backbone.structure.takes_segments:
             inputs["token_type_ids"] = self.segments
         return inputs
 

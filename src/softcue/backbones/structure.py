@@ -1,0 +1,107 @@
+"""The structure of a model: its kind, its layers, and the modules of a layer that prompts and adapters change.
+
+`tracing.find_structure` finds it from one forward pass, so no family of models needs an entry in a table. All places are
+paths, so the structure of a model is that of its copies too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from softcue.types import BackboneKind
+
+ATTRIBUTE = "softcue_structure"  # of a transformers model whose structure is known
+
+
+class Record(BaseModel):
+    """A part of a structure. It never changes and is kept on disk as JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Projection(Record):
+    """The columns of a module's output that hold the keys, or the values, of a layer."""
+
+    module: str  # path below the layer
+    # Runs of columns, each from its first to behind its last: one run, or one per head if a module computes queries,
+    # keys and values of each head side by side.
+    columns: tuple[tuple[int, int], ...]
+    width: int  # of the module's output
+
+    @property
+    def num_columns(self) -> int:
+        """K: the number of columns."""
+        return sum(stop - start for start, stop in self.columns)
+
+
+class LayerStructure(Record):
+    """The modules of a layer that prompts and adapters change, as paths below it."""
+
+    sublayers: tuple[str, ...]  # their output enters a residual sum: attention and feed-forward, in order of execution
+    cross_attention: str | None = None  # the same of the cross-attention, in the decoder of an encoder-decoder
+    keys: Projection | None = None
+    values: Projection | None = None
+    why_no_keys: str = ""  # the reason, where keys and values cannot be set
+
+
+class Stack(Record):
+    """The layers that run one after the other in a pass."""
+
+    runs: tuple[str, ...]  # the path below the base model of the layer of each run; a shared layer is there repeatedly
+    layers: tuple[LayerStructure, ...]  # of each run
+
+    @property
+    def list_path(self) -> str | None:
+        """The path of the module list whose children run once each, in order; None if layers are shared."""
+        parents = {run.rpartition(".")[0] for run in self.runs}
+        names = [run.rpartition(".")[2] for run in self.runs]
+        return parents.pop() if len(parents) == 1 and names == [str(number) for number in range(len(names))] else None
+
+
+class Structure(Record):
+    """What softcue needs to know of a model beside its configuration."""
+
+    kind: BackboneKind
+    source: Stack  # the layers that run on the source text
+    decoder: Stack | None = None  # encoder-decoders only
+    first_position: int | None  # the position number of the first token; None: the model takes no position numbers
+    takes_segments: bool  # tells the first of two texts from the second by `token_type_ids`
+    takes_logits_to_keep: bool  # computes logits at some positions only
+    word_scale: float = 1.0  # what word embeddings are multiplied with before they are given as `inputs_embeds`
+    hidden_width: int  # D of hidden states
+    key_width: int  # K: the width of one token's keys over all heads; 0 if keys cannot be set
+    why_no_keys: str = ""  # the reason, where keys and values cannot be set
+    why_no_sublayers: str = ""  # the reason, where the modules that enter residual sums were not found
+
+    def from_layer(self, first_layer: int) -> Structure:
+        """The structure of the model without its first source layers."""
+        path = self.source.list_path
+        assert path is not None
+        num_layers = len(self.source.runs) - first_layer
+        runs = tuple(f"{path}.{number}" for number in range(num_layers))
+        return self.model_copy(update={"source": Stack(runs=runs, layers=self.source.layers[first_layer:])})
+
+
+def layers_of(model: Any, stack: Stack) -> list[nn.Module]:
+    """The layer of each run of a stack; a shared layer is there repeatedly."""
+    return [model.base_model.get_submodule(path) for path in stack.runs]
+
+
+def modules_of(layers: Sequence[nn.Module], paths: Sequence[Sequence[str]]) -> list[nn.Module]:
+    """The modules at these paths below each layer, layer by layer."""
+    return [
+        layer.get_submodule(path) for layer, layer_paths in zip(layers, paths, strict=True) for path in layer_paths
+    ]
+
+
+def cross_attentions_of(model: Any) -> list[nn.Module]:
+    """The modules whose output is that of cross-attention, in the decoder of an encoder-decoder."""
+    stack = getattr(model, ATTRIBUTE).decoder
+    if stack is None:
+        return []
+    paths = [() if layer.cross_attention is None else (layer.cross_attention,) for layer in stack.layers]
+    return modules_of(layers_of(model, stack), paths)
