@@ -30,7 +30,7 @@ WAYS = {
     "star": "from softcue import *; package = {name}",
     "reload": "import importlib, softcue.{name}; package = importlib.reload(softcue.{name})",
 }
-BELOW = {"methods": "registry", "tasks": "catalogue", "backbones": "families"}
+BELOW = {"methods": "registry", "tasks": "catalogue", "backbones": "structure"}
 NAMES = {"methods": "prompt-tuning", "tasks": "tickets", "backbones": "minilm"}
 
 

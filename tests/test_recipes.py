@@ -13,12 +13,11 @@ import pytest
 import torch
 import yaml
 from command import check_error, run
-from tiny import ONE_OF_EACH_KIND, tiny, tiny_tokenizer
+from tiny import KINDS, ONE_OF_EACH_KIND, tiny, tiny_tokenizer
 from toy import EXAMPLES, TASK
 
 import softcue
 from softcue.backbones import Backbone
-from softcue.backbones.families import FAMILIES
 from softcue.configuration import merged, preset, recipe_settings, resolve
 from softcue.cue.cue_file import cue_file_digest
 from softcue.cue.model_card import model_card
@@ -343,7 +342,7 @@ def word_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (method, model_type)
         for method in METHODS.built_in
         for model_type in ONE_OF_EACH_KIND
-        if FAMILIES[model_type].kind in METHODS[method].kinds
+        if KINDS[model_type] in METHODS[method].kinds
         and (method != "no-prompt" or model_type == "bert")  # without a head it has nothing to train
     ],
 )

@@ -91,8 +91,11 @@ class MissingExtraError(SoftcueError):
         )
 
 
+MOST_NAMES = 100  # that a message lists
+
+
 def near_matches(name: str, known_names: Iterable[str]) -> str:
-    """Advice about an unknown name: the closest known name, then all known names.
+    """Advice about an unknown name: the closest known name, then all known names, unless they are very many.
 
     Example:
         >>> near_matches("promt-tuning", ["prompt-tuning", "vip"])
@@ -101,7 +104,7 @@ def near_matches(name: str, known_names: Iterable[str]) -> str:
     names = sorted(known_names)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}known: {', '.join(names)}"
+    return f"{hint}known: {', '.join(names)}" if len(names) <= MOST_NAMES else hint.rstrip() or "check the name"
 
 
 def _quoted(value: object) -> str:

@@ -21,7 +21,8 @@ from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import collate
 from softcue.types import Batch, Example
 
-FAMILIES = ENCODERS + ENCODER_DECODERS + DECODERS
+# ALBERT's layers share weights: none can be left out
+FAMILIES = [family for family in ENCODERS + ENCODER_DECODERS + DECODERS if family != "albert"]
 
 
 def fresh(backbone: Backbone) -> Backbone:

@@ -72,6 +72,7 @@ class Backbone:
         self.state_cache_bytes = (MEMORY_BYTES, DISK_BYTES)
         self.folder = folder
         self.structure = structure_of(model)
+        self.limits: dict[str, str] = {}  # checks that failed (checks.py), with the reason
         self.kind: BackboneKind = self.structure.kind
         self.base: Any = model.base_model
         self.layers = layers_of(model, self.structure.source)  # in the order of their runs
@@ -122,13 +123,21 @@ class Backbone:
     def key_width(self) -> int:
         """K: the width of one token's keys over all heads, for prompts that are keys and values."""
         if reason := self.structure.why_no_keys:
-            raise BackboneError(
-                setting="method.rule",
-                got="kv",
-                expected=f"add or replace with {self.model.config.model_type}",
-                fix=f"set method.rule=add: keys and values cannot be set, because {reason}",
-            )
+            self.limits.setdefault("keys and values", reason)
+        self.require("keys and values", "method.rule", "kv", "set method.rule=add: keys and values cannot be set")
         return self.structure.key_width
+
+    def require(self, check: str, setting: str, got: str, advice: str) -> None:
+        """Raise an error if this backbone failed a check that a setting needs.
+
+        Example:
+            backbone.require("layers", "method.name", "p-tuning-v2", "use prompt-tuning")
+        """
+        if reason := self.limits.get(check):
+            model_type = self.model.config.model_type
+            raise BackboneError(
+                setting=setting, got=got, expected=f"what {model_type} can do", fix=f"{advice} ({reason})"
+            )
 
     @property
     def num_layers(self) -> int:
@@ -227,6 +236,36 @@ class Backbone:
         """Whether features of two texts are their comparison: better on encoders trained with mean pooling."""
         return self.kind == "encoder" and self.default_pooling == "mean"
 
+    def summary(self) -> dict[str, str]:
+        """What was found in the model, in words, for people."""
+        layer, decoder = self.structure.source.layers[0], self.structure.decoder
+        keys, reason = layer.keys, self.limits.get("keys and values") or self.structure.why_no_keys
+        keys_values = (
+            reason
+            if reason or keys is None or layer.values is None
+            else "{} wide, from {}".format(
+                self.structure.key_width, " and ".join(dict.fromkeys((keys.module, layer.values.module)))
+            )
+        )
+        num_runs, num_layers = len(self.layers), len(set(self.layers))
+        return {
+            "model type": f"{self.model.config.model_type} ({type(self.model).__name__})",
+            "kind": self.kind,
+            "weights": f"{sum(value.numel() for value in self.model.parameters()):,}",
+            "layers": f"{num_runs}" if num_runs == num_layers else f"{num_runs} runs of {num_layers} shared",
+            "decoder layers": "-" if decoder is None else f"{len(decoder.runs)}",
+            "sub-layers of a layer": self.structure.why_no_sublayers or ", ".join(layer.sublayers),
+            "keys and values": keys_values,
+            "width of words and states": f"{self.width}, {self.hidden_width}",
+            "scale of words": f"{self.word_factor:.4g}",
+            "first position": "counted by the model" if self.first_position is None else f"{self.first_position}",
+            "two texts told apart": "yes" if self.structure.takes_segments else "no",
+            "masked-word head": "-" if self.kind != "encoder" else "yes" if self.word_head else "no",
+            "longest input": f"{self.max_length} tokens",
+            "sliding window": "-" if self.window is None else f"{self.window} tokens",
+            "format and attention": f"{str(self.dtype).removeprefix('torch.')}, {self.attention}",
+        }
+
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """Digests of this backbone; a cue that was trained on another one is an error."""
@@ -258,7 +297,7 @@ class Backbone:
             return 1.0
         word = table.abs().amax(dim=1)[:1024].argmax().view(1)  # a word whose vector is not zero
         largest = table[word].abs().argmax()
-        return float((self.embed(word).flatten()[largest] / table[word].flatten()[largest].float()))
+        return float(self.embed(word).flatten()[largest] / table[word].flatten()[largest].float())
 
     @property
     def whole(self) -> Backbone:
@@ -303,7 +342,8 @@ class Backbone:
         # A layer that runs again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         # With dropout each row has its own noise, also in its prompt, so nothing is shared.
-        if isinstance(forward_pass, DecoderPass) and not reruns_layers and dropout is None:
+        can_share = not reruns_layers and dropout is None and "cached decoding" not in self.limits
+        if isinstance(forward_pass, DecoderPass) and can_share:
             shared = find_shared_prefixes(batch, prompt, self.layout_side)
             # A sliding window counts columns, also the padding between the shared columns and the others.
             num_columns = layout.mask.shape[1] + max((prefix.length for prefix in shared), default=0)
@@ -366,7 +406,7 @@ class Backbone:
             vars(layer).pop("forward", None)  # of a checkpointed layer: it would run the layer of the first model
         trainable = [value for value in parameters.values() if value.requires_grad]
         view = Backbone(model, self.tokenizer, self.name, self.folder, trainable)
-        view.layout_side = self.layout_side
+        view.layout_side, view.limits = self.layout_side, self.limits
         if self.checkpoints_layers:
             view.checkpoint_layers()
         return view

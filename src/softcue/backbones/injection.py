@@ -48,7 +48,7 @@ class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early and is no er
 
 
 _active: ContextVar[ActivePass | None] = ContextVar("softcue_pass", default=None)
-# A variable of the context, because gradient checkpointing runs a layer again in a copy of the context of its first run.
+# A ContextVar, because gradient checkpointing runs a layer again in a copy of the context of its first run.
 _layer: ContextVar[int] = ContextVar("softcue_layer", default=0)
 
 
@@ -101,7 +101,9 @@ class RunNumbers:
         return self.by_layer[_layer.get()]
 
 
-def _number_runs(modules: Sequence[nn.Module], layers: Sequence[int], first: int = 0) -> Iterator[tuple[Any, RunNumbers]]:
+def _number_runs(
+    modules: Sequence[nn.Module], layers: Sequence[int], first: int = 0
+) -> Iterator[tuple[Any, RunNumbers]]:
     """Number modules in the order of their runs. A module that is there several times comes once, with all numbers."""
     numbers: dict[int, dict[int, int]] = {}
     for number, (module, layer) in enumerate(zip(modules, layers, strict=True), start=first):
@@ -228,9 +230,7 @@ def _make_projection_hook(runs: RunNumbers, owner: int, which: str, projection: 
     return change_output
 
 
-def _replace_columns(
-    output: Tensor, placed: Tensor, is_replaced: Tensor, columns: Sequence[tuple[int, int]]
-) -> Tensor:
+def _replace_columns(output: Tensor, placed: Tensor, is_replaced: Tensor, columns: Sequence[tuple[int, int]]) -> Tensor:
     """Replace some columns of [B S X] by the values of [B S K] where [B S 1] says so."""
     if len(columns) == 1:
         ((start, stop),) = columns

@@ -27,7 +27,7 @@ from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, repeat_rows
 from softcue.backbones.state_cache import StateCache
-from softcue.backbones.tracing import set_structure, structure_of
+from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE, set_structure, structure_of
 from softcue.errors import BackboneError
 from softcue.types import Batch
 
@@ -35,6 +35,7 @@ WORDS_AT_ONCE = 256
 # In DeBERTa a convolution over the word embeddings, beside the list of layers, follows the first layer: a model without
 # its first layer must not run it.
 AFTER_FIRST_LAYER = "conv"
+LAYER_INDICES = ("layer_idx", "layer_id")  # attributes with a layer's index in a cache of keys and values
 
 
 class LateBackbone(Backbone):
@@ -60,7 +61,7 @@ class LateBackbone(Backbone):
         model = _copy_upper_layers(whole.model, first_layer)
         trainable = [weight for weight in whole.model.parameters() if weight.requires_grad]
         super().__init__(model, whole.tokenizer, whole.name, whole.folder, trainable)
-        self.layout_side = whole.layout_side
+        self.layout_side, self.limits = whole.layout_side, whole.limits
         if self.kind == "decoder":
             self._pass_class = LateDecoderPass
         self.state_cache = StateCache(*whole.state_cache_bytes)
@@ -71,6 +72,27 @@ class LateBackbone(Backbone):
         assert self.structure.source.list_path is not None
         embedding_module = _find_embedding_module(self.base, self.structure.source.list_path)
         _enter_at_first_layer(embedding_module, self.layers[0], whole.width, self.run_below_on_tokens)
+        self._check_states()
+
+    @torch.no_grad()
+    def _check_states(self) -> None:
+        """Check on a few tokens that both parts together compute what the whole model computes."""
+        table = self.word_table
+        if table.is_meta:
+            return
+        ids = (torch.arange(1, 6, device=table.device) * 41 % len(table)).unsqueeze(0)
+        batch = _batch_of_texts(ids, torch.ones_like(ids).bool())
+        expected = self.whole.read(batch, None, self.whole.embed(ids)).text()
+        below, _ = self._compute_states(batch, with_target=False)
+        states = self.read(batch, None, below.float()).text()
+        bound = LARGEST_DIFFERENCE.get(self.dtype, ROUGH_DIFFERENCE)
+        if not bool((states - expected).norm() <= bound * expected.norm()):
+            raise BackboneError(
+                setting="method.insert_layer",
+                got=self.first_layer,
+                expected=f"0 with {self.model.config.model_type}",
+                fix="set method.insert_layer=0: without its first layers this model computes other states",
+            )
 
     @property
     def whole(self) -> Backbone:
@@ -299,18 +321,19 @@ def _copy_upper_layers(model: Any, first_layer: int) -> Any:
     upper = copy.deepcopy(model, memo={id(value): value for value in model.parameters()})
     structure = structure_of(model)
     assert structure.source.list_path is not None
-    path, _, name = structure.source.list_path.rpartition(".")
+    path, _, list_name = structure.source.list_path.rpartition(".")
     parent: Any = upper.base_model.get_submodule(path)
-    layers: Sequence[nn.Module] = list(getattr(parent, name))
+    layers: Sequence[nn.Module] = list(getattr(parent, list_name))
     for layer in layers:
         vars(layer).pop("forward", None)  # of a checkpointed layer: it would run the layer of the first model
         for module in layer.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):  # the layer's index in a cache of keys and values
-                module.layer_idx -= first_layer  # type: ignore[operator, assignment]
+            for attribute in LAYER_INDICES:
+                if isinstance(index := getattr(module, attribute, None), int):
+                    setattr(module, attribute, index - first_layer)
     _pass_on_position_bias(layers[0], layers[first_layer])
     if getattr(parent, AFTER_FIRST_LAYER, None) is not None:
         setattr(parent, AFTER_FIRST_LAYER, None)
-    setattr(parent, name, nn.ModuleList(layers[first_layer:]))
+    setattr(parent, list_name, nn.ModuleList(layers[first_layer:]))
     set_structure(upper, structure.from_layer(first_layer))
     if structure.kind == "decoder":
         upper.config.num_hidden_layers = len(layers) - first_layer
@@ -323,9 +346,10 @@ def _pass_on_position_bias(first_layer: nn.Module, new_first_layer: nn.Module) -
     """In T5 the first layer's attention computes the relative position bias of all layers: give it to another one."""
     heirs: dict[str, Any] = dict(new_first_layer.named_modules())
     for path, module in first_layer.named_modules():
-        heir = heirs.get(path)
-        if getattr(module, "has_relative_attention_bias", False) and not heir.has_relative_attention_bias:
-            heir.relative_attention_bias, heir.has_relative_attention_bias = module.relative_attention_bias, True
+        has_bias = getattr(module, "has_relative_attention_bias", False)
+        if has_bias and not heirs[path].has_relative_attention_bias:
+            heirs[path].relative_attention_bias = module.relative_attention_bias
+            heirs[path].has_relative_attention_bias = True
 
 
 def _find_embedding_module(base: Any, path: str) -> nn.Module:

@@ -1,7 +1,7 @@
 """The structure of a model: its kind, its layers, and the modules of a layer that prompts and adapters change.
 
-`tracing.find_structure` finds it from one forward pass, so no family of models needs an entry in a table. All places are
-paths, so the structure of a model is that of its copies too.
+`tracing.find_structure` finds it from one forward pass, so no family of models needs an entry in a table. All places
+are paths, so the structure of a model is that of its copies too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Projection(Record):
     # Runs of columns, each from its first to behind its last: one run, or one per head if a module computes queries,
     # keys and values of each head side by side.
     columns: tuple[tuple[int, int], ...]
-    width: int  # of the module's output
 
     @property
     def num_columns(self) -> int:
@@ -93,9 +92,7 @@ def layers_of(model: Any, stack: Stack) -> list[nn.Module]:
 
 def modules_of(layers: Sequence[nn.Module], paths: Sequence[Sequence[str]]) -> list[nn.Module]:
     """The modules at these paths below each layer, layer by layer."""
-    return [
-        layer.get_submodule(path) for layer, layer_paths in zip(layers, paths, strict=True) for path in layer_paths
-    ]
+    return [layer.get_submodule(path) for layer, layer_paths in zip(layers, paths, strict=True) for path in layer_paths]
 
 
 def cross_attentions_of(model: Any) -> list[nn.Module]:

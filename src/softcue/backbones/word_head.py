@@ -1,8 +1,8 @@
 """The masked-word head of an encoder, run on hidden states that are already there.
 
-The head is the model itself with two parts exchanged: in place of its base stands a module that returns the given states,
-and, for the states that are compared with words, in place of its last layer one that returns its input. So the head of any
-family works without naming its modules. All weights are shared with the model.
+The head is the model itself with two parts exchanged: in place of its base stands a module that returns the given
+states, and, for the states that are compared with words, in place of its last layer one that returns its input. So the
+head of any family works without naming its modules. All weights are shared with the model.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from softcue.cli.completion import complete_backbone
 
 app = typer.Typer(
-    help="List backbones that pip can fetch, pull one, or export a fine-tuned one.",
+    help="List backbones that pip can fetch, pull one, check any model, or export a fine-tuned one.",
     invoke_without_command=True,
 )
 
@@ -20,16 +21,12 @@ def backbones(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the backbones that pip can fetch, and the model types that can be loaded from folders."""
+    """List the backbones that pip can fetch, and say what else can be loaded."""
     if context.invoked_subcommand is not None:
         return
-    from softcue.backbones.families import FAMILIES
     from softcue.backbones.loading.sources import ALIASES, find_alias_folder
     from softcue.cli.output import print_json, print_table
 
-    families: dict[str, list[str]] = {}
-    for name, architecture in FAMILIES.items():
-        families.setdefault(architecture.kind, []).append(name)
     if as_json:
         print_json(
             {
@@ -42,7 +39,6 @@ def backbones(
                     }
                     for name, alias in ALIASES.items()
                 ],
-                "families": families,
             }
         )
         return
@@ -56,9 +52,8 @@ def backbones(
         for name, alias in ALIASES.items()
     ]
     print_table("", ["alias", "kind", "what it is", "installed"], rows)
-    typer.echo("Any transformers folder or hub id with safetensors weights works too, of these model types:")
-    for kind, names in families.items():
-        typer.echo(f"  {kind}: {', '.join(names)}")
+    typer.echo("Any text model of transformers works too: a folder, a hub id or a .gguf file.")
+    typer.echo("What softcue finds in a model and whether it works: softcue backbones check MODEL")
 
 
 @app.command("pull")
@@ -67,6 +62,46 @@ def pull(name: Annotated[str, typer.Argument(help="An alias.", autocompletion=co
     from softcue.backbones.loading.sources import pull as fetch
 
     typer.echo(f"{name}: {fetch(name)}")
+
+
+@app.command("check")
+def check(
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a hub id or an alias.", autocompletion=complete_backbone)
+    ],
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what softcue finds in a model, and check on a few tokens that prompts work on it."""
+    from pydantic import ValidationError
+
+    from softcue.backbones.checks import time_check
+    from softcue.backbones.loading.load import BackboneConfig, load_unchecked
+    from softcue.cli.output import print_json, print_table
+    from softcue.errors import BackboneError, as_configuration_error
+
+    try:
+        config = BackboneConfig.model_validate({"name": model, "dtype": dtype})
+    except ValidationError as error:
+        raise as_configuration_error("backbone", error) from error
+    started = time.perf_counter()
+    backbone = load_unchecked(config)
+    load_seconds = time.perf_counter() - started
+    checks, check_seconds = time_check(backbone)
+    summary = backbone.summary()
+    if as_json:
+        seconds = {"load": round(load_seconds, 3), "check": round(check_seconds, 3)}
+        results = [entry.model_dump() for entry in checks]
+        print_json({"model": model, "structure": summary, "checks": results, "seconds": seconds})
+    else:
+        print_table("", ["found", "value"], list(summary.items()))
+        rows = [[entry.name, "yes" if entry.passed else "no", entry.detail, entry.works] for entry in checks]
+        print_table("", ["check", "passed", "measured", "what still works"], rows)
+        typer.echo(f"loaded in {load_seconds:.2f} s, checked in {check_seconds:.2f} s", err=True)
+    if failed := [entry for entry in checks if not entry.passed and not entry.works]:
+        raise BackboneError(
+            setting="MODEL", got=model, expected="a model that passes all checks", fix=failed[0].message
+        )
 
 
 @app.command("export")

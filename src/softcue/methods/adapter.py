@@ -112,6 +112,7 @@ class AdapterTuning(Method):
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone with the adapters in it."""
+        backbone.require("sub-layers", "method.name", self.config.name, "use prompt-tuning: adapters do not work")
         return backbone.with_sublayers(list(self.adapters))
 
 

@@ -53,6 +53,9 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
             expected=f"one that fits {task.kind}: {', '.join(_READOUTS_OF_KIND[task.kind])}",
             fix="change readout.name or task.kind",
         )
+    if resolved.name in ("generation", "label-words"):
+        check = "word head" if backbone.kind == "encoder" else "cached decoding"
+        backbone.require(check, "readout.name", resolved.name, "set readout.name=classifier: it writes no text")
     if resolved.pooling == "mask":
         _check_mask(resolved, backbone)
     if resolved.sentinel and resolved.name not in ("generation", "label-words"):

@@ -11,17 +11,14 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from tiny import ONE_OF_EACH_KIND, SIZES, VOCABULARY, tiny_model, tiny_tokenizer
+from tiny import KINDS, ONE_OF_EACH_KIND, SIZES, VOCABULARY, tiny_model, tiny_tokenizer
 from torch import Tensor
 
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
-from softcue.backbones.families import FAMILIES
 from softcue.errors import BackboneError
 from softcue.readouts import ReadoutConfig, make_readout
 from softcue.tasks import Task
 from softcue.tasks.task import Label
-
-KINDS = {"bert": "encoder", "t5": "encoder-decoder", "gpt2": "decoder"}
 
 
 def load(folder: Path | str, dtype: str = "float32") -> Backbone:
@@ -86,7 +83,8 @@ def test_loaded_numbers_are_those_in_the_file(model_folders: dict[str, Path], mo
         assert torch.equal(loaded[name], value), name
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+# DeBERTa v1 of transformers mixes formats in bfloat16
+@pytest.mark.parametrize("model_type", [family for family in KINDS if family != "deberta"])
 def test_bfloat16_is_what_transformers_loads_in_bfloat16(model_type: str, tmp_path: Path) -> None:
     model = tiny_model(model_type)
     folder = saved(model, tmp_path / model_type, model_type)
@@ -105,6 +103,16 @@ def test_bfloat16_is_what_transformers_loads_in_bfloat16(model_type: str, tmp_pa
     with torch.no_grad():
         assert torch.equal(loaded.model(**inputs).logits, expected(**inputs).logits)
     assert loaded.fingerprint == load(folder).fingerprint
+
+
+def test_a_model_that_cannot_run_in_bfloat16_says_so_and_takes_float32_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tiny_model("deberta"), tmp_path / "deberta", "deberta")
+    with pytest.raises(BackboneError, match=r"set backbone\.dtype=float32"):
+        load(folder, "bfloat16")
+    monkeypatch.setattr("softcue.backbones.loading.load.choose_dtype", lambda model, device: torch.bfloat16)
+    assert load_backbone(str(folder)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("method", ["fine-tuned", "with dropout"])
@@ -284,13 +292,12 @@ def test_broken_config_is_an_error(copied: Callable[[str], Path], text: str) -> 
     assert "check its files" in error_message(folder)
 
 
-def test_an_unsupported_family_is_an_error_that_names_the_table(copied: Callable[[str], Path]) -> None:
+def test_a_model_that_reads_no_text_is_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     change_config(folder, model_type="whisper")
     message = error_message(folder)
     assert "'whisper'" in message
-    assert "families.py" in message
-    assert "add an entry" in message
+    assert "a text model" in message
 
 
 def test_family_unknown_to_transformers_is_an_error(copied: Callable[[str], Path]) -> None:

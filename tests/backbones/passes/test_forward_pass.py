@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny
+from tiny import DECODERS, ENCODER_DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny
 from tolerance import REORDERED_BFLOAT16
 from toy import EVERYWHERE, EXAMPLES, TASK, make_model, works_on
 
@@ -45,7 +45,7 @@ def test_unprompted_states_are_the_models_own(family: str) -> None:
         torch.testing.assert_close(states, backbone.base(**inputs).last_hidden_state, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
 @torch.no_grad()
 def test_target_logits_are_those_of_the_model_with_labels(family: str) -> None:
     backbone = tiny(family)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import DECODERS, tiny, tiny_model, tiny_tokenizer
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone
 from softcue.backbones import backbone as backbone_module
-from softcue.backbones.families import FAMILIES
 from softcue.backbones.passes import decoder as decoder_module
 from softcue.backbones.passes.decoder import DecoderPass
 from softcue.backbones.passes.decoding import Decoding
@@ -23,7 +22,6 @@ from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.training.processes import Processes
 from softcue.types import Example
 
-DECODERS = [name for name, architecture in FAMILIES.items() if architecture.kind == "decoder"]
 STATIC = [
     "prompt-tuning",
     "p-tuning-v2",

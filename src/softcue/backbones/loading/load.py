@@ -14,9 +14,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from softcue.backbones.backbone import Backbone
+from softcue.backbones.checks import ensure_checked
 from softcue.backbones.compilation import compile_layers
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
 from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_gguf_file, find_model_folder
+from softcue.backbones.tracing import structure_of
 from softcue.errors import BackboneError, near_matches
 
 
@@ -56,12 +58,26 @@ class BackboneConfig(BaseModel):
 
 
 def load_backbone(config: BackboneConfig | str) -> Backbone:
-    """Load a frozen backbone from a folder, a hub id or an alias.
+    """Load a frozen backbone from a folder, a hub id or an alias, and check it (checks.py).
 
     Example:
         backbone = load_backbone("minilm")
     """
     config = BackboneConfig(name=config) if isinstance(config, str) else config
+    backbone = load_unchecked(config)
+    # A compiled layer would be compiled for each shape of the checks: they run on the plain ones.
+    plain = backbone if not config.compile else load_unchecked(config.model_copy(update={"compile": False}))
+    ensure_checked(plain)
+    backbone.limits = plain.limits
+    return backbone
+
+
+def load_unchecked(config: BackboneConfig) -> Backbone:
+    """Load a frozen backbone without checking it.
+
+    Example:
+        backbone = load_unchecked(BackboneConfig(name="minilm"))
+    """
     folder = find_model_folder(config.name)
     device = _find_device(config.device)
     source = str(folder) if folder else config.name
@@ -102,6 +118,12 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
     model.requires_grad_(False).to(device)
+    try:
+        structure_of(model)
+    except BackboneError:
+        if config.dtype != "auto" or dtype == torch.float32:
+            raise
+        return load_unchecked(config.model_copy(update={"dtype": "float32"}))  # it cannot run in bfloat16
     choose_attention(model, config.attention)
     if config.compile:
         compile_layers(model)
@@ -150,7 +172,7 @@ def choose_auto_class(model_config: Any) -> Any:
 
 
 def _has_word_head(architecture: str, model_config: Any) -> bool:
-    """Whether checkpoints of a class hold a masked-word head. BertForPreTraining does, ElectraForPreTraining does not."""
+    """Whether checkpoints of a class hold a masked-word head; BertForPreTraining has one, ElectraForPreTraining not."""
     import transformers
 
     if not architecture.endswith("ForPreTraining"):

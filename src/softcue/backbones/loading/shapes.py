@@ -22,7 +22,6 @@ from softcue.backbones.backbone import Backbone
 from softcue.backbones.loading.load import build_without_weights, choose_auto_class, quiet_transformers
 from softcue.errors import BackboneError, near_matches
 
-
 # Keys of config.json that are false where input and output words are not tied. transformers 5 builds every T5 tied and
 # unties T5 1.1 only when its checkpoint holds two tables; what a 1.1 config said of tying it saves as the second key.
 TYING_KEYS = ("tie_word_embeddings", "scale_decoder_outputs")
@@ -113,7 +112,16 @@ def _find_config_folder(name: str) -> Path:
 def _build_model(values: dict[str, Any]) -> Any:
     """Build a model without weights from the values of a config.json."""
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+    model_type = str(values.get("model_type"))
+    if model_type not in CONFIG_MAPPING_NAMES:
+        raise BackboneError(
+            setting="backbone model_type",
+            got=model_type,
+            expected="a type of model that transformers knows",
+            fix=near_matches(model_type, list(CONFIG_MAPPING_NAMES)),
+        )
     config = AutoConfig.for_model(**deepcopy(values))  # models may change their configuration's lists
     model = build_without_weights(choose_auto_class(config), config)
     is_untied = False in [values.get(key) for key in TYING_KEYS]

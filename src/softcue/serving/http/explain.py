@@ -146,7 +146,7 @@ def _likeliest_codes(view: Backbone, codebook: Tensor, shares: Tensor) -> list[l
 
 def _nearest(view: Backbone, vectors: Tensor) -> list[list[Explanation]]:
     """The words nearest to each vector [n D]."""
-    if not isinstance(view.word_input_states, Tensor):  # states of a deeper layer: each word would need a pass
+    if view.whole is not view:  # states of a deeper layer: each word would need a pass
         return [[] for _ in vectors]
     return [
         [{"word": near.word, "cosine": round(near.cosine, 4)} for near in words]
