@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,11 @@ from softcue.backbones.injection import NoisePlaces, checkpoint_layers, install_
 from softcue.backbones.layout import lay_out
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
+from softcue.backbones.loading.sentence_transformers_folder import (
+    SentenceTransformersFolder,
+    copy_sentence_transformers_files,
+    read_sentence_transformers_folder,
+)
 from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, find_shared_prefixes
 from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbel_noise, make_stopping_criterion
 from softcue.backbones.passes.encoder import EncoderPass
@@ -27,7 +31,7 @@ from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.files import TEMPORARY_SUFFIX, remove, write_atomically
+from softcue.files import TEMPORARY_SUFFIX, remove
 from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
 from softcue.randomness import Dropout
@@ -213,31 +217,23 @@ class Backbone:
         return float(getattr(self.model.config, "max_position_embeddings", None) or math.inf)
 
     @cached_property
+    def sentence_transformers(self) -> SentenceTransformersFolder:
+        """What the folder says about sentence vectors: pooling, prompts."""
+        return read_sentence_transformers_folder(self.folder) if self.folder else SentenceTransformersFolder()
+
+    @cached_property
     def default_pooling(self) -> Pooling:
         """The pooling this backbone was trained with.
 
-        It is `last` for decoders and `mean` for encoder-decoders. For encoders it is read from the pooling config of
-        sentence-transformers or from config.json; without either it is `cls`.
+        A folder of sentence-transformers says it. Else it is `last` for decoders and `mean` for encoder-decoders; for
+        encoders it is read from config.json, or `cls`.
         """
+        if self.sentence_transformers.pooling is not None:
+            return self.sentence_transformers.pooling
         if self.kind == "decoder":
             return "last"
         if self.kind == "encoder-decoder":
             return "mean"
-        path = self.folder / "1_Pooling" / "config.json" if self.folder else None
-        if path and path.is_file():
-            try:
-                config = json.loads(path.read_text("utf-8"))
-                modes = {name for name, value in config.items() if value is True}
-            except (ValueError, AttributeError) as error:
-                raise BackboneError(
-                    setting="pooling config",
-                    got=path,
-                    expected="a JSON object of sentence-transformers",
-                    fix="repair it or set readout.pooling",
-                ) from error
-            if "pooling_mode_lasttoken" in modes:
-                return "last"
-            return "cls" if "pooling_mode_cls_token" in modes else "mean"
         # A key of ModernBERT's config.json, and of the entries in shapes.yaml.
         return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
 
@@ -390,10 +386,8 @@ class Backbone:
         temporary.mkdir(parents=True)
         self.model.save_pretrained(temporary)
         self.tokenizer.save_pretrained(temporary)
-        pooling = self.folder / "1_Pooling" / "config.json" if self.folder else None
-        if pooling and pooling.is_file():
-            (temporary / "1_Pooling").mkdir()
-            write_atomically(temporary / "1_Pooling" / "config.json", pooling.read_bytes())
+        if self.folder:
+            copy_sentence_transformers_files(self.folder, temporary)
         os.replace(temporary, folder)
 
     def checkpoint_layers(self) -> None:

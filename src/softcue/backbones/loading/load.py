@@ -1,4 +1,7 @@
-"""`BackboneConfig` and `load_backbone`: from a name to a frozen backbone. Nothing is executed or unpickled."""
+"""`BackboneConfig` and `load_backbone`: from a name to a frozen backbone. No code in a model's files is run.
+
+Pickled weights are opened only if the user allows it by name, and then with torch's `weights_only=True`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from softcue.backbones.backbone import Backbone
 from softcue.backbones.compilation import compile_layers
 from softcue.backbones.families import Family, family_of
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
-from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_gguf_file, find_model_folder
+from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
+from softcue.backbones.loading.sentence_transformers_folder import fetch_sentence_transformers_files
+from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_source
 from softcue.errors import BackboneError, near_matches
 
 
@@ -26,7 +31,15 @@ class BackboneConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field("minilm", description="a model folder, a hub id, or an alias of `softcue backbones`")
+    name: str = Field(
+        "minilm",
+        description="a model folder, a .gguf file, a hub id (or ID@REVISION), or an alias of `softcue backbones`",
+    )
+    allow_pickle: bool = Field(
+        False,
+        description="open weights in pytorch_model.bin, with weights_only=True; a pickle can run code, so say it for "
+        "each command and only for models you trust",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="number format of the frozen weights; auto takes bfloat16 where it is measured to be faster"
     )
@@ -63,22 +76,20 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         backbone = load_backbone("minilm")
     """
     config = BackboneConfig(name=config) if isinstance(config, str) else config
-    folder = find_model_folder(config.name)
+    files = find_source(config.name, config.allow_pickle)
     device = _find_device(config.device)
-    source = str(folder) if folder else config.name
-    gguf_file = None if folder is None else find_gguf_file(folder)
-    options: dict[str, Any] = {"trust_remote_code": False}
-    if gguf_file is not None:
-        options["gguf_file"] = gguf_file
+    source, folder, gguf_file = files.name, files.folder, files.gguf_file
+    options: dict[str, Any] = {"trust_remote_code": False, **files.options}
     if folder is None and not can_reach_hub():
         options["local_files_only"] = True  # files downloaded before, or an error at once instead of retries
     with quiet_transformers(), _explain_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
-        from transformers.utils import cached_file
 
         model_config = AutoConfig.from_pretrained(source, **options)
         family = family_of(model_config.model_type)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        if gguf_file is not None:
+            add_gguf_special_tokens(tokenizer, gguf_file)
         auto_class = choose_auto_class(family, model_config)
         if config.dtype == "auto":
             dtype = choose_dtype(build_without_weights(auto_class, model_config), device)
@@ -90,17 +101,12 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # _check_weights names them
             dtype=dtype,  # and not `.to(dtype)` later, which would also round buffers such as rotary frequencies
-            **({} if gguf_file else {"use_safetensors": True}),
+            **files.weight_options,
             **options,
         )
-        if folder is None:  # the folder of the hub's files, for the pooling config in it
-            pooling_config = cached_file(
-                source,
-                "1_Pooling/config.json",
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-            folder = Path(pooling_config).parents[1] if pooling_config else None
+        if folder is None:  # the folder of the hub's files, for what it says about sentence vectors
+            hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
+            folder = fetch_sentence_transformers_files(source, **hub_options)
     _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
     model.requires_grad_(False).to(device)

