@@ -83,6 +83,9 @@ def export(
     cue: Annotated[Path, typer.Argument(help="A cue of fine-tuning or efl, or trained with method.tune_backbone.")],
     folder: Annotated[Path, typer.Argument(help="A new model folder.")],
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
 ) -> None:
     """Write a fine-tuned cue's weights as a model folder: a backbone for a second stage."""
     from softcue.cue.cue import load
@@ -93,7 +96,7 @@ def export(
         raise ConfigurationError(
             setting="FOLDER", got=folder, expected="a folder that does not exist yet", fix="choose another name"
         )
-    loaded = load(cue, backbone)
+    loaded = load(cue, backbone, allow_pickle=allow_pickle)
     tuned = loaded.model.method.tuned_backbone(loaded.backbone)
     if tuned is None:
         raise ConfigurationError(
