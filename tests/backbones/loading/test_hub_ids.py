@@ -29,16 +29,17 @@ def hub(model_folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
     (folder / "pool").mkdir()
     (folder / "pool" / "config.json").write_text('{"pooling_mode": "mean"}')
     calls: Calls = []
-    for name in ("AutoConfig", "AutoTokenizer", "AutoModelForMaskedLM"):
-        original = getattr(transformers, name)
+    for auto_class in (transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoModelForMaskedLM):
+        name, original = auto_class.__name__, auto_class.from_pretrained
 
-        def load(source: str, _name: str = name, _original: Any = original, **options: Any) -> Any:
-            calls.append((_name, source, options))
+        def load(source: str | Path, _name: str = name, _original: Any = original, **options: Any) -> Any:
+            if source == folder:  # from within transformers
+                return _original(source, **options)
+            calls.append((_name, str(source), options))
             local = {key: value for key, value in options.items() if key not in ("revision", "local_files_only")}
-            return _original.from_pretrained(folder, **local)
+            return _original(folder, **local)
 
-        kind = type(name, (original,), {"from_pretrained": staticmethod(load)})
-        monkeypatch.setattr(transformers, name, kind)
+        monkeypatch.setattr(auto_class, "from_pretrained", staticmethod(load))
 
     def cached_file(source: str, path: str, **options: Any) -> str | None:
         calls.append((path, source, options))
