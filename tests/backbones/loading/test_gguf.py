@@ -10,6 +10,7 @@ from gguf_files import write_tiny_gguf
 from tiny import tiny_tokenizer
 from tokenizers import processors
 
+import softcue
 from softcue.backbones import load_backbone
 from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
 from softcue.errors import BackboneError
@@ -37,6 +38,25 @@ def test_one_of_two_files_in_a_folder_can_be_named(tmp_path: Path) -> None:
     with pytest.raises(BackboneError, match="name the file itself"):
         load_backbone(str(tmp_path))
     assert load_backbone(str(tmp_path / "b.gguf")).kind == "decoder"
+
+
+def test_a_cue_records_the_full_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_gguf(tmp_path / "model.gguf")
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"my order {number}", "label": number % 2} for number in range(4)]
+    cue = softcue.train(
+        "cue",
+        backbone="model.gguf",
+        train=rows,
+        validation=rows,
+        text="text",
+        label="label",
+        overrides={"training.steps": 1, "method.prompt_length": 2},
+        progress=False,
+    )
+    assert cue.cue_file.backbone.name == str(tmp_path / "model.gguf")
+    monkeypatch.chdir("/")
+    assert softcue.load(tmp_path / "cue").predict("my order")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

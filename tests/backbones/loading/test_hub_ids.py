@@ -61,6 +61,13 @@ def test_the_revision_is_given_to_every_call(hub: Calls, revision: str) -> None:
     assert {options["revision"] for _, _, options in hub} == {revision}
 
 
+def test_modules_of_a_hub_model_that_are_left_out_are_named(hub: Calls, tmp_path: Path) -> None:
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.Dense"}]
+    (tmp_path / "snapshot" / "modules.json").write_text(json.dumps(modules))
+    with pytest.warns(UserWarning, match="leaves out Dense"):
+        load_backbone("owner/model")
+
+
 def test_without_a_revision_none_is_given(hub: Calls) -> None:
     load_backbone("owner/model")
     assert all("revision" not in options for _, _, options in hub)

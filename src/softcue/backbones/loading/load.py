@@ -21,7 +21,10 @@ from softcue.backbones.compilation import compile_layers
 from softcue.backbones.families import Family, family_of
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
 from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
-from softcue.backbones.loading.sentence_transformers_folder import fetch_sentence_transformers_files
+from softcue.backbones.loading.sentence_transformers_folder import (
+    fetch_sentence_transformers_files,
+    warn_of_left_out_modules,
+)
 from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_source
 from softcue.errors import BackboneError, near_matches
 
@@ -107,6 +110,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         if folder is None:  # the folder of the hub's files, for what it says about sentence vectors
             hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
             folder = fetch_sentence_transformers_files(source, **hub_options)
+    warn_of_left_out_modules(config.name, folder)
     _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
     model.requires_grad_(False).to(device)
@@ -230,6 +234,8 @@ def _explain_errors(name: str, folder: Path | None) -> Iterator[None]:
                 fix=f"check its files: {reason}",
             ) from error
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        if "model.safetensors" in reason:
+            reason += "; a model whose weights are only in a pickle needs --allow-pickle"
         raise BackboneError(
             setting="backbone.name",
             got=name,

@@ -100,12 +100,13 @@ def find_pooling_file(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def warn_of_left_out_modules(name: str, folder: SentenceTransformersFolder) -> None:
+def warn_of_left_out_modules(name: str, folder: Path | None) -> None:
     """Warn once, by name, of the modules of a model that softcue does not compute."""
-    if folder.left_out:
+    said = SentenceTransformersFolder() if folder is None else read_sentence_transformers_folder(folder)
+    if said.left_out:
         warnings.warn(
-            f"backbone {name}: softcue leaves out {', '.join(folder.left_out)} of its sentence-transformers modules; "
-            f"sentence vectors are those of its transformer, pooling {folder.pooling or 'not known'}",
+            f"backbone {name}: softcue leaves out {', '.join(said.left_out)} of its sentence-transformers modules; "
+            f"sentence vectors are those of its transformer, pooling {said.pooling or 'not known'}",
             stacklevel=3,
         )
 

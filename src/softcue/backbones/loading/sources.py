@@ -23,10 +23,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from softcue.backbones.loading.sentence_transformers_folder import (
-    read_sentence_transformers_folder,
-    warn_of_left_out_modules,
-)
+from softcue.backbones.loading.sentence_transformers_folder import read_sentence_transformers_folder
 from softcue.backbones.loading.weight_files import choose_weight_format
 from softcue.errors import BackboneError, MissingExtraError, near_matches
 from softcue.files import (
@@ -150,9 +147,7 @@ def find_source(name: str, allow_pickle: bool = False) -> ModelSource:
         return ModelSource(hub_id, None, options, {"use_safetensors": None if allow_pickle else True})
     if (gguf_file := find_gguf_file(folder)) is not None:
         return ModelSource(str(folder), folder, {"gguf_file": gguf_file}, {}, folder / gguf_file)
-    sentence_transformers = read_sentence_transformers_folder(folder)
-    warn_of_left_out_modules(name, sentence_transformers)
-    model_folder = folder / sentence_transformers.transformer
+    model_folder = folder / read_sentence_transformers_folder(folder).transformer
     use_safetensors = choose_weight_format(model_folder, name, allow_pickle)
     return ModelSource(str(model_folder), folder, {}, {"use_safetensors": use_safetensors})
 
