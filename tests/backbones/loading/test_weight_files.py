@@ -118,6 +118,27 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     assert shards[1].name not in message
 
 
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_an_index_of_safetensors_that_names_a_pickle_is_refused(
+    folder: Path, tmp_path: Path, allow_pickle: bool
+) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"bomb": Bomb(tmp_path / "ran")}, folder / "weights.bin")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "weights.bin"}}))
+    assert "names weights.bin" in error_message(folder, allow_pickle)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("file", ["adapter_model.bin", "other.safetensors.index.json"])
+def test_a_config_that_leads_to_a_pickle_is_refused(folder: Path, tmp_path: Path, file: str) -> None:
+    torch.save({"bomb": Bomb(tmp_path / "ran")}, folder / "adapter_model.bin")
+    (folder / "other.safetensors.index.json").write_text('{"weight_map": {"a": "adapter_model.bin"}}')
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_weights": file}))
+    assert f"transformers_weights: {file}" in error_message(folder)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
 def test_a_broken_index_of_shards_is_an_error(folder: Path, text: str) -> None:
     (folder / "model.safetensors").unlink()

@@ -26,6 +26,7 @@ from softcue.backbones.loading.sentence_transformers_folder import (
     warn_of_left_out_modules,
 )
 from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_source
+from softcue.backbones.loading.weight_files import check_named_weights
 from softcue.errors import BackboneError, near_matches
 
 
@@ -89,6 +90,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         from transformers import AutoConfig, AutoTokenizer
 
         model_config = AutoConfig.from_pretrained(source, **options)
+        check_named_weights(model_config, config.name)
         family = family_of(model_config.model_type)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         if gguf_file is not None:

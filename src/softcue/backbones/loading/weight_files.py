@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from softcue.errors import BackboneError
 
@@ -55,6 +56,21 @@ def choose_weight_format(folder: Path, name: str, allow_pickle: bool) -> bool:
     return True
 
 
+def check_named_weights(model_config: Any, name: str) -> None:
+    """Raise an error if a model's config.json names a weight file that is not safetensors.
+
+    transformers loads that file before all others, and an index or adapter_model.bin may lead to a pickle.
+    """
+    file = getattr(model_config, "transformers_weights", None)
+    if file is not None and not str(file).endswith(".safetensors"):
+        raise BackboneError(
+            setting="backbone.name",
+            got=f"{name}, whose config.json has transformers_weights: {file}",
+            expected="no such key, or a .safetensors file in it",
+            fix="save the model again as safetensors (save_pretrained of transformers)",
+        )
+
+
 def _has_weights(folder: Path, name: str, file: str) -> bool:
     """Return whether a folder has a weight file, or an index of its shards; raise an error if a shard is missing."""
     if (folder / file).is_file():
@@ -72,6 +88,14 @@ def _has_weights(folder: Path, name: str, file: str) -> bool:
             expected="a JSON object with weight_map",
             fix=f"check its files, or fetch the model again: {type(error).__name__}",
         ) from error
+    suffix = Path(file).suffix  # transformers goes by the shard's suffix, so an index could name a pickle
+    if foreign := [shard for shard in shards if Path(shard).suffix != suffix]:
+        raise BackboneError(
+            setting="backbone.name",
+            got=f"{name}, whose {index.name} names {foreign[0]}",
+            expected=f"shards that are {suffix} files",
+            fix="save the model again as safetensors (save_pretrained of transformers)",
+        )
     if missing:
         raise BackboneError(
             setting="backbone.name",
