@@ -36,6 +36,7 @@ class TrainArguments(TypedDict, total=False):
     batch_size: int | None
     prompt_length: int | None
     max_length: int | None
+    allow_pickle: bool | None
     few_shot: int | None
     seed: int | None
     init_from: str | Path | None
@@ -73,6 +74,7 @@ def train(
     batch_size: int | None = None,
     prompt_length: int | None = None,
     max_length: int | None = None,
+    allow_pickle: bool | None = None,
     few_shot: int | None = None,
     seed: int | None = None,
     init_from: str | Path | None = None,
@@ -94,7 +96,8 @@ def train(
     lists: `{"training.patience": 3}`. The same setting with two values, as argument and as override, is an error;
     arguments and overrides win over `config`. With `few_shot`, only that many training rows are used. `init_from`
     starts from a finished cue of the same method and backbone. `skip_bad_rows` leaves out rows that cannot be used;
-    without it they are an error.
+    without it they are an error. `allow_pickle` opens a backbone whose weights are a pickle, which can run code; a
+    configuration file alone cannot say it.
 
     `tasks` names several tasks (or task files) that share one prompt. The run then writes a cue folder for each below
     `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed. The run
@@ -123,6 +126,7 @@ def train(
         "backbone": {
             "name": backbone.name if isinstance(backbone, Backbone) else backbone,
             "max_length": max_length,
+            "allow_pickle": allow_pickle,
         },
         "method": {"name": method, "prompt_length": prompt_length},
         "task": {
@@ -146,9 +150,13 @@ def train(
     }
     base = read_settings(config) if isinstance(config, (str, Path)) else dict(config or {})
     recipe_of_file = base.pop("recipe", "default")
+    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
+    settings = _merge_settings(base, arguments, overrides)
+    if isinstance(config, (str, Path)):
+        _check_pickle_is_named(config, settings, _merge_settings({}, arguments, overrides))
     run = Run(
         Path(output_dir),
-        _merge_settings(base, arguments, overrides),
+        settings,
         backbone=backbone if isinstance(backbone, Backbone) else None,
         tables=tables,
         is_joint=tasks is not None,
@@ -173,6 +181,17 @@ def _merge_settings(base: Settings, arguments: Settings, overrides: Mapping[str,
     if "epochs" in given.get("training", {}) and base.get("training", {}).get("steps"):
         base = merged(base, {"training": {"steps": 0}})  # a number of steps would win over the epochs
     return merged(base, given, override_settings)
+
+
+def _check_pickle_is_named(file: str | Path, settings: Settings, given: Settings) -> None:
+    """Raise an error if only the file allows pickles: it may have come with somebody else's cue."""
+    if settings.get("backbone", {}).get("allow_pickle") and "allow_pickle" not in given.get("backbone", {}):
+        raise ConfigurationError(
+            setting="backbone.allow_pickle",
+            got=f"true, in {file} only",
+            expected="your own word beside the file: a pickle can run any code when it is opened",
+            fix="pass --allow-pickle (softcue.train: allow_pickle=True) if you trust the backbone's source",
+        )
 
 
 def _check_no_conflict(arguments: Settings, overrides: Settings) -> None:

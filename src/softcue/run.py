@@ -401,7 +401,9 @@ def _with_values_for_auto(config: Config, chosen: Mapping[str, Any]) -> Config:
 
 
 def _absolute_name(backbone: Backbone) -> str:
-    """The backbone's name; a folder by its full path, so that the cue can be loaded from any working directory."""
+    """The backbone's name; a folder or file by its full path: the cue can be loaded from any working directory."""
+    if backbone.name.endswith(".gguf") and Path(backbone.name).is_file():
+        return str(Path(backbone.name).resolve())
     is_folder = backbone.folder is not None and Path(backbone.name).is_dir()
     return str(backbone.folder.resolve()) if is_folder and backbone.folder else backbone.name
 

@@ -133,8 +133,9 @@ def test_lists_hold_what_can_be_used() -> None:
 def test_backbones_list_tells_what_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
     printed = run("backbones", "--json").json
-    assert {"minilm", "smollm2"} <= {entry["name"] for entry in printed["aliases"]}
-    assert "bert" in printed["families"]["encoder"]
+    assert {"minilm", "mpnet", "smollm2"} <= {entry["name"] for entry in printed["aliases"]}
+    for entry in printed["aliases"]:
+        assert {"parameters", "megabytes", "license", "good_for"} <= entry.keys()
 
 
 def test_pulling_an_unknown_backbone_suggests_the_nearest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -411,3 +412,60 @@ def test_rows_of_unlike_methods_in_one_batch_have_their_own_vectors(word_vectors
     assert collate(rows, 0).representation is None
     assert collate(rows[:2], 0).representation is not None
     assert collate([rows[0], replace(rows[1], representation=None)], 0).representation is None
+
+
+def with_default_prompt(folder: Path, prompt: str) -> Backbone:
+    """A tiny BERT whose folder names a default prompt."""
+    folder.mkdir()
+    names = {"prompts": {"query": prompt}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(names))
+    return Backbone(tiny_model("bert"), tiny_tokenizer("bert"), "bert", folder)
+
+
+def test_a_prompt_is_read_in_front_of_the_first_text() -> None:
+    backbone = tiny("bert")
+    prompted = SentenceVector(prompt="ok ")
+    written = [Example(("ok " + example.texts[0],)) for example in TEXTS]
+    expected = sentence_vectors_of(SentenceVector(), backbone, TASK, written, use_disk_cache=False)
+    vectors = sentence_vectors_of(prompted, backbone, TASK, TEXTS, use_disk_cache=False)
+    assert torch.equal(vectors, expected)
+
+
+def test_stored_vectors_with_different_prompts_are_not_mixed() -> None:
+    backbone = tiny("bert")
+    kinds = [SentenceVector(), SentenceVector(prompt="ok "), SentenceVector(prompt="my ")]
+    computed = [sentence_vectors_of(kind, backbone, TASK, TEXTS, use_disk_cache=False) for kind in kinds]
+    for _ in range(2):  # the second time from the store
+        for kind, expected in zip(kinds, computed, strict=True):
+            assert torch.equal(sentence_vectors_of(kind, backbone, TASK, TEXTS), expected)
+    assert not torch.allclose(computed[0], computed[1])
+
+
+def idpg(backbone: Backbone, **settings: Any) -> TaskModel:
+    method = METHODS["m-idpg-phm"]
+    config = method.Config(name="m-idpg-phm", prompt_length=2, phm_n=2, bottleneck=4, **settings)
+    return make_task_model(TASK, (method, config), ReadoutConfig(), backbone, torch.Generator().manual_seed(0))
+
+
+def test_idpg_takes_the_default_prompt_of_the_folder_and_records_it(tmp_path: Path) -> None:
+    model = idpg(with_default_prompt(tmp_path / "bert", "ok "))
+    assert model.representation is not None and model.representation.prompt == "ok "
+    assert model.method.config.model_dump()["representation_prompt"] == "ok "
+
+
+def test_idpg_takes_no_prompt_from_a_folder_that_names_none_or_against_the_users_word(tmp_path: Path) -> None:
+    for model in (idpg(tiny("bert")), idpg(with_default_prompt(tmp_path / "bert", "ok "), representation_prompt="")):
+        assert model.representation is not None and model.representation.prompt == ""
+
+
+def test_a_cue_from_before_the_prompt_setting_reads_none(tmp_path: Path) -> None:
+    method = METHODS["m-idpg-phm"]
+    config = method.Config(name="m-idpg-phm", prompt_length=2, phm_n=2, bottleneck=4)
+    backbone = with_default_prompt(tmp_path / "bert", "ok ")
+    model = make_task_model(TASK, (method, config), ReadoutConfig(), backbone, None)
+    assert model.representation is not None and model.representation.prompt == ""
+
+
+def test_a_prompt_for_sentence_vectors_that_read_none_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="representation_prompt"):
+        idpg(tiny("bert"), representation_prompt="ok ", representation="words")

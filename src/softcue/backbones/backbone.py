@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,11 @@ from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
+from softcue.backbones.loading.sentence_transformers_folder import (
+    SentenceTransformersFolder,
+    copy_sentence_transformers_files,
+    read_sentence_transformers_folder,
+)
 from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, find_shared_prefixes
 from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbel_noise, make_stopping_criterion
 from softcue.backbones.passes.encoder import EncoderPass
@@ -27,9 +31,9 @@ from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
 from softcue.backbones.tracing import structure_of
-from softcue.backbones.word_head import WordHead
+from softcue.backbones.word_head import WordHead, has_word_head
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.files import TEMPORARY_SUFFIX, remove, write_atomically
+from softcue.files import TEMPORARY_SUFFIX, remove
 from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
 from softcue.randomness import Dropout
@@ -124,20 +128,19 @@ class Backbone:
         """K: the width of one token's keys over all heads, for prompts that are keys and values."""
         if reason := self.structure.why_no_keys:
             self.limits.setdefault("keys and values", reason)
-        self.require("keys and values", "method.rule", "kv", "set method.rule=add: keys and values cannot be set")
+        advice = "set method.rule=add: keys and values cannot be set"
+        self.require("keys and values", "method.rule", "kv", "add or replace", advice)
         return self.structure.key_width
 
-    def require(self, check: str, setting: str, got: str, advice: str) -> None:
+    def require(self, check: str, setting: str, got: str, instead: str, advice: str) -> None:
         """Raise an error if this backbone failed a check that a setting needs.
 
         Example:
-            backbone.require("layers", "method.name", "p-tuning-v2", "use prompt-tuning")
+            backbone.require("keys and values", "method.rule", "kv", "add", "set method.rule=add")
         """
         if reason := self.limits.get(check):
-            model_type = self.model.config.model_type
-            raise BackboneError(
-                setting=setting, got=got, expected=f"what {model_type} can do", fix=f"{advice} ({reason})"
-            )
+            expected = f"{instead} with {self.model.config.model_type}"
+            raise BackboneError(setting=setting, got=got, expected=expected, fix=f"{advice} ({reason})")
 
     @property
     def num_layers(self) -> int:
@@ -203,31 +206,23 @@ class Backbone:
         return float(getattr(self.model.config, "max_position_embeddings", None) or math.inf)
 
     @cached_property
+    def sentence_transformers(self) -> SentenceTransformersFolder:
+        """What the folder says about sentence vectors: pooling, prompts."""
+        return read_sentence_transformers_folder(self.folder) if self.folder else SentenceTransformersFolder()
+
+    @cached_property
     def default_pooling(self) -> Pooling:
         """The pooling this backbone was trained with.
 
-        It is `last` for decoders and `mean` for encoder-decoders. For encoders it is read from the pooling config of
-        sentence-transformers or from config.json; without either it is `cls`.
+        A folder of sentence-transformers says it. Else it is `last` for decoders and `mean` for encoder-decoders; for
+        encoders it is read from config.json, or `cls`.
         """
+        if self.sentence_transformers.pooling is not None:
+            return self.sentence_transformers.pooling
         if self.kind == "decoder":
             return "last"
         if self.kind == "encoder-decoder":
             return "mean"
-        path = self.folder / "1_Pooling" / "config.json" if self.folder else None
-        if path and path.is_file():
-            try:
-                config = json.loads(path.read_text("utf-8"))
-                modes = {name for name, value in config.items() if value is True}
-            except (ValueError, AttributeError) as error:
-                raise BackboneError(
-                    setting="pooling config",
-                    got=path,
-                    expected="a JSON object of sentence-transformers",
-                    fix="repair it or set readout.pooling",
-                ) from error
-            if "pooling_mode_lasttoken" in modes:
-                return "last"
-            return "cls" if "pooling_mode_cls_token" in modes else "mean"
         # A key of ModernBERT's config.json, and of the entries in shapes.yaml.
         return "mean" if getattr(self.model.config, "classifier_pooling", "cls") == "mean" else "cls"
 
@@ -425,10 +420,8 @@ class Backbone:
         temporary.mkdir(parents=True)
         self.model.save_pretrained(temporary)
         self.tokenizer.save_pretrained(temporary)
-        pooling = self.folder / "1_Pooling" / "config.json" if self.folder else None
-        if pooling and pooling.is_file():
-            (temporary / "1_Pooling").mkdir()
-            write_atomically(temporary / "1_Pooling" / "config.json", pooling.read_bytes())
+        if self.folder:
+            copy_sentence_transformers_files(self.folder, temporary)
         os.replace(temporary, folder)
 
     def checkpoint_layers(self) -> None:
@@ -474,14 +467,6 @@ class ScaledWords:
         """[n] -> [n D]"""
         with torch.no_grad():
             return self._backbone.embed(ids.to(self._backbone.device))
-
-
-def has_word_head(model: Any) -> bool:
-    """Return whether a model was loaded with a masked-word head."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    is_masked = type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
-    return is_masked and model.get_output_embeddings() is not None
 
 
 def prepare_tokenizer(tokenizer: Any, config: Any) -> None:

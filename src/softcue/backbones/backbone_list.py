@@ -15,6 +15,10 @@ class ListedBackbone:
     name: str
     kind: str
     description: str
+    parameters: int
+    megabytes: int
+    license: str
+    good_for: str
     installed: bool
 
 
@@ -30,7 +34,16 @@ def list_backbones() -> Listing[ListedBackbone]:
     """
     return Listing(
         [
-            ListedBackbone(name, alias.kind, alias.description, sources.find_alias_folder(name) is not None)
+            ListedBackbone(
+                name=name,
+                kind=alias.kind,
+                description=alias.description,
+                parameters=alias.parameters,
+                megabytes=alias.size,
+                license=alias.license,
+                good_for=alias.good_for,
+                installed=sources.find_alias_folder(name) is not None,
+            )
             for name, alias in sources.ALIASES.items()
         ]
     )

@@ -44,7 +44,7 @@ CheckName = Literal[
 LENGTHS = (7, 4)  # tokens of the two texts
 PROMPT_LENGTH = 2
 NEW_TOKENS = 3
-SMALLEST_EFFECT = 1e-4  # of keys and values that differ, relative to the states
+SMALLEST_EFFECT = 1e-6  # of keys and values that differ, relative to the states
 BEGIN_TOKEN_GAIN = 0.5  # nats per token that a missing begin token costs before it is worth a warning
 PLAIN_TEXT = (
     "The library opens at nine in the morning. Most people who come before noon read the newspapers, and a few of them "
@@ -81,8 +81,8 @@ _FAILURES: dict[CheckName, str] = {
     "begin token": "the tokenizer does not add the begin token that this model needs",
 }
 _WORKS: dict[CheckName, str] = {
-    "layers": "prompt-tuning",
-    "sub-layers": "prompt-tuning",
+    "layers": "method.name=prompt-tuning",
+    "sub-layers": "method.name=prompt-tuning",
     "keys and values": "method.rule=add",
     "word head": "readout.name=classifier",
     "cached decoding": "readout.name=classifier",
@@ -383,7 +383,7 @@ class _Checker:
         """Compare the likelihood of plain text with and without the begin token, if the tokenizer adds none."""
         tokenizer = self.backbone.tokenizer
         begin_ids = _as_list(getattr(self.backbone.model.config.get_text_config(), "bos_token_id", None))
-        ids = tuple(tokenizer(PLAIN_TEXT)["input_ids"])
+        ids = tuple(tokenizer(PLAIN_TEXT)["input_ids"][: self.backbone.max_length - 1])
         if not begin_ids or ids[:1] == tuple(begin_ids[:1]):
             return True, "added by the tokenizer" if begin_ids else "the model has none"
 

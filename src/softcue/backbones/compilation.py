@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +25,24 @@ from softcue.backbones.tracing import structure_of
 VARIANTS = 32  # with and without gradient or mask, one row or many, a first layer unlike the others, ...
 
 Forward = Callable[..., Any]
+
+
+_is_off: ContextVar[bool] = ContextVar("softcue_uncompiled", default=False)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run the plain layers while active.
+
+    Example:
+        with uncompiled():
+            backbone.read(batch, prompt, embeds).text()
+    """
+    token = _is_off.set(True)
+    try:
+        yield
+    finally:
+        _is_off.reset(token)
 
 
 class _CompileState:
@@ -74,7 +94,7 @@ def _make_forward(
 ) -> Forward:
     def run(*args: Any, **kwargs: Any) -> Any:
         has_cache = any(isinstance(value, cache_class) for value in (*args, *kwargs.values()))
-        if not state.is_on or has_cache or _is_changed_inside(base):
+        if not state.is_on or _is_off.get() or has_cache or _is_changed_inside(base):
             return plain(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)

@@ -34,6 +34,9 @@ ROUGH_GRADIENT = 0.05  # in formats with fewer digits
 # The largest difference of states that should be equal, relative to their size.
 LARGEST_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 ROUGH_DIFFERENCE = 0.1  # in formats with fewer digits
+# The same in two rows of one batch, where sums are taken in the same order.
+SAME_SHAPE_DIFFERENCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+ROUGH_SAME_SHAPE_DIFFERENCE = 1e-3
 
 
 def structure_of(model: Any) -> Structure:
@@ -224,7 +227,8 @@ class _Tracer:
                     states = self._run_source(inputs)
                     if self.is_encoder_decoder:
                         self._run_decoder(states, inputs.get("attention_mask"))
-                if plain is None or _are_equal(states[:1], plain):
+                bound = LARGEST_DIFFERENCE.get(states.dtype, ROUGH_DIFFERENCE)
+                if plain is None or _are_equal(states[:1], plain, bound):
                     return first_position, word_scale
         raise no_structure_error(self.model, "its states from word embeddings are not those from token ids")
 
@@ -415,13 +419,16 @@ class _Tracer:
         return tuple(path for path in modules.values() if path is not None), cross_attention
 
     def _is_causal(self) -> bool:
-        """Whether states do not depend on later positions: the last token is changed."""
+        """Whether states do not depend on later positions: in two rows of a batch only the last token differs."""
+        if is_masked_model(self.model):
+            return False
         if self.is_meta:
-            return _is_causal_by_class(self.model)
+            return _is_causal_model(self.model)
         ids = self._ids(2, LENGTH)
         ids[1, :-1] = ids[0, :-1]
         states = self._run_source({"input_ids": ids})
-        return _are_equal(states[1, :-1], states[0, :-1])
+        bound = SAME_SHAPE_DIFFERENCE.get(states.dtype, ROUGH_SAME_SHAPE_DIFFERENCE)
+        return _are_equal(states[1, :-1], states[0, :-1], bound)
 
     def _find_keys(self, run: _LayerRun) -> dict[str, Any]:
         """Find the modules and columns of keys and values in a layer, or the reason why they cannot be set."""
@@ -436,7 +443,7 @@ class _Tracer:
             reason = f"{repeated[0]} runs {run.num_calls[repeated[0]]} times in a layer" if repeated else ""
             return {"why_no_keys": reason}
         columns = self._columns_by_gradient(run, once)
-        keys, values = ([path for path, found in columns.items() if found[which]] for which in (0, 1))
+        keys, values = ([path for path, parts in columns.items() if parts[which]] for which in (0, 1))
         reason = ""
         if len(keys) != 1 or len(values) != 1:
             if repeated:
@@ -468,10 +475,10 @@ class _Tracer:
             weights = _weights(output)
 
             def gradients_of(loss: Tensor) -> list[Tensor]:
-                found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
+                gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
                 return [
                     torch.zeros_like(tensor) if gradient is None else gradient
-                    for gradient, tensor in zip(found, tensors, strict=True)
+                    for gradient, tensor in zip(gradients, tensors, strict=True)
                 ]
 
             elsewhere = gradients_of((output[0, -2:] * weights).sum())
@@ -484,11 +491,11 @@ class _Tracer:
         largest = max((float(sizes[path][columns].max()) for path, columns in reaching.items()), default=0.0)
         bound = ZERO_GRADIENT.get(output.dtype, ROUGH_GRADIENT) * largest
         head_width = head_width_of(self.config)
-        found = {}
+        by_module = {}
         for path, columns in reaching.items():
             is_value = _majority(sizes[path][columns] > bound, head_width)
-            found[path] = columns[~is_value].tolist(), columns[is_value].tolist()
-        return found
+            by_module[path] = columns[~is_value].tolist(), columns[is_value].tolist()
+        return by_module
 
 
 def hidden_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -573,14 +580,20 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _are_equal(states: Tensor, expected: Tensor) -> bool:
-    bound = LARGEST_DIFFERENCE.get(states.dtype, ROUGH_DIFFERENCE)
+def _are_equal(states: Tensor, expected: Tensor, bound: float) -> bool:
     difference = (states - expected).float().norm()
     return bool(difference <= bound * expected.float().norm())
 
 
-def _is_causal_by_class(model: Any) -> bool:
-    """Whether the class of a model without weights is that of a causal language model."""
+def is_masked_model(model: Any) -> bool:
+    """Whether the class of a model is that of a masked language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+
+
+def _is_causal_model(model: Any) -> bool:
+    """Whether the class of a model is that of a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()

@@ -13,6 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softcue.backbones.tracing import is_masked_model
+
+
+def has_word_head(model: Any) -> bool:
+    """Return whether a model was loaded with a masked-word head.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> has_word_head(BertModel(BertConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=2)))
+        False
+    """
+    return is_masked_model(model) and model.get_output_embeddings() is not None
+
 
 class WordHead:
     """The masked-word head of a model."""

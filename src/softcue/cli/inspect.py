@@ -47,6 +47,9 @@ def inspect(
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
     output_dir: Annotated[Path | None, typer.Option(help="Write index.html and pictures (PNG) here.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show scores and training curve of a cue, mistakes on --data, nearest words, codes of labels, sentence pairs.
@@ -67,13 +70,13 @@ def inspect(
     source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
     renamed = parse_data_columns(columns or [], data if pairs is None else Path(pairs))
     if len(cues) > 1 and pairs is not None:
-        compare_on_pairs(cues, source, output_dir, backbone, as_json)
+        compare_on_pairs(cues, source, output_dir, backbone, as_json, allow_pickle)
         return
     if len(cues) > 1:
-        compare(cues, data, renamed, skip_bad_rows, output_dir, backbone, as_json)
+        compare(cues, data, renamed, skip_bad_rows, output_dir, backbone, as_json, allow_pickle)
         return
     [cue] = cues
-    loaded = load(cue, backbone)
+    loaded = load(cue, backbone, allow_pickle=allow_pickle)
     [row_task] = rename_columns([loaded.task], {} if data is None else renamed)
     checked = None
     if data is not None:

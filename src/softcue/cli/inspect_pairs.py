@@ -51,7 +51,12 @@ class PairSource:
 
 
 def compare_on_pairs(
-    paths: Sequence[Path], source: PairSource, output_dir: Path | None, backbone: str | None, as_json: bool
+    paths: Sequence[Path],
+    source: PairSource,
+    output_dir: Path | None,
+    backbone: str | None,
+    as_json: bool,
+    allow_pickle: bool = False,
 ) -> None:
     """Compare several cues on the same pairs, print the result, and write the page and the picture."""
     from softcue.cli.output import print_json
@@ -60,7 +65,7 @@ def compare_on_pairs(
     from softcue.inspection import pair_parts
     from softcue.inspection.page import html_page
 
-    study = source.study(load_together(list(paths), backbone, is_ensemble=False))
+    study = source.study(load_together(list(paths), backbone, False, allow_pickle))
     if output_dir is not None:
         title = f"{len(paths)} cues on {study.name}"
         page = html_page(title, [f"<h1>{escape(title)}</h1>", *pair_parts(study)])

@@ -36,13 +36,14 @@ def compare(
     output_dir: Path | None,
     backbone: str | None,
     as_json: bool,
+    allow_pickle: bool = False,
 ) -> None:
     """Compare several cues, print the result, and write the page and the pictures."""
     from softcue.cli.output import print_json, print_table
     from softcue.cue.score_table import few_rows_notes
     from softcue.inspection.comparison import compare_cues
 
-    comparison = compare_cues(paths, data, columns, backbone, skip_bad_rows)
+    comparison = compare_cues(paths, data, columns, backbone, skip_bad_rows, allow_pickle)
     if output_dir is not None:
         _write(comparison, output_dir)
     if as_json:

@@ -52,6 +52,9 @@ def predict(
     backbone: Annotated[
         str | None, typer.Option(help="Load the backbone from here instead.", autocompletion=complete_backbone)
     ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
@@ -75,7 +78,7 @@ def predict(
     paths, texts = split_words(words, source)
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
-    cues = load_together(paths, backbone, is_ensemble=join is not None)
+    cues = load_together(paths, backbone, is_ensemble=join is not None, allow_pickle=allow_pickle)
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -342,7 +345,7 @@ def choose_join(by_vote: bool, by_mean: bool) -> Join | None:
     return vote if by_vote else mean if by_mean else None
 
 
-def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool) -> list[Cue]:
+def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool, allow_pickle: bool = False) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
 
     Example:
@@ -359,7 +362,7 @@ def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool) ->
             raise ConfigurationError(
                 setting="cues", got=", ".join(map(str, paths)), expected="every cue once", fix="leave out the copy"
             )
-    first = load(paths[0], backbone)
+    first = load(paths[0], backbone, allow_pickle=allow_pickle)
     return [first, *(load(path, first.backbone) for path in paths[1:])]
 
 

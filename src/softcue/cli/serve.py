@@ -24,6 +24,9 @@ def serve(
         str,
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
     ],
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     api_key_file: Annotated[
@@ -80,6 +83,7 @@ def serve(
         token_budget=token_budget,
         max_characters=max_characters,
         log_texts=log_texts,
+        allow_pickle=allow_pickle,
         api_keys=read_keys(API_KEY, api_key_file),
         admin_keys=read_keys(ADMIN_KEY, admin_key_file),
     )

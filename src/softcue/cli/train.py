@@ -62,6 +62,9 @@ def train(
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Cut inputs to this many tokens, prompt included.")
     ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     init_from: Annotated[
@@ -105,6 +108,7 @@ def train(
         "batch_size": batch_size,
         "prompt_length": prompt_length,
         "max_length": max_length,
+        "allow_pickle": allow_pickle or None,
         "few_shot": few_shot,
         "seed": seed,
         "init_from": init_from,

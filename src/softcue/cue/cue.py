@@ -238,8 +238,10 @@ class Cue:
         return target
 
 
-def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue:
+def load(path: str | Path, backbone: Backbone | str | Path | None = None, *, allow_pickle: bool = False) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
+
+    `allow_pickle` opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it.
 
     Example:
         tickets = softcue.load("cues/tickets")
@@ -250,7 +252,9 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None) -> Cue
     if not isinstance(backbone, Backbone):
         settings = {} if cue_file.backbone.dtype == "bfloat16" else {"dtype": "float32"}
         name = str(backbone or cue_file.backbone.name)
-        backbone = load_backbone(BackboneConfig.model_validate({"name": name, **settings}))
+        backbone = load_backbone(
+            BackboneConfig.model_validate({"name": name, "allow_pickle": allow_pickle, **settings})
+        )
     _check_backbone(folder, cue_file, backbone)
     return Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
 

@@ -196,7 +196,7 @@ class TaskModel(nn.Module):
                 )
             rows = [replace(row, representation=vector) for row, vector in zip(rows, vectors, strict=True)]
         if self.representation is not None and (self.representation.dropout or not self.reads_stored_vectors):
-            plain = plain_rows(backbone, self.readout.task, examples)
+            plain = plain_rows(backbone, self.readout.task, examples, prompt=self.representation.prompt)
             rows = [replace(row, plain=plain_row) for row, plain_row in zip(rows, plain, strict=True)]
         return rows
 

@@ -123,6 +123,7 @@ def compare_cues(
     columns: Mapping[str, str] | None = None,
     backbone: str | None = None,
     skip_bad_rows: bool = False,
+    allow_pickle: bool = False,
 ) -> CueComparison:
     """Read several cues and compare their prompts. Only cues that share a backbone with another one are loaded.
 
@@ -152,7 +153,7 @@ def compare_cues(
             prompts[cue.name] = f"no other cue is on its backbone ({cue.cue_file.backbone.name})"
             continue
         try:
-            loaded = load(cue.path, backbones.get(fingerprint) or backbone)
+            loaded = load(cue.path, backbones.get(fingerprint) or backbone, allow_pickle=allow_pickle)
         except SoftcueError as error:
             prompts[cue.name] = str(error)
             continue

@@ -112,7 +112,8 @@ class AdapterTuning(Method):
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone with the adapters in it."""
-        backbone.require("sub-layers", "method.name", self.config.name, "use prompt-tuning: adapters do not work")
+        advice = "use prompt-tuning: adapters do not work"
+        backbone.require("sub-layers", "method.name", self.config.name, "prompts", advice)
         return backbone.with_sublayers(list(self.adapters))
 
 

@@ -64,6 +64,9 @@ class IDPGConfig(DeepConfig, InitConfig):
     representation_dropout: bool = Field(
         False, description="use the backbone's dropout for M(x) in training, as the authors' code does"
     )
+    representation_prompt: str | None = Field(
+        None, description="words in front of a text for M(x); unset: the default prompt its folder names, if any"
+    )
     glove: str = Field("kumo", description="representation=glove: a text file, or kumo for the package of that name")
     glove_width: int = Field(300, ge=1, description="width of the GloVe vectors")
     glove_digest: str = Field("", description="set by training: identifies the GloVe vectors of a cue")
@@ -107,6 +110,11 @@ class IDPGMethod(Prompted):
             # The embedding of one word, such as [CLS] or the last, does not describe the text.
             pooling = "mean" if config.representation == "words" else backbone.default_pooling
             config = config.model_copy(update={"pooling": pooling})
+        if config.representation_prompt is None:
+            # A cue without this setting is older than it, and was trained without words in front.
+            has_prompt = config.representation == "backbone" and generator is not None
+            prompt = backbone.sentence_transformers.default_prompt if has_prompt else ""
+            config = config.model_copy(update={"representation_prompt": prompt})
         assert config.pooling != "auto" and config.representation != "auto"
         prompted_layers = make_prompted_layers(config, backbone, num_layers=1 if config.depth == "single" else None)
         representation = None
@@ -118,6 +126,7 @@ class IDPGMethod(Prompted):
                 config.glove,
                 config.glove_width,
                 config.glove_digest,
+                config.representation_prompt or "",
             )
         width = backbone.width if representation is None else representation.width(backbone)
         _check(config, prompted_layers, width, backbone)
@@ -179,6 +188,13 @@ def _check(config: IDPGConfig, prompted_layers: PromptedLayers, width: int, back
             got=True,
             expected="representation=backbone",
             fix="word vectors have no dropout",
+        )
+    if config.representation_prompt and config.representation != "backbone":
+        raise ConfigurationError(
+            setting="method.representation_prompt",
+            got=config.representation_prompt,
+            expected="representation=backbone",
+            fix="other sentence vectors read no prompt: leave it out",
         )
     if config.representation == "entering" and not config.insert_layer:
         raise ConfigurationError(

@@ -274,9 +274,8 @@ def make_prompted_layers(config: DeepConfig, backbone: Backbone, num_layers: int
     """Return the layers that a configuration names, among the first `num_layers` of the backbone (unset: all)."""
     available = range(backbone.num_layers if num_layers is None else num_layers)
     if config.rule == "kv" or len(available) > 1:
-        backbone.require(
-            "layers", "method.name", config.name, "use prompt-tuning: prompts of deeper layers do not work"
-        )
+        advice = "use prompt-tuning: prompts of deeper layers do not work"
+        backbone.require("layers", "method.name", config.name, "prompts among the words", advice)
     layers = tuple(sorted(set(config.layers))) or tuple(available)
     if unknown := [layer for layer in layers if layer not in available]:
         raise ConfigurationError(

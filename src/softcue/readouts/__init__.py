@@ -55,7 +55,8 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
         )
     if resolved.name in ("generation", "label-words"):
         check = "word head" if backbone.kind == "encoder" else "cached decoding"
-        backbone.require(check, "readout.name", resolved.name, "set readout.name=classifier: it writes no text")
+        advice = "set readout.name=classifier: this backbone writes no text"
+        backbone.require(check, "readout.name", resolved.name, "classifier", advice)
     if resolved.pooling == "mask":
         _check_mask(resolved, backbone)
     if resolved.sentinel and resolved.name not in ("generation", "label-words"):

@@ -8,7 +8,7 @@ weights too, M(x) changes with them: then each pass computes it, and nothing is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -34,6 +34,7 @@ class SentenceVector:
     glove: str = ""  # the source of word vectors, as `load_glove` takes it
     glove_width: int = 0
     glove_digest: str = ""  # of the word vectors used in training; empty: not checked
+    prompt: str = ""  # words in front of every text, as some sentence encoders were trained with
 
     @property
     def reads_weights(self) -> bool:
@@ -70,7 +71,9 @@ def sentence_vectors_of(
     # A table look-up is cheaper than the disk. What a trained model computes is wrong after its next step.
     if representation.source == "words" or not backbone.is_frozen:
         return _compute(representation, backbone, task, examples, limit, batch_size)
-    keys = [_key(representation, backbone, task, example, limit) for example in examples]
+    # Keys are of texts with the prompt: vectors with different prompts are never mixed.
+    prompted = add_prompt(examples, representation.prompt)
+    keys = [_key(representation, backbone, task, example, limit) for example in prompted]
     store = open_store(use_disk_cache)
     vectors = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in vectors}
@@ -99,11 +102,26 @@ def sentence_vectors_of_batch(
 
 
 def plain_rows(
-    backbone: Backbone, task: Task, examples: Sequence[Example], limit: int | None = None
+    backbone: Backbone, task: Task, examples: Sequence[Example], limit: int | None = None, prompt: str = ""
 ) -> list[TokenizedRow]:
-    """Return the tokenized texts for M(x): without prompt, target marker or mask token."""
+    """Return the tokenized texts for M(x): without prompt vectors, target marker or mask token.
+
+    `prompt` are words in front of each text.
+    """
     formatter = InputFormatter(task, backbone.tokenizer, backbone.kind, limit or backbone.max_length)
-    return [formatter.source(example) for example in examples]
+    return [formatter.source(example) for example in add_prompt(examples, prompt)]
+
+
+def add_prompt(examples: Sequence[Example], prompt: str) -> Sequence[Example]:
+    """Put words in front of the first text of each example.
+
+    Example:
+        >>> add_prompt([Example(("Where is it?",))], "query: ")[0].texts
+        ('query: Where is it?',)
+    """
+    if not prompt:
+        return examples
+    return [replace(example, texts=(prompt + example.texts[0], *example.texts[1:])) for example in examples]
 
 
 # The part of a key that says how a vector was computed. Vectors stored under plain `torch.bfloat16` came from models
@@ -134,7 +152,7 @@ def _compute(
     limit: int | None,
     batch_size: int,
 ) -> Tensor:
-    rows = plain_rows(backbone, task, examples, limit)
+    rows = plain_rows(backbone, task, examples, limit, representation.prompt)
     vectors = torch.zeros(len(rows), representation.width(backbone))
     for indices in batch_by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id).to(backbone.device)

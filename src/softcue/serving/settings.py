@@ -45,6 +45,7 @@ class ServerSettings(BaseModel):
     max_characters: int = Field(20_000, ge=1, description="characters of the texts of one input")
     max_new_tokens: int = Field(256, ge=1, description="largest limit of generated tokens that a request may set")
     log_texts: bool = Field(False, description="write texts and error messages into the log")
+    allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")
 
     @property
     def limits(self) -> Limits:

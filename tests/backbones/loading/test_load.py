@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from gguf_files import write_tiny_gguf
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, ONE_OF_EACH_KIND, SIZES, VOCABULARY, tiny_model, tiny_tokenizer
 from torch import Tensor
@@ -176,45 +177,6 @@ def test_file_instead_of_a_folder_is_an_error(model_folders: dict[str, Path]) ->
 
 def test_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
     assert "config.json" in error_message(tmp_path)
-
-
-def write_tiny_gguf(path: Path) -> None:
-    """A Llama with random weights, each rounded to float16 as GGUF files often are."""
-    import gguf
-    import numpy
-
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(96)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(48)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    num_words = VOCABULARY + 8  # the tokenizer of a GGUF file adds special tokens of its own
-    writer.add_vocab_size(num_words)
-    writer.add_tokenizer_model("gpt2")
-    state = json.loads(tiny_tokenizer("llama").backend_tokenizer.to_str())["model"]
-    writer.add_token_list(list(state["vocab"]))
-    writer.add_token_types([1] * len(state["vocab"]))
-    writer.add_token_merges([" ".join(pair) for pair in state["merges"]])
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
-    layer = {"attn_q": 32, "attn_k": 16, "attn_v": 16, "attn_output": 32, "ffn_gate": 48, "ffn_up": 48}
-    shapes = {"token_embd": (num_words, 32), "output": (num_words, 32)}
-    for number in range(2):
-        shapes |= {f"blk.{number}.{name}": (rows, 32) for name, rows in layer.items()}
-        shapes[f"blk.{number}.ffn_down"] = (32, 48)
-    generator = numpy.random.default_rng(0)
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(numpy.float16))
-    for name in ("output_norm", *(f"blk.{number}.{part}_norm" for number in range(2) for part in ("attn", "ffn"))):
-        writer.add_tensor(f"{name}.weight", numpy.ones(32, numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_gguf_file_in_bfloat16_is_the_rounded_float32_model_with_exact_frequencies(tmp_path: Path) -> None:

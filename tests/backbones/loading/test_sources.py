@@ -36,7 +36,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A new cache folder, an alias 'fake', and no digest checked before."""
     folder = tmp_path / "home"
     monkeypatch.setenv("SOFTCUE_HOME", str(folder))
-    alias = Alias("encoder", "made up", "fake-model==1.0", "fake_model", "model", "model.safetensors", DIGEST)
+    alias = Alias(
+        kind="encoder",
+        description="made up",
+        requirement="fake-model==1.0",
+        module="fake_model",
+        folder="model",
+        weights="model.safetensors",
+        digest=DIGEST,
+    )
     monkeypatch.setitem(ALIASES, "fake", alias)
     monkeypatch.setattr(aliases, "_checked", set())
     return folder

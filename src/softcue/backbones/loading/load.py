@@ -1,4 +1,7 @@
-"""`BackboneConfig` and `load_backbone`: from a name to a frozen backbone. Nothing is executed or unpickled."""
+"""`BackboneConfig` and `load_backbone`: from a name to a frozen backbone. No code in a model's files is run.
+
+Pickled weights are opened only if the user allows it by name, and then with torch's `weights_only=True`.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.checks import ensure_checked
-from softcue.backbones.compilation import compile_layers
+from softcue.backbones.compilation import compile_layers, uncompiled
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
-from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_gguf_file, find_model_folder
+from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
+from softcue.backbones.loading.sentence_transformers_folder import (
+    fetch_sentence_transformers_files,
+    warn_of_left_out_modules,
+)
+from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_source
+from softcue.backbones.loading.weight_files import check_named_weights
 from softcue.backbones.tracing import structure_of
+from softcue.backbones.word_head import has_word_head
 from softcue.errors import BackboneError, near_matches
 
 
@@ -27,7 +37,15 @@ class BackboneConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field("minilm", description="a model folder, a hub id, or an alias of `softcue backbones`")
+    name: str = Field(
+        "minilm",
+        description="a model folder, a .gguf file, a hub id (or ID@REVISION), or an alias of `softcue backbones`",
+    )
+    allow_pickle: bool = Field(
+        False,
+        description="open weights in pytorch_model.bin, with weights_only=True; a pickle can run code, so say it for "
+        "each command and only for models you trust",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="number format of the frozen weights; auto takes bfloat16 where it is measured to be faster"
     )
@@ -65,10 +83,8 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     """
     config = BackboneConfig(name=config) if isinstance(config, str) else config
     backbone = load_unchecked(config)
-    # A compiled layer would be compiled for each shape of the checks: they run on the plain ones.
-    plain = backbone if not config.compile else load_unchecked(config.model_copy(update={"compile": False}))
-    ensure_checked(plain)
-    backbone.limits = plain.limits
+    with uncompiled():  # a compiled layer would be compiled for each shape of the checks
+        ensure_checked(backbone)
     return backbone
 
 
@@ -78,21 +94,20 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
     Example:
         backbone = load_unchecked(BackboneConfig(name="minilm"))
     """
-    folder = find_model_folder(config.name)
+    files = find_source(config.name, config.allow_pickle)
     device = _find_device(config.device)
-    source = str(folder) if folder else config.name
-    gguf_file = None if folder is None else find_gguf_file(folder)
-    options: dict[str, Any] = {"trust_remote_code": False}
-    if gguf_file is not None:
-        options["gguf_file"] = gguf_file
+    source, folder, gguf_file = files.name, files.folder, files.gguf_file
+    options: dict[str, Any] = {"trust_remote_code": False, **files.options}
     if folder is None and not can_reach_hub():
         options["local_files_only"] = True  # files downloaded before, or an error at once instead of retries
     with quiet_transformers(), _explain_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
-        from transformers.utils import cached_file
 
         model_config = AutoConfig.from_pretrained(source, **options)
+        check_named_weights(model_config, config.name)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        if gguf_file is not None:
+            add_gguf_special_tokens(tokenizer, gguf_file)
         auto_class = choose_auto_class(model_config)
         if config.dtype == "auto":
             dtype = choose_dtype(build_without_weights(auto_class, model_config), device)
@@ -104,17 +119,14 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # _check_weights names them
             dtype=dtype,  # and not `.to(dtype)` later, which would also round buffers such as rotary frequencies
-            **({} if gguf_file else {"use_safetensors": True}),
+            **files.weight_options,
             **options,
         )
-        if folder is None:  # the folder of the hub's files, for the pooling config in it
-            pooling_config = cached_file(
-                source,
-                "1_Pooling/config.json",
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-            folder = Path(pooling_config).parents[1] if pooling_config else None
+        if folder is None:  # the folder of the hub's files, for what it says about sentence vectors
+            hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
+            folder = fetch_sentence_transformers_files(source, **hub_options)
+    warn_of_left_out_modules(config.name, folder)
+    model = _drop_missing_head(model, report)
     _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
     model.requires_grad_(False).to(device)
@@ -192,6 +204,22 @@ def build_without_weights(auto_class: Any, model_config: Any) -> Any:
     config = deepcopy(model_config)  # models may change their configuration
     with torch.device("meta"):  # transformers then initialises no weights, but still ties them
         return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
+
+
+def _drop_missing_head(model: Any, report: dict[str, Any]) -> Any:
+    """Return the model without its masked-word head, if its files hold nothing of the head.
+
+    Sentence encoders such as all-mpnet-base-v2 still have the class they were made from in their configuration.
+    """
+    if not has_word_head(model):
+        return model
+    prefix = f"{model.base_model_prefix}."
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    head = {name for name, _ in model.named_parameters() if not name.startswith(prefix)} - tied
+    if not head or not head <= set(report["missing_keys"]):
+        return model
+    report["missing_keys"] = {name for name in report["missing_keys"] if name.startswith(prefix)}
+    return model.base_model
 
 
 def _check_weights(name: str, model: Any, report: dict[str, Any]) -> None:
@@ -279,6 +307,8 @@ def _explain_errors(name: str, folder: Path | None) -> Iterator[None]:
                 fix=f"check its files: {reason}",
             ) from error
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        if "model.safetensors" in reason:
+            reason += "; a model whose weights are only in a pickle needs --allow-pickle"
         raise BackboneError(
             setting="backbone.name",
             got=name,

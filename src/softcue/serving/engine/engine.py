@@ -67,11 +67,13 @@ class Engine:
         max_new_tokens: int = 256,
         on_batch: Callable[[BatchReport], None] | None = None,
         use_disk_cache: bool = True,
+        allow_pickle: bool = False,
     ) -> None:
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
             dtype = "float32" if folder is None else recorded_dtype(folder)
-            backbone = load_backbone(BackboneConfig.model_validate({"name": backbone, "dtype": dtype}))
+            settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
+            backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens

@@ -34,6 +34,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         settings.max_new_tokens,
         on_batch,
         use_disk_cache=False,
+        allow_pickle=settings.allow_pickle,
     )
 
 
