@@ -337,7 +337,8 @@ class Backbone:
         # A layer that runs again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         # With dropout each row has its own noise, also in its prompt, so nothing is shared.
-        can_share = not reruns_layers and dropout is None and "cached decoding" not in self.limits
+        can_cache = self.limits.keys().isdisjoint({"cached decoding", "shared prefix"})
+        can_share = can_cache and not reruns_layers and dropout is None
         if isinstance(forward_pass, DecoderPass) and can_share:
             shared = find_shared_prefixes(batch, prompt, self.layout_side)
             # A sliding window counts columns, also the padding between the shared columns and the others.

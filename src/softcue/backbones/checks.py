@@ -39,6 +39,7 @@ CheckName = Literal[
     "keys and values",
     "word head",
     "cached decoding",
+    "shared prefix",
     "begin token",
 ]
 LENGTHS = (7, 4)  # tokens of the two texts
@@ -78,6 +79,7 @@ _FAILURES: dict[CheckName, str] = {
     "keys and values": "keys and values cannot be set",
     "word head": "the masked-word head does not work",
     "cached decoding": "decoding with a cache and without one differ",
+    "shared prefix": "a prompt that runs once for all rows and one in every row differ",
     "begin token": "the tokenizer does not add the begin token that this model needs",
 }
 _WORKS: dict[CheckName, str] = {
@@ -86,6 +88,7 @@ _WORKS: dict[CheckName, str] = {
     "keys and values": "method.rule=add",
     "word head": "readout.name=classifier",
     "cached decoding": "readout.name=classifier",
+    "shared prefix": "a prompt in every row, more slowly,",
     "begin token": "all the rest",
 }
 
@@ -203,6 +206,7 @@ class _Checker:
         if self.backbone.kind != "encoder":
             yield self._guard("cached decoding", self._check_cached_decoding)
         if self.backbone.kind == "decoder":
+            yield self._guard("shared prefix", self._check_shared_prefix)
             yield self._guard("begin token", self._check_begin_token)
 
     def _guard(self, name: CheckName, check: Callable[[], tuple[bool, str]]) -> Check:
@@ -356,22 +360,25 @@ class _Checker:
         return difference <= self.bound, f"relative difference {difference:.1e}"
 
     def _check_cached_decoding(self) -> tuple[bool, str]:
-        """Generated tokens are the likeliest ones in an uncached pass; a decoder's prompt is shared by all rows."""
-        text = self._split()
-        first_prompt = text.prompt.tokens[:1].expand(len(self.rows), -1, -1)
-        prompt = replace(text.prompt, tokens=first_prompt, shared_by=nn.Identity())
-        plain = replace(prompt, shared_by=None)
-        # Text behind the prompt, so that rows can share it.
-        rows = [TokenizedRow(row.ids, None, insert_at=0) for row in self.rows]
-        batch = self._batch(rows)
-        embeds = self.backbone.embed(batch.ids)
-        generated = self.backbone.read(batch, prompt, embeds).generate(Decoding(max_new_tokens=NEW_TOKENS))
+        return self._compare_decoding(shares_prompt=False)
+
+    def _check_shared_prefix(self) -> tuple[bool, str]:
+        return self._compare_decoding(shares_prompt=True)
+
+    def _compare_decoding(self, shares_prompt: bool) -> tuple[bool, str]:
+        """Compare generated tokens, whose keys and values are cached, with an uncached pass: they are the likeliest."""
+        words = self._split().prompt
+        tokens = words.tokens[:1].expand(len(self.rows), -1, -1)
+        prompt = replace(words, tokens=tokens, shared_by=nn.Identity() if shares_prompt else None)
+        batch = self._batch(self.rows)
+        forward_pass = self.backbone.read(batch, prompt, self.backbone.embed(batch.ids))
+        generated = forward_pass.generate(Decoding(max_new_tokens=NEW_TOKENS))
         ends = set(_as_list(self.backbone.tokenizer.eos_token_id))
         largest = 0.0
-        for number, tokens in enumerate(generated):
-            end = next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
-            forced = self._batch([replace(rows[number], target_ids=tuple(tokens[:end]))])
-            row_prompt = Prompt(plain.tokens[:1], plain.mask[:1], plain.aux_loss)
+        for row, new_tokens in zip(self.rows, generated, strict=True):
+            end = next((place + 1 for place, token in enumerate(new_tokens) if token in ends), len(new_tokens))
+            forced = self._batch([replace(row, target_ids=tuple(new_tokens[:end]))])
+            row_prompt = Prompt(tokens[:1], words.mask[:1], words.aux_loss)
             forward_pass = self.backbone.read(forced, row_prompt, self.backbone.embed(forced.ids), with_target=True)
             logits = forward_pass.target_logits(forced.target_ids)[0]  # [U V]
             chosen = logits.gather(1, forced.target_ids[0, :, None])[:, 0]
@@ -382,7 +389,8 @@ class _Checker:
     def _check_begin_token(self) -> tuple[bool, str]:
         """Compare the likelihood of plain text with and without the begin token, if the tokenizer adds none."""
         tokenizer = self.backbone.tokenizer
-        begin_ids = _as_list(getattr(self.backbone.model.config.get_text_config(), "bos_token_id", None))
+        config, num_words = self.backbone.model.config.get_text_config(), len(self.backbone.word_table)
+        begin_ids = [number for number in _as_list(getattr(config, "bos_token_id", None)) if number < num_words]
         ids = tuple(tokenizer(PLAIN_TEXT)["input_ids"][: self.backbone.max_length - 1])
         if not begin_ids or ids[:1] == tuple(begin_ids[:1]):
             return True, "added by the tokenizer" if begin_ids else "the model has none"

@@ -505,11 +505,11 @@ def hidden_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | N
 
 
 def head_width_of(config: Any) -> int:
-    """The width of the keys of one attention head."""
+    """The width of the keys of one attention head, by the configuration; 1 for models without attention."""
     for name in ("head_dim", "d_kv", "attention_head_size"):
         if isinstance(width := getattr(config, name, None), int) and width > 0:
             return width
-    return int(config.hidden_size) // int(config.num_attention_heads)
+    return int(config.hidden_size) // int(getattr(config, "num_attention_heads", config.hidden_size))
 
 
 def key_width_of(config: Any) -> int:
