@@ -440,14 +440,13 @@ class _Tracer:
         repeated = [path for path in projections if run.num_calls.get(path, 0) > 1]
         once = {path: module for path, module in projections.items() if run.num_calls.get(path, 0) == 1}
         if self.is_meta:
-            reason = f"{repeated[0]} runs {run.num_calls[repeated[0]]} times in a layer" if repeated else ""
-            return {"why_no_keys": reason}
+            return {"why_no_keys": _repeated_reason(repeated) if repeated else ""}
         columns = self._columns_by_gradient(run, once)
         keys, values = ([path for path, parts in columns.items() if parts[which]] for which in (0, 1))
         reason = ""
         if len(keys) != 1 or len(values) != 1:
             if repeated:
-                reason = f"{repeated[0]} runs {run.num_calls[repeated[0]]} times in a layer"
+                reason = _repeated_reason(repeated)
             else:
                 counted = " and ".join(
                     f"{'no' if not paths else len(paths)} module{'' if len(paths) == 1 else 's'} for its {name}"
@@ -542,6 +541,10 @@ def _gradients(run: _LayerRun, modules: Mapping[str, nn.Module]) -> Iterator[tup
         else:
             output = run.layer(**{**kwargs, "hidden_states": hidden})
         yield output if isinstance(output, Tensor) else output[0], outputs
+
+
+def _repeated_reason(paths: Sequence[str]) -> str:
+    return f"{' and '.join(paths)} {'runs' if len(paths) == 1 else 'run'} more than once in a layer"
 
 
 def _weights(output: Tensor) -> Tensor:

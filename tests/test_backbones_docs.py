@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_script() -> Any:
+    spec = importlib.util.spec_from_file_location("backbones_docs", ROOT / "scripts" / "backbones_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_backbones_is_what_the_script_writes() -> None:
+    script = load_script()
+    assert script.PAGE.read_text("utf-8") == script.make_page()
