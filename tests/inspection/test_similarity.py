@@ -155,7 +155,8 @@ def test_inspect_compares_several_cues(folders: dict[str, Path], tmp_path: Path)
     assert [cue["name"] for cue in printed["cues"]] == ["a", "vip", "gpt", "b"]
     assert all(len(cue["curve"]["scores"]) == 2 for cue in printed["cues"])
     matrix = printed["similarity"]["best_match"]
-    assert matrix[0][3] == matrix[3][0] and matrix[0][0] == pytest.approx(1.0, abs=1e-5)
+    assert matrix[0][3] == pytest.approx(matrix[3][0], abs=1e-5)
+    assert matrix[0][0] == pytest.approx(1.0, abs=1e-5)
     assert matrix[0][1] is None and matrix[0][2] is None
 
 
