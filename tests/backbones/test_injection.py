@@ -508,6 +508,17 @@ def test_layers_run_again_give_the_same_loss_and_gradients(family: str, case: st
     assert again["kept"] < plain["kept"] / 1.5
 
 
+@pytest.mark.parametrize(("case", "settings"), [("prefix-tuning", {}), ("adapter", {"dropout": 0.3})])
+def test_a_shared_layer_run_again_has_the_prompt_and_adapter_of_its_place(
+    case: str, settings: dict[str, object]
+) -> None:
+    plain, again = (trained_once("albert", case, settings, checkpoints) for checkpoints in (False, True))
+    for name, gradient in plain["gradients"].items():
+        torch.testing.assert_close(again["gradients"][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        assert float(gradient.abs().max()) > 0, name
+    assert (plain["runs"], again["runs"]) == ([3, 3, 3], [6, 6, 6])  # the same module in three places
+
+
 def trained_once(family: str, case: str, settings: dict[str, object], checkpoints: bool) -> dict[str, Any]:
     """Run one backward pass on a new backbone, and count what it took."""
     backbone = Backbone(tiny_model(family), tiny_tokenizer(family), f"tiny-{family}")

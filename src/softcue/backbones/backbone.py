@@ -95,6 +95,13 @@ class Backbone:
         self.checkpoints_layers = False
         prepare_tokenizer(tokenizer, model.config)
         if self.kind != "encoder":
+            if tokenizer.eos_token_id is None and not self.word_table.is_meta:
+                raise BackboneError(
+                    setting="backbone tokenizer",
+                    got="no end token",
+                    expected="an eos_token, which ends every target",
+                    fix=f"add one to the tokenizer of {name}",
+                )
             model.generation_config = _make_generation_config(model.generation_config, tokenizer)
         install_hooks(model)
 
@@ -310,6 +317,10 @@ class Backbone:
             self._views_from_layers[first_layer] = LateBackbone(self, first_layer)
         return self._views_from_layers[first_layer]
 
+    def position_inputs(self, positions: Tensor) -> dict[str, Tensor]:
+        """Return the model's argument for positions that are counted from 0; none if it counts them itself."""
+        return {} if self.first_position is None else {"position_ids": positions + self.first_position}
+
     def read(
         self,
         batch: Batch,
@@ -475,8 +486,9 @@ def prepare_tokenizer(tokenizer: Any, config: Any) -> None:
 
     Padding is masked everywhere, so any token serves.
     """
-    if tokenizer.eos_token_id is None and isinstance(eos_id := getattr(config, "eos_token_id", None), int):
-        tokenizer.eos_token_id = eos_id
+    if tokenizer.eos_token_id is None:
+        end_ids = getattr(config, "eos_token_id", None)  # chat models have several
+        tokenizer.eos_token_id = end_ids[0] if isinstance(end_ids, (list, tuple)) and end_ids else end_ids
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
 

@@ -152,12 +152,10 @@ class LateBackbone(Backbone):
 
     def run_below_on_tokens(self, ids: Tensor, mask: Tensor, lower: LowerLayersCache) -> Tensor:
         """Run the layers below k on tokens that follow a text, and add them to its cache. [N U] -> [N U D]"""
-        first = lower.mask.sum(dim=1, keepdim=True) + (self.first_position or 0)  # [N 1]
+        positions = lower.mask.sum(dim=1, keepdim=True) + torch.arange(ids.shape[1], device=ids.device)  # [N U]
         lower.mask = torch.cat([lower.mask, mask.long()], dim=1)
-        positions = first + torch.arange(ids.shape[1], device=ids.device)
-        return self.run_below(
-            input_ids=ids, attention_mask=lower.mask, position_ids=positions, past_key_values=lower.cache
-        )
+        inputs = {"input_ids": ids, "attention_mask": lower.mask, **self.position_inputs(positions)}
+        return self.run_below(**inputs, past_key_values=lower.cache)
 
     def _states(self, batch: Batch) -> Tensor:
         """The states of the text, then (on decoders) of the target, each padded as in the batch. [B T+U D]"""

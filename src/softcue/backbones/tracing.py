@@ -29,8 +29,8 @@ ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 SAME_STATE = {"view", "reshape", "flatten", "contiguous", "to", "float", "type_as", "clone", "dropout", "squeeze"}
 SCALINGS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__"}
 # The relative size of a gradient that counts as zero: attention weights that are 1 up to rounding. On four real models
-# the gradient of keys was below 1e-6 of the largest one of values, in float32 and bfloat16; the typical gradient of each
-# head's values was above 0.03 of it.
+# the gradient of keys was below 1e-6 of the largest one of values, in float32 and bfloat16; the typical gradient of
+# each head's values was above 0.03 of it.
 ZERO_GRADIENT = 1e-4
 # The largest difference of states that should be equal, relative to their size.
 LARGEST_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-3}

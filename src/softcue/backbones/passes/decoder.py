@@ -312,14 +312,14 @@ class DecoderPass(ForwardPass):
         if ids.shape[1] > 1:
             source_mask = self._source_cache_mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
             embeds = self._embed_continuations(repeated_ids, repeated_mask)[:, :-1]  # [B*C U-1 D]
-            positions = torch.arange(ids.shape[1] - 1, device=ids.device)
+            positions = source_mask.sum(dim=1, keepdim=True) + torch.arange(ids.shape[1] - 1, device=ids.device)
             with self._without_prompts():
                 output = self.backbone.model(
                     inputs_embeds=embeds.to(self.backbone.dtype),
                     attention_mask=torch.cat([source_mask, repeated_mask[:, :-1].long()], dim=1),
-                    position_ids=source_mask.sum(dim=1, keepdim=True) + positions + (self.backbone.first_position or 0),
                     past_key_values=make_cache(repeat_rows(self._source_cache, num_candidates)),
                     use_cache=True,
+                    **self.backbone.position_inputs(positions),
                 )
             logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
         return sum_log_probabilities(logits, repeated_ids, repeated_mask).view(num_rows, num_candidates)
@@ -408,7 +408,8 @@ class DecoderPass(ForwardPass):
         """Run once over prompt and text and keep keys and values. The text must end in the last column."""
         if self._source_cache is not None:
             return
-        output = self._run_model(self.backbone.model, use_cache=True, logits_to_keep=1)
+        last_column = {"logits_to_keep": 1} if self.backbone.structure.takes_logits_to_keep else {}
+        output = self._run_model(self.backbone.model, use_cache=True, **last_column)
         self._last_logits = output.logits[:, -1].float()
         self._source_cache, self._source_cache_mask = keys_values_of(output.past_key_values), self._source_mask
 
@@ -417,6 +418,9 @@ class DecoderPass(ForwardPass):
         slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # padding may have no column
         is_alike = bool((slots == slots[:1]).all())  # left padding, targets of one length: the same for all rows
         columns, index = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
-        output = self._run_model(self.backbone.model, use_cache=False, logits_to_keep=columns)
-        logits: Tensor = output.logits.float()  # [B columns V]
+        if self.backbone.structure.takes_logits_to_keep:
+            logits: Tensor = self._run_model(self.backbone.model, use_cache=False, logits_to_keep=columns).logits
+        else:
+            logits = self._run_model(self.backbone.model, use_cache=False).logits[:, columns]
+        logits = logits.float()  # [B columns V]
         return logits if index is None else logits.gather(1, index.unsqueeze(2).expand(-1, -1, logits.shape[2]))

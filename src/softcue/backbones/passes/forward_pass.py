@@ -180,9 +180,7 @@ class ForwardPass(ABC):
 
     def _inputs(self) -> dict[str, Any]:
         inputs: dict[str, Any] = {"inputs_embeds": self.embeds, "attention_mask": self.layout.mask.long()}
-        first_position = self.backbone.first_position
-        if first_position is not None:
-            inputs["position_ids"] = self.layout.positions + first_position
+        inputs |= self.backbone.position_inputs(self.layout.positions)
         if self.segments is not None and self.backbone.structure.takes_segments:
             inputs["token_type_ids"] = self.segments
         return inputs
