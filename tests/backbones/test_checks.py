@@ -301,7 +301,7 @@ def test_the_command_prints_what_was_found_and_each_check(model_folders: dict[st
         "keys and values": True,
         "word head": True,
     }
-    assert printed["seconds"].keys() == {"load", "check"}
+    assert printed["seconds"].keys() == {"load", "find", "check"}
     table = run("backbones", "check", str(model_folders["gpt2"]))
     assert table.code == 0
     assert all(words in table.out for words in ("cached decoding", "attn.c_attn", "shared prefix"))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.structure import ATTRIBUTE
-from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE
+from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE, find_structure
 from softcue.errors import BackboneError
 from softcue.files import cache_folder, write_atomically
 from softcue.inputs.collate import PaddingSide, collate
@@ -447,6 +447,17 @@ def _as_list(value: Any) -> list[int]:
 def _first_line(error: Exception) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line}"[:200]
+
+
+def time_find(backbone: Backbone) -> float:
+    """Return the seconds that it takes to find a model's structure again.
+
+    Example:
+        seconds = time_find(load_backbone("minilm"))
+    """
+    started = time.perf_counter()
+    find_structure(backbone.model)
+    return time.perf_counter() - started
 
 
 def time_check(backbone: Backbone) -> tuple[list[Check], float]:
