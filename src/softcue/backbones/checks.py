@@ -90,7 +90,7 @@ _WORKS: dict[CheckName, str] = {
     "word head": "readout.name=classifier",
     "cached decoding": "readout.name=classifier",
     "shared prefix": "a prompt in every row, more slowly,",
-    "begin token": "all the rest",
+    "begin token": "a tokenizer.json whose post-processor adds it",
 }
 
 
