@@ -174,6 +174,15 @@ def test_the_encoder_of_a_t5_alone_is_an_encoder(tmp_path: Path) -> None:
     assert (backbone.kind, backbone.num_layers, type(backbone.model).__name__) == ("encoder", 3, "T5EncoderModel")
 
 
+def test_a_decoder_without_output_words_is_a_backbone_for_classifiers(tmp_path: Path) -> None:
+    settings = {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    make_tiny("mistral", settings, hf.AutoModel).save_pretrained(tmp_path)  # as e5-mistral is
+    tiny_tokenizer("gpt2").save_pretrained(tmp_path)
+    backbone = load_backbone(str(tmp_path))
+    assert (backbone.kind, type(backbone.model).__name__) == ("decoder", "MistralModel")
+    assert backbone.limits == {"cached decoding": "by its structure: it has no output words"}
+
+
 def test_a_model_without_a_list_of_layers_is_an_error_of_one_line() -> None:
     settings = {**SIZES, "vocab_size": VOCABULARY, "attention_window": 8, "max_position_embeddings": 100}
     model = make_tiny("longformer", settings, hf.AutoModelForMaskedLM)

@@ -102,7 +102,8 @@ class Backbone:
                     expected="an eos_token, which ends every target",
                     fix=f"add one to the tokenizer of {name}",
                 )
-            model.generation_config = _make_generation_config(model.generation_config, tokenizer)
+            if model.can_generate():  # else it has no head for words
+                model.generation_config = _make_generation_config(model.generation_config, tokenizer)
         install_hooks(model)
 
     @cached_property

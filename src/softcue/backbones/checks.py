@@ -215,6 +215,9 @@ class _Checker:
         yield self._guard("keys and values", self._check_keys_values)
         if self.backbone.word_head is not None:
             yield self._guard("word head", self._check_word_head)
+        if self.backbone.kind != "encoder" and not self.backbone.model.can_generate():
+            yield self._result("cached decoding", False, "by its structure: it has no output words")
+            return
         if self.backbone.kind != "encoder":
             yield self._guard("cached decoding", self._check_cached_decoding)
         if self.backbone.kind == "decoder":

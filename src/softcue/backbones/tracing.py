@@ -432,7 +432,7 @@ class _Tracer:
         if is_masked_model(self.model):
             return False
         if self.is_meta:
-            return _is_causal_model(self.model)
+            return is_causal_model(self.model)
         ids = self._ids(2, LENGTH)
         ids[1, :-1] = ids[0, :-1]
         states = self._run_source({"input_ids": ids})
@@ -618,7 +618,7 @@ def is_masked_model(model: Any) -> bool:
     return type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
 
 
-def _is_causal_model(model: Any) -> bool:
+def is_causal_model(model: Any) -> bool:
     """Whether the class of a model is that of a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
