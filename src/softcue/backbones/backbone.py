@@ -359,7 +359,14 @@ class Backbone:
         return forward_pass
 
     def check_dropout(self, share: float) -> None:
-        """Check that values are not dropped twice."""
+        """Check that values are dropped where they should be, and not twice."""
+        if share and (reason := self.limits.get("sub-layers") or self.structure.why_no_sublayers):
+            raise ConfigurationError(
+                setting="backbone.dropout",
+                got=share,
+                expected=f"0 with {self.model.config.model_type}",
+                fix=f"set backbone.dropout=0: the outputs to drop values of are not known ({reason})",
+            )
         if share and self.model.training:
             raise ConfigurationError(
                 setting="backbone.dropout",

@@ -25,7 +25,7 @@ from softcue.backbones.loading.sentence_transformers_folder import (
     fetch_sentence_transformers_files,
     warn_of_left_out_modules,
 )
-from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_source
+from softcue.backbones.loading.sources import ALIASES, adapter_error, can_reach_hub, find_source
 from softcue.backbones.loading.weight_files import check_named_weights
 from softcue.backbones.tracing import is_causal_model, structure_of
 from softcue.backbones.word_head import has_word_head
@@ -122,6 +122,8 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
             **files.weight_options,
             **options,
         )
+        if getattr(model, "_hf_peft_config_loaded", False):  # of a hub id
+            raise adapter_error(config.name)
         if folder is None:  # the folder of the hub's files, for what it says about sentence vectors
             hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
             folder = fetch_sentence_transformers_files(source, **hub_options)
