@@ -27,6 +27,7 @@ COLUMNS = {
 }
 
 CHECKS = {
+    "token ids": "Word embeddings with softcue's positions give the states that the model computes from token ids.",
     "padding": "A row alone has the states of the same row in a padded batch, padded on either side.",
     "copied words": "A prompt of copied word vectors gives the states of the text with these words in place.",
     "gradients": "Gradients reach every prompt vector.",
@@ -62,14 +63,14 @@ def make_page() -> str:
             "This page is written by `python scripts/backbones_docs.py`; a test compares it.",
             "",
             "Any text model that transformers can load is a backbone: encoders, encoder-decoders and decoders. softcue",
-            "has no list of model types. It finds the layers of a model, their sub-layers, keys and values, the numbering",
-            "of positions and the scale of word vectors from one pass over five tokens, and proves them with short",
-            "checks when a model is loaded for the first time ([why](decisions/49-structure-is-found.md)).",
+            "has no list of model types. It finds the layers of a model, their sub-layers, keys and values, the",
+            "numbering of positions and the scale of word vectors from short passes over five tokens, and proves them",
+            "by checks when a model is loaded for the first time ([why](decisions/49-structure-is-found.md)).",
             "",
             "    softcue backbones check MODEL [--json]",
             "",
-            "prints what was found in any model, and the checks. [guide.md](guide.md#backbones) says which names, folders",
-            "and files a backbone is loaded from.",
+            "prints what was found in any model, and the checks. [guide.md](guide.md#backbones) says which names,",
+            "folders and files a backbone is loaded from.",
             "",
             "## Aliases",
             "`softcue backbones pull NAME` fetches them with pip.",

@@ -54,7 +54,7 @@ def test_the_same_is_found_and_passes_in_bfloat16(model_type: str) -> None:
 
 
 def test_a_wrong_number_of_the_first_position_is_noticed() -> None:
-    assert "word head" not in failures(make_backbone("roberta"))
+    assert failures(make_backbone("roberta", first_position=0)) == {"token ids"}
     backbone = make_backbone("bert")
     backbone.first_position = None  # BERT then counts padding too, which is right for rows that are padded at the end
     assert failures(backbone) == set()
@@ -296,7 +296,7 @@ def test_a_damaged_file_of_checks_is_made_again(home: Path, num_checks: list[str
     file.write_bytes(content)
     ensure_checked(make_backbone("bert"))
     assert len(num_checks) == 2
-    assert json.loads(file.read_bytes())[0]["name"] == "padding"
+    assert json.loads(file.read_bytes())[0]["name"] == "token ids"
 
 
 def test_checks_run_where_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +317,7 @@ def test_the_command_prints_what_was_found_and_each_check(model_folders: dict[st
     printed = run("backbones", "check", str(model_folders["bert"]), "--json").json
     assert printed["structure"]["kind"] == "encoder"
     assert {check["name"]: check["passed"] for check in printed["checks"]} == {
+        "token ids": True,
         "padding": True,
         "copied words": True,
         "gradients": True,
@@ -325,7 +326,7 @@ def test_the_command_prints_what_was_found_and_each_check(model_folders: dict[st
         "keys and values": True,
         "word head": True,
     }
-    assert printed["seconds"].keys() == {"load", "check"}
+    assert printed["seconds"].keys() == {"load", "find", "check"}
     table = run("backbones", "check", str(model_folders["gpt2"]))
     assert table.code == 0
     assert all(words in table.out for words in ("cached decoding", "attn.c_attn", "shared prefix"))

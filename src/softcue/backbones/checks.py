@@ -10,7 +10,6 @@ import copy
 import hashlib
 import itertools
 import json
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +24,21 @@ from torch import Tensor, nn
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.structure import ATTRIBUTE
-from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE, hidden_input, ordinary_words
+from softcue.backbones.tracing import (
+    LARGEST_DIFFERENCE,
+    ROUGH_DIFFERENCE,
+    find_structure,
+    hidden_input,
+    ordinary_words,
+    relative_difference,
+)
 from softcue.errors import BackboneError
 from softcue.files import cache_folder, write_atomically
 from softcue.inputs.collate import PaddingSide, collate
 from softcue.types import Batch, LayerPrompt, Prompt, TokenizedRow
 
 CheckName = Literal[
+    "token ids",
     "padding",
     "copied words",
     "gradients",
@@ -72,6 +79,7 @@ class Check(BaseModel):
 
 
 _FAILURES: dict[CheckName, str] = {
+    "token ids": "states from word embeddings and from token ids differ",
     "padding": "a row alone and the same row in a padded batch differ",
     "copied words": "a prompt of word vectors and these words in the text differ",
     "gradients": "gradients do not reach the prompt",
@@ -210,6 +218,7 @@ class _Checker:
             self.states = self._read(self.batch)  # [B T D] of the two texts without a prompt
 
     def run(self) -> Iterator[Check]:
+        yield self._guard("token ids", self._check_token_ids)
         yield self._guard("padding", self._check_padding)
         yield from self._check_prompt()
         yield self._guard("keys and values", self._check_keys_values)
@@ -263,18 +272,19 @@ class _Checker:
         places = torch.tensor([0, *range(cut.stop, max(LENGTHS))], device=tokens.device)
         return _PromptedText(batch, Prompt(tokens, mask, tokens.new_zeros(())), places.expand(len(rest), -1))
 
-    def _difference(self, states: Tensor, expected: Tensor, mask: Tensor) -> float:
-        """The difference of states at real tokens, relative to their size."""
-        states, expected = states[mask].float(), expected[mask].float()
-        difference = float((states - expected).norm() / expected.norm())
-        return difference if math.isfinite(difference) else math.inf
-
     def _expected(self, text: _PromptedText) -> Tensor:
         """The states of the tokens that are not in the prompt, from the pass over the whole texts."""
         index = text.places[:, : text.batch.ids.shape[1]].unsqueeze(2).expand(-1, -1, self.states.shape[2])
         return self.states.gather(1, index)
 
     # Checks
+
+    def _check_token_ids(self) -> tuple[bool, str]:
+        is_encoder_decoder = self.backbone.kind == "encoder-decoder"
+        module = self.backbone.model.get_encoder() if is_encoder_decoder else self.backbone.base
+        expected = module(input_ids=self.batch.ids[:1]).last_hidden_state[0]  # [T D]
+        difference = relative_difference(self.states[0], expected)
+        return difference <= self.bound, f"relative difference {difference:.1e}"
 
     def _check_padding(self) -> tuple[bool, str]:
         differences = []
@@ -287,7 +297,7 @@ class _Checker:
             for side in ("left", "right"):
                 batch = self._batch(self.rows, side)
                 together = self._read(batch, backbone=backbone)[1][batch.mask[1]]
-                differences.append(self._difference(together[None], states, alone.mask))
+                differences.append(relative_difference(together, states[alone.mask]))
         return max(differences) <= self.bound, f"relative difference {max(differences):.1e}"
 
     def _check_prompt(self) -> Iterator[Check]:
@@ -311,7 +321,8 @@ class _Checker:
             for name in ("copied words", "gradients", "layers", "sub-layers"):
                 yield self._result(name, False, _first_line(error))
             return
-        difference = self._difference(states.detach(), self._expected(text), text.batch.mask)
+        mask = text.batch.mask
+        difference = relative_difference(states.detach()[mask], self._expected(text)[mask])
         yield self._result("copied words", difference <= self.bound, f"relative difference {difference:.1e}")
         sizes = gradient.abs().amax(dim=2)  # [B P]
         reaches = bool((sizes > 0).all() & sizes.isfinite().all())
@@ -358,11 +369,10 @@ class _Checker:
             return changed_keys, changed_values
 
         expected, mask = self._expected(text), text.batch.mask
-        same = self._difference(read_with(lambda layer_keys, layer_values: (layer_keys, layer_values)), expected, mask)
+        copied = read_with(lambda layer_keys, layer_values: (layer_keys, layer_values))
+        same = relative_difference(copied[mask], expected[mask])
         other = read_with(change_one_each)
-        effects = [
-            self._difference(other[row : row + 1], expected[row : row + 1], mask[row : row + 1]) for row in (0, 1)
-        ]
+        effects = [relative_difference(other[row][mask[row]], expected[row][mask[row]]) for row in (0, 1)]
         detail = f"relative difference {same:.1e} with the same keys and values, {effects[0]:.1e} with other keys, "
         detail += f"{effects[1]:.1e} with other values"
         return same <= self.bound and min(effects) > max(SMALLEST_EFFECT, same), detail
@@ -371,10 +381,8 @@ class _Checker:
         head = self.backbone.word_head
         assert head is not None
         forward_pass = self.backbone.read(self.batch, None, self.backbone.embed(self.batch.ids))
-        expected = self.backbone.model(**forward_pass._inputs()).logits[:1]
-        logits = head.logits(forward_pass.hidden()[0])[None]
-        mask = torch.ones_like(logits[..., 0], dtype=torch.bool)
-        difference = self._difference(logits, expected, mask)
+        expected = self.backbone.model(**forward_pass._inputs()).logits[0]
+        difference = relative_difference(head.logits(forward_pass.hidden()[0]), expected)
         return difference <= self.bound, f"relative difference {difference:.1e}"
 
     def _check_cached_decoding(self) -> tuple[bool, str]:
@@ -479,6 +487,17 @@ def _as_list(value: Any) -> list[int]:
 def _first_line(error: Exception) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line}"[:200]
+
+
+def time_find(backbone: Backbone) -> float:
+    """Return the seconds that it takes to find a model's structure again.
+
+    Example:
+        seconds = time_find(load_backbone("minilm"))
+    """
+    started = time.perf_counter()
+    find_structure(backbone.model)
+    return time.perf_counter() - started
 
 
 def time_check(backbone: Backbone) -> tuple[list[Check], float]:

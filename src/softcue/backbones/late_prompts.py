@@ -27,7 +27,13 @@ from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, repeat_rows
 from softcue.backbones.state_cache import StateCache
-from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE, set_structure, structure_of
+from softcue.backbones.tracing import (
+    LARGEST_DIFFERENCE,
+    ROUGH_DIFFERENCE,
+    relative_difference,
+    set_structure,
+    structure_of,
+)
 from softcue.errors import BackboneError
 from softcue.types import Batch
 
@@ -86,7 +92,7 @@ class LateBackbone(Backbone):
         below, _ = self._compute_states(batch, with_target=False)
         states = self.read(batch, None, below.float()).text()
         bound = LARGEST_DIFFERENCE.get(self.dtype, ROUGH_DIFFERENCE)
-        if not bool((states - expected).norm() <= bound * expected.norm()):
+        if relative_difference(states[0], expected[0]) > bound:
             raise BackboneError(
                 setting="method.insert_layer",
                 got=self.first_layer,

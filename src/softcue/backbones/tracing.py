@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ SCALINGS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv_
 # the gradient of keys was below 1e-6 of the largest one of values, in float32 and bfloat16; the typical gradient of
 # each head's values was above 0.03 of it.
 ZERO_GRADIENT = 1e-4
-# The largest difference of states that should be equal, relative to their size.
+# The largest relative difference of states that should be equal.
 LARGEST_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 ROUGH_DIFFERENCE = 0.1  # in formats with fewer digits
 # The same in two rows of one batch, where sums are taken in the same order.
@@ -215,29 +216,41 @@ class _Tracer:
 
         Returns the first position and the scale of word embeddings with which they are equal.
         """
-        ids = self._ids(2, LENGTH)
-        mask = torch.ones_like(ids)
-        mask[1, 1:] = 0  # the second row has one token, which attends to itself alone
-        plain = None if self.is_meta else self._run_source({"input_ids": ids[:1]})
-        positions = torch.arange(LENGTH, device=ids.device).expand(2, -1)
         first_positions = self._first_positions() if "position_ids" in arguments else [None]
+        candidates = [(position, scale) for scale in self._word_scales() for position in first_positions]
+        if self.is_meta:
+            self._run_traced(*candidates[0])
+            return candidates[0]
+        plain = self._run_source({"input_ids": self._ids(2, LENGTH)[:1]})
+        differences = []
+        for candidate in candidates:
+            differences.append(relative_difference(self._run_traced(*candidate)[0], plain[0]))
+            if differences[-1] <= SAME_SHAPE_DIFFERENCE.get(plain.dtype, ROUGH_SAME_SHAPE_DIFFERENCE):
+                return candidate
+        # In formats with few digits a wrong position may differ by little more than rounding: the best one counts.
+        # Where several are as good (rotary positions), the first does.
+        best = next(number for number, value in enumerate(differences) if value <= 3 * min(differences))
+        if differences[best] > LARGEST_DIFFERENCE.get(plain.dtype, ROUGH_DIFFERENCE):
+            raise no_structure_error(self.model, "its states from word embeddings are not those from token ids")
+        self._run_traced(*candidates[best])
+        return candidates[best]
+
+    def _run_traced(self, first_position: int | None, word_scale: float) -> Tensor:
+        """Run a watched pass over two rows of word embeddings, of which the second has one token. [B S D]"""
+        ids = self._ids(2, LENGTH)
         words = self.model.get_input_embeddings()(ids)
-        for word_scale in self._word_scales():
-            for first_position in first_positions:
-                inputs: dict[str, Any] = {"inputs_embeds": words * word_scale if word_scale != 1.0 else words}
-                if not self.is_meta:  # transformers makes masks from the numbers in these
-                    inputs["attention_mask"] = mask
-                    if first_position is not None:
-                        inputs["position_ids"] = positions + first_position
-                self.runs.clear()
-                with self._watching():
-                    states = self._run_source(inputs)
-                    if self.is_encoder_decoder:
-                        self._run_decoder(states, inputs.get("attention_mask"))
-                bound = LARGEST_DIFFERENCE.get(states.dtype, ROUGH_DIFFERENCE)
-                if plain is None or _are_equal(states[:1], plain, bound):
-                    return first_position, word_scale
-        raise no_structure_error(self.model, "its states from word embeddings are not those from token ids")
+        inputs: dict[str, Any] = {"inputs_embeds": words * word_scale if word_scale != 1.0 else words}
+        if not self.is_meta:  # transformers makes masks from the numbers in these
+            inputs["attention_mask"] = torch.ones_like(ids)
+            inputs["attention_mask"][1, 1:] = 0
+            if first_position is not None:
+                inputs["position_ids"] = torch.arange(LENGTH, device=ids.device).expand(2, -1) + first_position
+        self.runs.clear()
+        with self._watching():
+            states = self._run_source(inputs)
+            if self.is_encoder_decoder:
+                self._run_decoder(states, inputs.get("attention_mask"))
+        return states
 
     def _ids(self, num_rows: int, length: int) -> Tensor:
         """Token ids that are not special."""
@@ -437,7 +450,7 @@ class _Tracer:
         ids[1, :-1] = ids[0, :-1]
         states = self._run_source({"input_ids": ids})
         bound = SAME_SHAPE_DIFFERENCE.get(states.dtype, ROUGH_SAME_SHAPE_DIFFERENCE)
-        return _are_equal(states[1, :-1], states[0, :-1], bound)
+        return relative_difference(states[1, :-1], states[0, :-1]) <= bound
 
     def _find_keys(self, run: _LayerRun) -> dict[str, Any]:
         """Find the modules and columns of keys and values in a layer, or the reason why they cannot be set."""
@@ -606,9 +619,18 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _are_equal(states: Tensor, expected: Tensor, bound: float) -> bool:
-    difference = (states - expected).float().norm()
-    return bool(difference <= bound * expected.float().norm())
+def relative_difference(states: Tensor, expected: Tensor) -> float:
+    """The difference of states [T D], relative to how far the expected ones are from their mean.
+
+    Few values that are large in every state (as in many trained models) so count no more than others.
+
+    Example:
+        >>> relative_difference(torch.tensor([[9.0], [7.0]]), torch.tensor([[9.0], [7.0]]))
+        0.0
+    """
+    states, expected = states.float(), expected.float()
+    difference = float((states - expected).norm() / (expected - expected.mean(dim=0)).norm())
+    return difference if math.isfinite(difference) else math.inf
 
 
 def is_masked_model(model: Any) -> bool:

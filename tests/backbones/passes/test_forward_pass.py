@@ -8,7 +8,7 @@ from tiny import DECODERS, ENCODER_DECODERS, ENCODERS, ONE_OF_EACH_KIND, tiny
 from tolerance import REORDERED_BFLOAT16
 from toy import EVERYWHERE, EXAMPLES, TASK, make_model, works_on
 
-from softcue.backbones import Backbone, pool
+from softcue.backbones import Backbone, Decoding, pool
 from softcue.errors import BackboneError
 from softcue.inputs.collate import collate
 from softcue.inputs.formatter import InputFormatter
@@ -94,3 +94,23 @@ def test_on_a_bfloat16_backbone_trainable_parameters_and_outputs_stay_in_float32
         losses.append(loss.total.item())
     assert losses[1] == REORDERED_BFLOAT16.approx(losses[0])
     assert backbone.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+@torch.no_grad()
+def test_the_word_head_gets_contiguous_states(family: str) -> None:
+    """Of a slice torch would copy the matrix of words for each row."""
+    backbone = tiny(family)
+    copied = backbone.with_weights()
+    for view in (backbone, copied):
+        head = view.model.get_output_embeddings()
+        seen: list[bool] = []
+        handle = head.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0].is_contiguous()))
+        formatter = InputFormatter(TASK, view.tokenizer, view.kind, 90)
+        batch = collate([formatter.source(example) for example in EXAMPLES], 0)
+        forward_pass = view.read(batch, None, view.embed(batch.ids))
+        forward_pass.rank([torch.tensor([7, 8, 1]), torch.tensor([9, 1])])
+        forward_pass.generate(Decoding(max_new_tokens=2))
+        handle.remove()
+        assert seen and all(seen)
+        assert len(head._forward_pre_hooks) == 1  # also of a copied model
