@@ -118,6 +118,13 @@ def test_commands_take_the_option(cue: Path, tmp_path: Path, command: list[str])
     assert allowed.code == 0, allowed.err
 
 
+def test_the_check_of_a_backbone_takes_the_option(folder: Path) -> None:
+    refused = run("backbones", "check", str(folder))
+    assert refused.code == 2
+    assert "--allow-pickle" in refused.err
+    assert run("backbones", "check", str(folder), "--allow-pickle").code == 0
+
+
 def test_the_engine_and_the_server_need_it_too(cue: Path, folder: Path) -> None:
     with pytest.raises(BackboneError, match="--allow-pickle"):
         Engine(str(folder), cue.parent)

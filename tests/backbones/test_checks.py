@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from command import check_error, run
 from tiny import KINDS, UNLIKE, tiny_model, tiny_tokenizer
 from toy import make_model
@@ -107,6 +108,13 @@ def test_a_layer_that_is_left_out_is_noticed() -> None:
     source = structure_of(tiny_model("bert")).source
     wrong = Stack(runs=(*source.runs[:1], *source.runs[:1], *source.runs[2:]), layers=source.layers)
     assert "layers" in failures(make_backbone("bert", source=wrong))
+
+
+def test_a_list_of_parts_of_layers_is_noticed() -> None:
+    settings = {"n_words": 400, "emb_dim": 32, "n_layers": 3, "n_heads": 4, "max_position_embeddings": 96}
+    torch.manual_seed(0)
+    model = hf.XLMWithLMHeadModel(hf.XLMConfig(**settings)).eval()  # it has a list of attentions, one of norms, ...
+    assert "layers" in failures(Backbone(model, tiny_tokenizer("bert"), "xlm"))
 
 
 def test_a_prompt_without_gradient_is_noticed() -> None:
@@ -263,6 +271,22 @@ def test_a_backbone_is_checked_once_on_a_machine(home: Path, num_checks: list[st
     ensure_checked(make_backbone("roberta"))
     assert len(num_checks) == 2
     assert len(list((home / "checks").iterdir())) == 2
+
+
+def test_another_class_and_other_weights_are_checked_again(home: Path, num_checks: list[str]) -> None:
+    first, second = make_backbone("bert"), make_backbone("bert")
+    second.model.get_parameter("bert.encoder.layer.2.output.dense.weight").mul_(2)
+    headless = Backbone(make_backbone("bert").model.base_model, first.tokenizer, "headless")
+    for backbone in (first, second, headless):
+        ensure_checked(backbone)
+    assert len(num_checks) == 3
+
+
+def test_a_model_that_cannot_read_the_texts_of_the_checks_is_an_error_of_one_line() -> None:
+    backbone = Backbone(tiny_model("bert", max_position_embeddings=6), tiny_tokenizer("bert"), "short")
+    with pytest.raises(BackboneError, match="runs on two texts of 7 and 4 tokens") as raised:
+        check_backbone(backbone)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]]", b'[{"name": "padding"}]', b"\xff"])

@@ -93,6 +93,24 @@ def test_sublayers_are_the_modules_whose_output_enters_a_residual_sum(model_type
     assert {layer.sublayers for layer in tiny(model_type).structure.source.layers} == {EXPECTED_SUBLAYERS[model_type]}
 
 
+@pytest.mark.parametrize("model_type", ["dots1", "afmoe"])
+def test_experts_and_shared_experts_are_one_sublayer(model_type: str) -> None:
+    experts = {
+        "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1},
+        "afmoe": {"num_experts": 4, "num_shared_experts": 1, "num_dense_layers": 1},
+    }
+    settings = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "num_experts_per_tok": 2, **experts[model_type]}
+    source = structure_of(make_tiny(model_type, settings, hf.AutoModelForCausalLM)).source
+    assert len({layer.sublayers for layer in source.layers}) == 1  # of layers with and without experts
+    assert len(source.layers[2].sublayers) == 2
+
+
+def test_a_layer_whose_output_is_not_on_the_residual_stream_has_no_known_sublayers() -> None:
+    settings = {**LLAMA, "entity_vocab_size": 9, "entity_emb_size": 8}  # LUKE cuts words out of words and entities
+    structure = structure_of(make_tiny("luke", settings, hf.AutoModelForMaskedLM))
+    assert "residual sum" in structure.why_no_sublayers
+
+
 def test_cross_attention_is_told_from_the_other_sublayers() -> None:
     for model_type, cross_attention in (("t5", "layer.1.dropout"), ("bart", "encoder_attn.out_proj")):
         decoder = tiny(model_type).structure.decoder
@@ -156,12 +174,55 @@ def test_the_encoder_of_a_t5_alone_is_an_encoder(tmp_path: Path) -> None:
     assert (backbone.kind, backbone.num_layers, type(backbone.model).__name__) == ("encoder", 3, "T5EncoderModel")
 
 
+def test_a_decoder_without_output_words_is_a_backbone_for_classifiers(tmp_path: Path) -> None:
+    settings = {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    make_tiny("mistral", settings, hf.AutoModel).save_pretrained(tmp_path)  # as e5-mistral is
+    tiny_tokenizer("gpt2").save_pretrained(tmp_path)
+    backbone = load_backbone(str(tmp_path))
+    assert (backbone.kind, type(backbone.model).__name__) == ("decoder", "MistralModel")
+    assert backbone.limits == {"cached decoding": "by its structure: it has no output words"}
+
+
 def test_a_model_without_a_list_of_layers_is_an_error_of_one_line() -> None:
     settings = {**SIZES, "vocab_size": VOCABULARY, "attention_window": 8, "max_position_embeddings": 100}
     model = make_tiny("longformer", settings, hf.AutoModelForMaskedLM)
     with pytest.raises(BackboneError, match="take another backbone: no list of layers") as raised:
         find_structure(model)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("num_words", [37, 41, 185, 222])
+def test_the_kind_does_not_depend_on_the_size_of_the_vocabulary(num_words: int) -> None:
+    for model_type, auto_class, kind in (
+        ("bert", hf.AutoModel, "encoder"),
+        ("llama", hf.AutoModelForCausalLM, "decoder"),
+    ):
+        settings = {**LLAMA, "vocab_size": num_words}
+        assert find_structure(make_tiny(model_type, settings, auto_class)).kind == kind
+
+
+def test_a_vocabulary_that_is_too_small_is_an_error_of_one_line() -> None:
+    model = make_tiny("bert", {**LLAMA, "vocab_size": 8}, hf.AutoModel)
+    with pytest.raises(BackboneError, match="vocabulary has 5 words that are not special"):
+        find_structure(model)
+
+
+def test_a_base_model_that_returns_no_states_is_an_error_of_one_line() -> None:
+    settings = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
+    model = make_tiny("llama4_text", settings, hf.AutoModelForCausalLM)  # it is its own base model
+    with pytest.raises(BackboneError, match="returns no hidden states"):
+        find_structure(model)
+
+
+def test_an_encoder_decoder_may_have_two_configurations_and_two_widths() -> None:
+    sizes = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8}
+    decoder = {**sizes, "hidden_size": 48, "cross_attention_hidden_size": 32, "num_hidden_layers": 2}
+    settings = {"encoder": sizes, "decoder": decoder, "vocab_size": VOCABULARY, "decoder_start_token_id": 2}
+    model = make_tiny("t5gemma", settings, hf.AutoModelForSeq2SeqLM)
+    backbone = Backbone(model, tiny_tokenizer("t5"), "t5gemma")
+    assert (backbone.hidden_width, backbone.key_width) == (32, 16)
+    assert {check.name for check in check_backbone(backbone) if not check.passed} == {"sub-layers"}
+    assert "differ in width" in backbone.structure.why_no_sublayers
 
 
 def test_tracing_leaves_the_model_as_it_was() -> None:

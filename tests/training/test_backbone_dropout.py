@@ -15,6 +15,7 @@ from toy import EXAMPLES, make_model
 import softcue
 from softcue.backbones import Backbone
 from softcue.backbones.compilation import compile_layers
+from softcue.backbones.tracing import set_structure, structure_of
 from softcue.errors import ConfigurationError
 from softcue.inference import predict
 from softcue.randomness import TokenNoise
@@ -135,6 +136,13 @@ def test_noise_is_even_and_differs_between_steps_rows_places_and_tokens() -> Non
 def test_values_are_not_dropped_twice() -> None:
     with pytest.raises(ConfigurationError, match=r"backbone.dropout.*method.dropout=false"):
         new_trainer(tiny("bert"), "fine-tuning", share=0.1, dropout=True)
+
+
+def test_unknown_sublayers_are_an_error_rather_than_dropout_of_the_embeddings_alone() -> None:
+    model = tiny_model("bert")
+    set_structure(model, structure_of(model).model_copy(update={"why_no_sublayers": "none was found"}))
+    with pytest.raises(ConfigurationError, match=r"backbone.dropout=0.*none was found"):
+        new_trainer(Backbone(model, tiny_tokenizer("bert"), "unknown"), share=0.1)
 
 
 def test_a_run_takes_its_dropout_from_the_settings(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ class Backbone:
                     expected="an eos_token, which ends every target",
                     fix=f"add one to the tokenizer of {name}",
                 )
-            model.generation_config = _make_generation_config(model.generation_config, tokenizer)
+            if model.can_generate():  # else it has no output words
+                model.generation_config = _make_generation_config(model.generation_config, tokenizer)
             make_head_inputs_contiguous(model)
         install_hooks(model)
 
@@ -359,7 +360,14 @@ class Backbone:
         return forward_pass
 
     def check_dropout(self, share: float) -> None:
-        """Check that values are not dropped twice."""
+        """Check that values are dropped where they should be, and not twice."""
+        if share and (reason := self.limits.get("sub-layers") or self.structure.why_no_sublayers):
+            raise ConfigurationError(
+                setting="backbone.dropout",
+                got=share,
+                expected=f"0 with {self.model.config.model_type}",
+                fix=f"set backbone.dropout=0: the outputs to drop values of are not known ({reason})",
+            )
         if share and self.model.training:
             raise ConfigurationError(
                 setting="backbone.dropout",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import time
 import warnings
@@ -23,7 +24,14 @@ from torch import Tensor, nn
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.structure import ATTRIBUTE
-from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE, find_structure, relative_difference
+from softcue.backbones.tracing import (
+    LARGEST_DIFFERENCE,
+    ROUGH_DIFFERENCE,
+    find_structure,
+    hidden_input,
+    ordinary_words,
+    relative_difference,
+)
 from softcue.errors import BackboneError
 from softcue.files import cache_folder, write_atomically
 from softcue.inputs.collate import PaddingSide, collate
@@ -101,7 +109,16 @@ def check_backbone(backbone: Backbone) -> list[Check]:
         [check.name for check in check_backbone(load_backbone("minilm")) if not check.passed]     # []
     """
     with torch.inference_mode(False), _without_limits(backbone):
-        return list(_Checker(backbone).run())
+        try:
+            checker = _Checker(backbone)
+        except Exception as error:
+            raise BackboneError(
+                setting="backbone.name",
+                got=backbone.name,
+                expected=f"a model that runs on two texts of {' and '.join(map(str, LENGTHS))} tokens",
+                fix=f"take another backbone: {_first_line(error)}",
+            ) from error
+        return list(checker.run())
 
 
 def ensure_checked(backbone: Backbone) -> None:
@@ -148,20 +165,22 @@ def _read(path: Any) -> list[Check] | None:
 
 
 def _key_of(backbone: Backbone) -> str:
-    """A digest of all that the checks depend on: versions, configuration, format, device, a sample of the words."""
+    """A digest of all that checks depend on: versions, class, configuration, format, device, a sample of weights."""
     import transformers
 
     import softcue
 
     tokenizer, table = backbone.tokenizer, backbone.word_table
-    sample = table[:: max(1, len(table) // 64), 0].detach().float().cpu().tolist()
+    words = table[:: max(1, len(table) // 64), 0].detach().float().cpu().tolist()
+    weights = [value.detach().reshape(-1)[value.numel() // 2] for value in backbone.model.parameters() if value.numel()]
     parts = [
         f"{softcue.__version__} {torch.__version__} {transformers.__version__}",
         json.dumps(backbone.model.config.to_diff_dict(), sort_keys=True, default=str),
-        f"{backbone.attention} {backbone.dtype} {backbone.device.type}",
+        f"{type(backbone.model).__name__} {backbone.attention} {backbone.dtype} {backbone.device.type}",
         getattr(backbone.model, ATTRIBUTE).model_dump_json(),
         f"{type(tokenizer).__name__} {tokenizer.special_tokens_map} {tokenizer('a')['input_ids']}",
-        repr(sample),
+        repr(words),
+        repr(torch.stack([value.float() for value in weights]).tolist()),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -205,6 +224,9 @@ class _Checker:
         yield self._guard("keys and values", self._check_keys_values)
         if self.backbone.word_head is not None:
             yield self._guard("word head", self._check_word_head)
+        if self.backbone.kind != "encoder" and not self.backbone.model.can_generate():
+            yield self._result("cached decoding", False, "by its structure: it has no output words")
+            return
         if self.backbone.kind != "encoder":
             yield self._guard("cached decoding", self._check_cached_decoding)
         if self.backbone.kind == "decoder":
@@ -228,9 +250,8 @@ class _Checker:
 
     def _make_rows(self) -> list[TokenizedRow]:
         """Two texts of ordinary tokens."""
-        special, num_words = set(self.backbone.tokenizer.all_special_ids), len(self.backbone.word_table)
-        ordinary = (number * 41 % num_words for number in range(5, num_words))
-        tokens = (number for number in ordinary if number not in special)
+        special = set(self.backbone.tokenizer.all_special_ids)
+        tokens = iter(ordinary_words(len(self.backbone.word_table), special, sum(LENGTHS)))
         return [TokenizedRow(tuple(next(tokens) for _ in range(length)), None, insert_at=0) for length in LENGTHS]
 
     def _batch(self, rows: Sequence[TokenizedRow], side: PaddingSide = "right") -> Batch:
@@ -292,7 +313,7 @@ class _Checker:
             prompt = replace(text.prompt, layer_prompts=note_layer)
             counters = [_Counter(number, sublayers) for number in range(len(self.backbone.sublayers))]
             view = self.backbone.with_sublayers(counters)
-            with torch.enable_grad():
+            with torch.enable_grad(), _recorded_layers(self.backbone) as recorded:
                 states = self._read(text.batch, prompt, view)
                 weights = torch.arange(1, states.shape[2] + 1, device=states.device).cos()
                 (gradient,) = torch.autograd.grad((states * weights)[text.batch.mask].sum(), prompt.tokens)
@@ -308,7 +329,11 @@ class _Checker:
         yield self._result("gradients", reaches, f"largest {float(sizes.max()):.1e}, smallest {float(sizes.min()):.1e}")
         num_layers = self.backbone.num_layers
         detail = f"{len(layers)} runs of {num_layers} layers"
-        yield self._result("layers", layers == list(range(num_layers)), detail)
+        # XLM has lists of attentions and of feed-forwards: what enters those is not the residual stream.
+        is_stack = num_layers == 1 or any(after is before for (_, before), (after, _) in itertools.pairwise(recorded))
+        if not is_stack:
+            detail += ", none of which runs on the output of the one before"
+        yield self._result("layers", layers == list(range(num_layers)) and is_stack, detail)
         source = [len(layer.sublayers) for layer in self.backbone.structure.source.layers]
         reason = self.backbone.structure.why_no_sublayers
         detail = f"by its structure: {reason}" if reason else f"{len(sublayers)} runs of {sum(source)} sub-layers"
@@ -418,6 +443,20 @@ class _Counter(nn.Module):
         """Return the states as they are."""
         self.runs.append(self.number)
         return states
+
+
+@contextmanager
+def _recorded_layers(backbone: Backbone) -> Iterator[list[tuple[Tensor | None, Tensor]]]:
+    """Record the input and the output of each layer's run. Each [B S D]"""
+    recorded: list[tuple[Tensor | None, Tensor]] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        recorded.append((hidden_input(args, kwargs), output if isinstance(output, Tensor) else output[0]))
+
+    with ExitStack() as stack:
+        for layer in dict.fromkeys(backbone.layers):
+            stack.callback(layer.register_forward_hook(hook, with_kwargs=True).remove)
+        yield recorded
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,6 +104,7 @@ class _LayerRun:
     num_calls: dict[str, int] = field(default_factory=dict)  # of each module of the layer
     times: dict[int, int] = field(default_factory=dict)  # when a tensor was first returned by a module
     summands: list[int] = field(default_factory=list)  # identities of the outputs that enter a residual sum
+    branches: dict[int, list[int]] = field(default_factory=dict)  # sums of outputs that are not on the stream (yet)
     reads_source: bool = False  # a module has run on the source states since the last sum
     cross_summand: int | None = None
     has_unnamed_summand: bool = False  # a summand that no module returned
@@ -162,8 +163,8 @@ class _Tracer:
         model_arguments = inspect.signature(self.model.forward).parameters
         first_position, word_scale = self._trace(arguments)
         source_list, decoder_list = self._choose_lists()
-        source_runs = self.runs[source_list]
-        source = self._describe(source_runs, finds_keys=True)
+        hidden_width = self.runs[source_list][0].hidden.shape[-1]
+        source = self._describe(self.runs[source_list], finds_keys=True)
         kind: BackboneKind = "encoder-decoder"
         if not self.is_encoder_decoder:
             kind = "decoder" if self._is_causal() else "encoder"
@@ -180,7 +181,11 @@ class _Tracer:
         if len(key_widths) > 1:
             why_no_keys = "its layers have keys of different widths"
         all_layers = [*source.layers, *(decoder.layers if decoder else ())]
-        has_sublayers = all(layer.sublayers for layer in all_layers)
+        why_no_sublayers = ""
+        if not all(layer.sublayers for layer in all_layers):
+            why_no_sublayers = "no module's output alone enters a residual sum of its layers"
+        elif decoder_list is not None and self.runs[decoder_list][0].hidden.shape[-1] != hidden_width:
+            why_no_sublayers = "its encoder and decoder differ in width"
         return Structure(
             kind=kind,
             source=source,
@@ -189,10 +194,10 @@ class _Tracer:
             takes_segments="token_type_ids" in arguments and max(segment_tables, default=0) > 1,
             takes_logits_to_keep="logits_to_keep" in model_arguments,
             word_scale=word_scale,
-            hidden_width=source_runs[0].hidden.shape[-1],
+            hidden_width=hidden_width,
             key_width=0 if why_no_keys else key_widths.pop(),
             why_no_keys=why_no_keys,
-            why_no_sublayers="" if has_sublayers else "no module's output alone enters a residual sum of its layers",
+            why_no_sublayers=why_no_sublayers,
         )
 
     # The pass
@@ -254,10 +259,8 @@ class _Tracer:
             for name in ("pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id", "sep_token_id")
             for value in _as_list(getattr(self.config, name, None))
         }
-        num_words = len(self.table)
-        ordinary = (number * 37 % num_words for number in itertools.count(3))
-        chosen = itertools.islice((number for number in ordinary if number not in special), num_rows * length)
-        return torch.tensor(list(chosen), device=self.table.device).view(num_rows, length)
+        words = ordinary_words(len(self.table), special, num_rows * length)
+        return torch.tensor(words, device=self.table.device).view(num_rows, length)
 
     def _first_positions(self) -> Sequence[int]:
         """Candidates for the number of the first position: 0, or behind the number of padding (RoBERTa, MPNet)."""
@@ -289,10 +292,10 @@ class _Tracer:
     def _no_cache(module: Any) -> dict[str, Any]:
         return {"use_cache": False} if "use_cache" in inspect.signature(module.forward).parameters else {}
 
-    @staticmethod
-    def _states_of(output: Any) -> Tensor:
-        states = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
-        assert isinstance(states, Tensor)
+    def _states_of(self, output: Any) -> Tensor:
+        states = getattr(output, "last_hidden_state", None)
+        if not isinstance(states, Tensor):
+            raise no_structure_error(self.model, f"its base {type(self.base).__name__} returns no hidden states")
         return states
 
     # Watching
@@ -327,7 +330,11 @@ class _Tracer:
         return enter
 
     def _leave(self, layer: nn.Module, args: Any, output: Any) -> None:
-        if self.run is not None and layer is self.run.layer:
+        run = self.run
+        if run is not None and layer is run.layer:
+            states = output[0] if isinstance(output, (tuple, list)) and output else output
+            if id(states) not in run.stream:  # a sum was not seen
+                run.has_unnamed_summand = True
             self.run = None
 
     def _note_output(self, path: str) -> Callable[..., None]:
@@ -348,6 +355,7 @@ class _Tracer:
             if is_norm and source is not None and id(source) in run.stream:
                 run.stream[id(value)] = value
                 return
+            run.branches.pop(id(value), None)  # a sub-layer that adds parts of itself
             run.producers.setdefault(id(value), []).append((path, is_alone))
             run.times.setdefault(id(value), len(run.times))
 
@@ -358,6 +366,8 @@ class _Tracer:
         run.kept += [result]
         if id(source) in run.stream:
             run.stream[id(result)] = result
+        if id(source) in run.branches:
+            run.branches.setdefault(id(result), run.branches[id(source)])
         if id(source) in run.producers and id(result) not in run.producers:
             run.producers[id(result)] = run.producers[id(source)]
             run.times[id(result)] = run.times[id(source)]
@@ -371,19 +381,18 @@ class _Tracer:
         ]
         if not all(is_state) or result.shape[-1] != run.hidden.shape[-1]:
             return
-        in_stream = [id(summand) in run.stream for summand in (first, second)]
-        has_producer = [id(summand) in run.producers for summand in (first, second)]
-        if not any(in_stream) and not all(has_producer):
+        added = [id(summand) for summand in (first, second) if id(summand) not in run.stream]
+        outputs = [run.branches.get(number) or [number] * (number in run.producers) for number in added]
+        if len(added) == 2:  # two branches (GPT-J), or two parts of one sub-layer (experts and shared experts)
+            if all(outputs):
+                run.branches[id(result)] = [*outputs[0], *outputs[1]]
             return
-        for summand, is_in_stream, is_output in zip((first, second), in_stream, has_producer, strict=True):
-            if is_in_stream:
-                continue
-            if not is_output:
-                run.has_unnamed_summand = True
-                continue
-            run.summands.append(id(summand))
+        if not all(outputs):
+            run.has_unnamed_summand = True
+        for number in itertools.chain(*outputs):
+            run.summands.append(number)
             if run.reads_source:
-                run.cross_summand, run.reads_source = id(summand), False
+                run.cross_summand, run.reads_source = number, False
         run.stream[id(result)] = result
 
     # Conclusions
@@ -436,7 +445,7 @@ class _Tracer:
         if is_masked_model(self.model):
             return False
         if self.is_meta:
-            return _is_causal_model(self.model)
+            return is_causal_model(self.model)
         ids = self._ids(2, LENGTH)
         ids[1, :-1] = ids[0, :-1]
         states = self._run_source({"input_ids": ids})
@@ -502,12 +511,26 @@ class _Tracer:
                 reaching[path], sizes[path] = columns, single[1, 0].abs().float()
         largest = max((float(sizes[path][columns].max()) for path, columns in reaching.items()), default=0.0)
         bound = ZERO_GRADIENT * largest
-        head_width = head_width_of(self.config)
+        head_width = head_width_of(getattr(self.source_module, "config", self.config))
         by_module = {}
         for path, columns in reaching.items():
             is_value = _majority(sizes[path][columns] > bound, head_width)
             by_module[path] = columns[~is_value].tolist(), columns[is_value].tolist()
         return by_module
+
+
+def ordinary_words(num_words: int, special: Collection[int | None], count: int) -> list[int]:
+    """Token ids that are not special and differ, spread over the vocabulary.
+
+    Example:
+        >>> ordinary_words(100, special={0, 51}, count=3)
+        [17, 49, 82]
+    """
+    ordinary = [number for number in range(num_words) if number not in special]
+    if len(ordinary) < count:
+        raise ValueError(f"its vocabulary has {len(ordinary)} words that are not special, and {count} are needed")
+    step = len(ordinary) // count
+    return ordinary[step // 2 :: step][:count]
 
 
 def hidden_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -617,7 +640,7 @@ def is_masked_model(model: Any) -> bool:
     return type(model).__name__ in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
 
 
-def _is_causal_model(model: Any) -> bool:
+def is_causal_model(model: Any) -> bool:
     """Whether the class of a model is that of a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -76,9 +76,13 @@ def pull(name: Annotated[str, typer.Argument(help="An alias.", autocompletion=co
 @app.command("check")
 def check(
     model: Annotated[
-        str, typer.Argument(help="A model folder, a hub id or an alias.", autocompletion=complete_backbone)
+        str,
+        typer.Argument(help="A model folder, a .gguf file, a hub id or an alias.", autocompletion=complete_backbone),
     ],
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what softcue finds in a model, and check on a few tokens that prompts work on it."""
@@ -90,7 +94,7 @@ def check(
     from softcue.errors import BackboneError, as_configuration_error
 
     try:
-        config = BackboneConfig.model_validate({"name": model, "dtype": dtype})
+        config = BackboneConfig.model_validate({"name": model, "dtype": dtype, "allow_pickle": allow_pickle})
     except ValidationError as error:
         raise as_configuration_error("backbone", error) from error
     started = time.perf_counter()

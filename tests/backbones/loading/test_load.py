@@ -308,6 +308,12 @@ def test_adapter_folder_is_an_error(copied: Callable[[str], Path]) -> None:
     folder = copied("bert")
     (folder / "adapter_config.json").write_text("{}")
     assert "merge the adapter" in error_message(folder)
+    shutil.copytree(folder, folder / "0_Transformer")
+    (folder / "adapter_config.json").unlink()
+    (folder / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]'
+    )
+    assert "merge the adapter" in error_message(folder)
 
 
 @pytest.mark.parametrize("model_type", ONE_OF_EACH_KIND)

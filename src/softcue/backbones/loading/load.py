@@ -25,9 +25,9 @@ from softcue.backbones.loading.sentence_transformers_folder import (
     fetch_sentence_transformers_files,
     warn_of_left_out_modules,
 )
-from softcue.backbones.loading.sources import ALIASES, can_reach_hub, find_source
+from softcue.backbones.loading.sources import ALIASES, adapter_error, can_reach_hub, find_source
 from softcue.backbones.loading.weight_files import check_named_weights
-from softcue.backbones.tracing import structure_of
+from softcue.backbones.tracing import is_causal_model, structure_of
 from softcue.backbones.word_head import has_word_head
 from softcue.errors import BackboneError, near_matches
 
@@ -122,6 +122,8 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
             **files.weight_options,
             **options,
         )
+        if getattr(model, "_hf_peft_config_loaded", False):  # of a hub id
+            raise adapter_error(config.name)
         if folder is None:  # the folder of the hub's files, for what it says about sentence vectors
             hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
             folder = fetch_sentence_transformers_files(source, **hub_options)
@@ -207,11 +209,12 @@ def build_without_weights(auto_class: Any, model_config: Any) -> Any:
 
 
 def _drop_missing_head(model: Any, report: dict[str, Any]) -> Any:
-    """Return the model without its masked-word head, if its files hold nothing of the head.
+    """Return the model without its head for words, if its files hold nothing of the head.
 
-    Sentence encoders such as all-mpnet-base-v2 still have the class they were made from in their configuration.
+    Sentence encoders such as all-mpnet-base-v2 still have the class they were made from in their configuration. Those
+    made from decoders (e5-mistral) have no output words.
     """
-    if not has_word_head(model):
+    if not has_word_head(model) and not is_causal_model(model):
         return model
     prefix = f"{model.base_model_prefix}."
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})

@@ -139,6 +139,7 @@ def find_source(name: str, allow_pickle: bool = False) -> ModelSource:
     path = Path(os.path.expanduser(name))
     if name.endswith(".gguf") and os.path.isfile(path):
         _check_gguf_package()
+        _refuse_adapter(name, path.parent)
         return ModelSource(str(path.parent), path.parent, {"gguf_file": path.name}, {}, path)
     folder = find_model_folder(name)
     if folder is None:
@@ -148,6 +149,7 @@ def find_source(name: str, allow_pickle: bool = False) -> ModelSource:
     if (gguf_file := find_gguf_file(folder)) is not None:
         return ModelSource(str(folder), folder, {"gguf_file": gguf_file}, {}, folder / gguf_file)
     model_folder = folder / read_sentence_transformers_folder(folder).transformer
+    _refuse_adapter(name, model_folder)
     use_safetensors = choose_weight_format(model_folder, name, allow_pickle)
     return ModelSource(str(model_folder), folder, {}, {"use_safetensors": use_safetensors})
 
@@ -164,13 +166,7 @@ def find_model_folder(name: str) -> Path | None:
     path = os.path.expanduser(name)  # os.path, because pathlib raises for names no file can have
     if path and os.path.isdir(path):
         folder = Path(path)
-        if (folder / "adapter_config.json").is_file():  # transformers would load it together with its base
-            raise BackboneError(
-                setting="backbone.name",
-                got=name,
-                expected="a whole model rather than an adapter",
-                fix="merge the adapter into its model and save that",
-            )
+        _refuse_adapter(name, folder)
         has_model = _has_config(folder) or any(folder.glob("*.gguf"))
         if not has_model:
             raise BackboneError(
@@ -191,6 +187,21 @@ def find_model_folder(name: str) -> Path | None:
             fix="check the path",
         )
     return None
+
+
+def _refuse_adapter(name: str, folder: Path) -> None:
+    if (folder / "adapter_config.json").is_file():  # transformers would load it together with its base
+        raise adapter_error(name)
+
+
+def adapter_error(name: str) -> BackboneError:
+    """The error for an adapter of PEFT, whose base may be anywhere."""
+    return BackboneError(
+        setting="backbone.name",
+        got=name,
+        expected="a whole model rather than an adapter",
+        fix="merge the adapter into its model and save that",
+    )
 
 
 def _has_config(folder: Path) -> bool:

@@ -51,6 +51,8 @@ class EncoderDecoderPass(ForwardPass):
         return generated[:, 1:].tolist()  # without the start token
 
     def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:
+        from transformers.modeling_outputs import BaseModelOutput
+
         hidden, mask = self.hidden(), self.layout.mask.long()
         if repeats > 1:
             hidden, mask = hidden.repeat_interleave(repeats, dim=0), mask.repeat_interleave(repeats, dim=0)
@@ -61,7 +63,10 @@ class EncoderDecoderPass(ForwardPass):
             noise = self.dropout.of_tokens(numbers.expand(len(decoder_ids), -1))
         with self._without_prompts(noise):
             output = self.backbone.model(
-                encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=decoder_ids, use_cache=False
+                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                attention_mask=mask,
+                decoder_input_ids=decoder_ids,
+                use_cache=False,
             )
         return output.logits.float()  # type: ignore[no-any-return]
 
