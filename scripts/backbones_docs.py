@@ -32,7 +32,8 @@ CHECKS = {
     "copied words": "A prompt of copied word vectors gives the states of the text with these words in place.",
     "gradients": "Gradients reach every prompt vector.",
     "layers": "The hook of every layer runs exactly once in a pass, in order.",
-    "sub-layers": "So do the hooks of the modules whose output enters a residual sum (adapters).",
+    "sub-layers": "So do the hooks of the modules whose output enters a residual sum (adapters). If all of these "
+    "outputs are zero, no token depends on another one.",
     "keys and values": "Keys and values set from outside have the effect of the prompt they were taken from; "
     "other keys and other values have other effects.",
     "word head": "The masked-word head gives the model's own logits (encoders that have one).",
@@ -62,8 +63,8 @@ def make_page() -> str:
             "",
             "This page is written by `python scripts/backbones_docs.py`; a test compares it.",
             "",
-            "Any text model that transformers can load is a backbone: encoders, encoder-decoders and decoders. softcue",
-            "has no list of model types. It finds the layers of a model, their sub-layers, keys and values, the",
+            "Nearly any text model that transformers can load is a backbone: encoders, encoder-decoders and decoders.",
+            "softcue has no list of model types. It finds the layers of a model, their sub-layers, keys and values, the",
             "numbering of positions and the scale of word vectors from short passes over five tokens, and proves them",
             "by checks when a model is loaded for the first time ([why](decisions/49-structure-is-found.md)).",
             "",

@@ -104,6 +104,30 @@ def test_a_module_that_runs_more_than_once_in_a_layer_is_noticed() -> None:
     assert failures(backbone) == {"sub-layers"}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "sublayers"),
+    [
+        ("bert", ("attention.self.query", "attention.output.LayerNorm")),
+        ("llama", ("self_attn.q_proj", "mlp")),
+        ("t5", ("layer.0.SelfAttention.q", "layer.1.dropout")),
+    ],
+)
+def test_sublayers_in_other_places_are_noticed(model_type: str, sublayers: tuple[str, ...]) -> None:
+    structure = structure_of(tiny_model(model_type))
+    wrong = change_layers(structure, lambda layer: layer.model_copy(update={"sublayers": sublayers}))
+    assert failures(make_backbone(model_type, source=wrong)) == {"sub-layers"}
+
+
+def test_sublayers_of_the_decoder_that_do_not_run_are_noticed() -> None:
+    structure = structure_of(tiny_model("t5"))
+    assert structure.decoder is not None
+    twice = tuple(
+        layer.model_copy(update={"sublayers": ("layer.0.dropout",) * 2}) for layer in structure.decoder.layers
+    )
+    wrong = structure.decoder.model_copy(update={"layers": twice})
+    assert failures(make_backbone("t5", decoder=wrong)) == {"sub-layers"}
+
+
 def test_a_layer_that_is_left_out_is_noticed() -> None:
     source = structure_of(tiny_model("bert")).source
     wrong = Stack(runs=(*source.runs[:1], *source.runs[:1], *source.runs[2:]), layers=source.layers)

@@ -221,6 +221,7 @@ class _Checker:
         yield self._guard("token ids", self._check_token_ids)
         yield self._guard("padding", self._check_padding)
         yield from self._check_prompt()
+        yield self._guard("sub-layers", self._check_sublayers)
         yield self._guard("keys and values", self._check_keys_values)
         if self.backbone.word_head is not None:
             yield self._guard("word head", self._check_word_head)
@@ -304,21 +305,18 @@ class _Checker:
         """One pass with a prompt of words, forward and backward: states, gradients, and which hooks ran."""
         text = self._split(gives_gradient=True)
         layers: list[int] = []
-        sublayers: list[int] = []
 
         def note_layer(layer: int, hidden: Tensor, mask: Tensor) -> None:
             layers.append(layer)
 
         try:
             prompt = replace(text.prompt, layer_prompts=note_layer)
-            counters = [_Counter(number, sublayers) for number in range(len(self.backbone.sublayers))]
-            view = self.backbone.with_sublayers(counters)
             with torch.enable_grad(), _recorded_layers(self.backbone) as recorded:
-                states = self._read(text.batch, prompt, view)
+                states = self._read(text.batch, prompt)
                 weights = torch.arange(1, states.shape[2] + 1, device=states.device).cos()
                 (gradient,) = torch.autograd.grad((states * weights)[text.batch.mask].sum(), prompt.tokens)
         except Exception as error:
-            for name in ("copied words", "gradients", "layers", "sub-layers"):
+            for name in ("copied words", "gradients", "layers"):
                 yield self._result(name, False, _first_line(error))
             return
         mask = text.batch.mask
@@ -334,10 +332,30 @@ class _Checker:
         if not is_stack:
             detail += ", none of which runs on the output of the one before"
         yield self._result("layers", layers == list(range(num_layers)) and is_stack, detail)
-        source = [len(layer.sublayers) for layer in self.backbone.structure.source.layers]
-        reason = self.backbone.structure.why_no_sublayers
-        detail = f"by its structure: {reason}" if reason else f"{len(sublayers)} runs of {sum(source)} sub-layers"
-        yield self._result("sub-layers", not reason and sublayers == list(range(sum(source))), detail)
+
+    def _check_sublayers(self) -> tuple[bool, str]:
+        """Let every sub-layer return zeros: each runs once, in order, and no token depends on another one any more."""
+        if reason := self.backbone.structure.why_no_sublayers:
+            return False, f"by its structure: {reason}"
+        runs: list[int] = []
+        num_all = len(self.backbone.sublayers)
+        num_source = sum(len(layer.sublayers) for layer in self.backbone.structure.source.layers)
+        view = self.backbone.with_sublayers([_Zeros(number, runs) for number in range(num_all)])
+        row, other = self.rows
+        changed = replace(row, ids=(other.ids[0], *row.ids[1:]))
+        batch = self._batch([row, changed])
+        forward_pass = view.read(batch, None, view.embed(batch.ids))
+        states = forward_pass.text()
+        spread = (states[0] - states[0].mean(dim=0)).norm()
+        influence = float((states[0, -1] - states[1, -1]).norm() / spread)
+        expected = list(range(num_source))
+        if self.backbone.kind == "encoder-decoder":
+            forward_pass.target_logits(batch.ids[:, :2])
+            expected = list(range(num_all))
+        detail = (
+            f"{len(runs)} runs of {len(expected)} sub-layers; without them tokens depend on others by {influence:.1e}"
+        )
+        return runs == expected and influence <= self.bound, detail
 
     def _check_keys_values(self) -> tuple[bool, str]:
         if reason := self.backbone.structure.why_no_keys:
@@ -416,7 +434,7 @@ class _Checker:
         """Compare the likelihood of plain text with and without the begin token, if the tokenizer adds none."""
         tokenizer = self.backbone.tokenizer
         config, num_words = self.backbone.model.config.get_text_config(), len(self.backbone.word_table)
-        begin_ids = [number for number in _as_list(getattr(config, "bos_token_id", None)) if number < num_words]
+        begin_ids = [number for number in _as_list(getattr(config, "bos_token_id", None)) if 0 <= number < num_words]
         ids = tuple(tokenizer(PLAIN_TEXT)["input_ids"][: self.backbone.max_length - 1])
         if not begin_ids or ids[:1] == tuple(begin_ids[:1]):
             return True, "added by the tokenizer" if begin_ids else "the model has none"
@@ -432,17 +450,17 @@ class _Checker:
         return gain < BEGIN_TOKEN_GAIN, detail
 
 
-class _Counter(nn.Module):
-    """Notes its number and returns its input."""
+class _Zeros(nn.Module):
+    """Notes its number and returns zeros."""
 
     def __init__(self, number: int, runs: list[int]) -> None:
         super().__init__()
         self.number, self.runs = number, runs
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the states as they are."""
+        """Return zeros."""
         self.runs.append(self.number)
-        return states
+        return torch.zeros_like(states)
 
 
 @contextmanager

@@ -222,6 +222,8 @@ class _Tracer:
             self._run_traced(*candidates[0])
             return candidates[0]
         plain = self._run_source({"input_ids": self._ids(2, LENGTH)[:1]})
+        if not bool(plain.isfinite().all()):
+            raise no_structure_error(self.model, "its states are not finite numbers, so its weights may be damaged")
         differences = []
         for candidate in candidates:
             differences.append(relative_difference(self._run_traced(*candidate)[0], plain[0]))
@@ -467,16 +469,10 @@ class _Tracer:
         keys, values = ([path for path, parts in columns.items() if parts[which]] for which in (0, 1))
         reason = ""
         if len(keys) != 1 or len(values) != 1:
-            if repeated:
-                reason = _repeated_reason(repeated)
-            else:
-                counted = " and ".join(
-                    f"{'no' if not paths else len(paths)} module{'' if len(paths) == 1 else 's'} for its {name}"
-                    for name, paths in (("keys", keys), ("values", values))
-                )
-                reason = f"a layer has {counted}"
+            alone = "no module alone computes the keys, or the values, of a layer"
+            reason = _repeated_reason(repeated) if repeated else alone
         elif len(columns[keys[0]][0]) != len(columns[values[0]][1]):
-            reason = "its keys and values have different widths"
+            reason = "its keys and values are not vectors of one width"
         if reason:
             return {"why_no_keys": reason}
         return {
@@ -526,11 +522,17 @@ def ordinary_words(num_words: int, special: Collection[int | None], count: int) 
         >>> ordinary_words(100, special={0, 51}, count=3)
         [17, 49, 82]
     """
-    ordinary = [number for number in range(num_words) if number not in special]
-    if len(ordinary) < count:
-        raise ValueError(f"its vocabulary has {len(ordinary)} words that are not special, and {count} are needed")
-    step = len(ordinary) // count
-    return ordinary[step // 2 :: step][:count]
+    skipped = sorted(number for number in set(special) if number is not None and 0 <= number < num_words)
+    num_ordinary = num_words - len(skipped)
+    if num_ordinary < count:
+        raise ValueError(f"its vocabulary has {num_ordinary} words that are not special, and {count} are needed")
+    step = num_ordinary // count
+    words = []
+    for number in range(step // 2, step // 2 + step * count, step):  # among the ordinary words
+        for special_number in skipped:
+            number += special_number <= number
+        words.append(number)
+    return words
 
 
 def hidden_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

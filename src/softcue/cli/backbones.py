@@ -60,7 +60,9 @@ def backbones(
         for name, alias in ALIASES.items()
     ]
     print_table("", ["alias", "kind", "what it is", "parameters", "size", "licence", "good for", "installed"], rows)
-    typer.echo("Any text model of transformers works too: a folder, a hub id (owner/name@revision) or a .gguf file.")
+    typer.echo(
+        "Nearly any text model of transformers works too: a folder, a hub id (owner/name@revision) or a .gguf file."
+    )
     typer.echo("What softcue finds in a model and whether it works: softcue backbones check MODEL")
 
 
