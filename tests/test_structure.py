@@ -26,6 +26,7 @@ FLOW = [
         "run",
         "api",
         "inspection",
+        "studies",
         "serving",
         "cli",
     ),

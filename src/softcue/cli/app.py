@@ -14,6 +14,7 @@ from softcue.cli import (
     adapt,
     backbones,
     client,
+    compare,
     config,
     demo,
     doctor,
@@ -47,6 +48,7 @@ app.command("train")(train.train)
 app.command("adapt")(adapt.adapt)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("compare")(compare.compare)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("methods")(methods.methods)

@@ -352,16 +352,12 @@ def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool, al
         tickets, urgency = load_together([Path("cues/tickets"), Path("cues/urgency")], None, is_ensemble=False)
     """
     from softcue.cue.cue import load
-    from softcue.cue.cue_file import read_cue_file
-    from softcue.errors import ConfigurationError
+    from softcue.cue.cue_file import check_each_once, read_cue_file
     from softcue.evaluation import check_one_task
 
     if is_ensemble:
         check_one_task({str(path): read_cue_file(path).task for path in paths})
-        if len({path.resolve() for path in paths}) < len(paths):
-            raise ConfigurationError(
-                setting="cues", got=", ".join(map(str, paths)), expected="every cue once", fix="leave out the copy"
-            )
+        check_each_once(paths)
     first = load(paths[0], backbone, allow_pickle=allow_pickle)
     return [first, *(load(path, first.backbone) for path in paths[1:])]
 

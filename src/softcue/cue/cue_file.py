@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import softcue
 from softcue.backbones import Fingerprint
-from softcue.errors import CueError, as_configuration_error
+from softcue.errors import ConfigurationError, CueError, as_configuration_error
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Task
 
@@ -84,6 +84,18 @@ class CueFile(BaseModel):
         """The most frequent label of the training rows, or the mean of their targets; None if it is not recorded."""
         value = self.training.get("constant_prediction")
         return value if isinstance(value, (str, float)) else None
+
+
+def check_each_once(paths: Sequence[Path]) -> None:
+    """Raise an error if a cue folder is named twice.
+
+    Example:
+        check_each_once([Path("cues/tickets"), Path("cues/urgency")])
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigurationError(
+            setting="cues", got=", ".join(map(str, paths)), expected="every cue once", fix="leave out the copy"
+        )
 
 
 def read_cue_file(folder: Path) -> CueFile:

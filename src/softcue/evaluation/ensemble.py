@@ -138,7 +138,7 @@ def check_one_task(tasks: Mapping[str, Task]) -> None:
                 raise ConfigurationError(
                     setting="cues",
                     got=f"{name}: {fact}",
-                    expected=f"{first}: {first_fact}, as it votes with it",
+                    expected=f"{first}: {first_fact}, as all of them must",
                     fix="name cues of one task",
                 )
 

@@ -42,26 +42,42 @@ def wrong_rows(
         >>> [(row.texts, row.score) for row in wrong_rows(task, [unsure, sure], rows)]
         [(('y',), 0.9), (('x',), 0.6)]
     """
-    pairs = zip(predictions, examples, strict=True)
-    rows = [row for number, pair in enumerate(pairs, start=1) if (row := _wrong_row(task, number, *pair)) is not None]
+    rows = []
+    for number, (prediction, example) in enumerate(zip(predictions, examples, strict=True), start=1):
+        outcome = row_outcome(task, prediction, example)
+        if not outcome.is_right:
+            rows.append(WrongRow(number, example.texts, outcome.true, outcome.predicted, outcome.score))
     return sorted(rows, key=lambda row: -math.inf if row.score is None else row.score, reverse=True)[:limit]
 
 
-def _wrong_row(task: Task, number: int, prediction: Prediction, example: Example) -> WrongRow | None:
-    """The row if its prediction is wrong."""
+@dataclass(frozen=True)
+class RowOutcome:
+    """A row's target and its prediction, as text."""
+
+    true: str
+    predicted: str
+    is_right: bool
+    score: float | None = None  # as that of WrongRow
+
+
+def row_outcome(task: Task, prediction: Prediction, example: Example) -> RowOutcome:
+    """Compare a prediction with its target.
+
+    Example:
+        >>> from softcue.tasks import Label
+        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")})
+        >>> row_outcome(task, Prediction("b"), Example(("x",), "a"))
+        RowOutcome(true='a', predicted='b', is_right=False, score=None)
+    """
     if task.kind == "regression":
         value = legal_value(prediction)
         true = float(example.target or 0.0)
-        if value == true:
-            return None
         error = None if value is None else abs(value - true)
-        return WrongRow(number, example.texts, f"{true:g}", "none" if value is None else f"{value:.4g}", error)
+        return RowOutcome(f"{true:g}", "none" if value is None else f"{value:.4g}", value == true, error)
     if task.kind == "tags":
-        spans = prediction.spans or ()
-        if not prediction.is_illegal and set(spans) == set(example.spans):
-            return None
-        text = example.texts[-1]
-        return WrongRow(number, example.texts, _name_spans(text, example.spans), _name_spans(text, spans), None)
+        spans, text = prediction.spans or (), example.texts[-1]
+        is_right = not prediction.is_illegal and set(spans) == set(example.spans)
+        return RowOutcome(_name_spans(text, example.spans), _name_spans(text, spans), is_right)
     label = scored_text(task, prediction, example)
     answers = example.answers or (str(example.target),)
     is_right = label is not None and (
@@ -69,12 +85,10 @@ def _wrong_row(task: Task, number: int, prediction: Prediction, example: Example
         if task.has_classes
         else normalise_text(label) in {normalise_text(answer) for answer in answers}
     )
-    if is_right:
-        return None
     is_legal = legal_text(task, prediction, example) is not None
     shown = str(prediction.label_text) if is_legal else f"{prediction.label_text} (illegal)"
     score = None if prediction.scores is None or prediction.label is None else prediction.scores.get(prediction.label)
-    return WrongRow(number, example.texts, answers[0], shown, score)
+    return RowOutcome(answers[0], shown, is_right, score)
 
 
 def _name_spans(text: str, spans: Sequence[Span]) -> str:

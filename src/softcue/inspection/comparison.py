@@ -10,9 +10,9 @@ from typing import Any
 
 from softcue.backbones import Backbone
 from softcue.cue.cue import load
-from softcue.cue.cue_file import CueFile, read_cue_file
+from softcue.cue.cue_file import CueFile, check_each_once, read_cue_file
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
-from softcue.errors import ConfigurationError, CueError, SoftcueError
+from softcue.errors import CueError, SoftcueError
 from softcue.evaluation import format_score
 from softcue.inspection.similarity import PlacedPrompt, PromptSimilarity, placed_prompt, prompt_similarity
 from softcue.tasks import Task, examples_from
@@ -132,10 +132,7 @@ def compare_cues(
     Example:
         compare_cues([Path("cues/tickets"), Path("cues/urgency")]).similarity.best_match
     """
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigurationError(
-            setting="cues", got=", ".join(map(str, paths)), expected="every cue once", fix="leave out the copy"
-        )
+    check_each_once(paths)
     has_unique_names = len({path.name for path in paths}) == len(paths)
     cues = []
     for path in paths:

@@ -1,0 +1,96 @@
+"""Whether two scores on the same rows can be told apart: paired bootstrap, and McNemar's exact test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVEL = 0.95  # of intervals
+MOST_DRAWS, LEAST_DRAWS = 2000, 200
+MOST_ROWS_DRAWN = 2_000_000  # over all draws, where a metric is computed anew for each
+
+Indices = NDArray[np.int64]
+PairedScores = Callable[[Indices], tuple[float, float]]  # scores of both sides on these rows
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two scores on the same rows: the second minus the first, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    num_units: int  # rows, or groups of rows that are scored together
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval leaves out zero.
+
+        Example:
+            >>> Difference(2.0, 0.4, 3.6, 126).is_significant, Difference(2.0, -0.1, 4.1, 126).is_significant
+            (True, False)
+        """
+        return self.low > 0 or self.high < 0
+
+    def describe(self, first: str, second: str) -> str:
+        """The difference in plain words.
+
+        Example:
+            >>> Difference(2.34, 0.4, 3.6, 126).describe("probe", "prompt")
+            'prompt beats probe by 2.3 points (95 % interval 0.4 to 3.6)'
+            >>> Difference(-0.8, -2.4, 0.9, 126).describe("probe", "prompt")
+            'probe and prompt cannot be told apart: -0.8 (95 % interval -2.4 to 0.9)'
+        """
+        if not self.is_significant:
+            interval = f"95 % interval {self.low:.1f} to {self.high:.1f}"
+            return f"{first} and {second} cannot be told apart: {self.value:+.1f} ({interval})"
+        better, worse = (second, first) if self.value > 0 else (first, second)
+        low, high = sorted((abs(self.low), abs(self.high)))
+        return f"{better} beats {worse} by {abs(self.value):.1f} points (95 % interval {low:.1f} to {high:.1f})"
+
+
+def bootstrap_difference(
+    scores: PairedScores, units: Sequence[Sequence[int]], seed: int = 0, draws: int = 0
+) -> Difference:
+    """Compute the difference of two scores and its interval by drawing units with replacement, for both sides alike.
+
+    A unit is a row, or all rows of a group that is scored together. `scores` gets row numbers. With `draws=0` their
+    number follows the number of rows. The interval lies between percentiles of the drawn differences.
+
+    Example:
+        >>> first, second = np.array([1, 0, 1, 0] * 25), np.array([1, 1, 1, 0] * 25)
+        >>> both = lambda rows: (100 * first[rows].mean(), 100 * second[rows].mean())
+        >>> difference = bootstrap_difference(both, [[row] for row in range(100)])
+        >>> difference.value, difference.is_significant
+        (25.0, True)
+    """
+    rows_of_units = [np.asarray(unit, dtype=np.int64) for unit in units]
+    all_rows = np.concatenate(rows_of_units)
+    draws = draws or max(LEAST_DRAWS, min(MOST_DRAWS, MOST_ROWS_DRAWN // max(1, len(all_rows))))
+    generator = np.random.default_rng(seed)
+    values = np.empty(draws)
+    for number in range(draws):
+        drawn = generator.integers(len(rows_of_units), size=len(rows_of_units))
+        first, second = scores(np.concatenate([rows_of_units[unit] for unit in drawn]))
+        values[number] = second - first
+    first, second = scores(all_rows)
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Difference(float(second - first), float(low), float(high), len(rows_of_units))
+
+
+def exact_mcnemar(num_only_first: int, num_only_second: int) -> float:
+    """Compute the two-sided p-value of McNemar's exact test.
+
+    It is the chance of so uneven a split of the rows that only one of two sides gets right, if both were as likely.
+
+    Example:
+        >>> exact_mcnemar(0, 0), round(exact_mcnemar(2, 10), 4)
+        (1.0, 0.0386)
+    """
+    from scipy.stats import binomtest
+
+    num_different = num_only_first + num_only_second
+    return float(binomtest(num_only_first, num_different).pvalue) if num_different else 1.0
