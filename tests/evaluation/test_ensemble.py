@@ -129,7 +129,7 @@ def test_cues_of_one_task_may_vote() -> None:
 @pytest.mark.parametrize(
     ("first", "other", "message"),
     [
-        (task(), task("abc"), "got 'two: answers a, b, c'; expected one: answers a, b, as it votes with it"),
+        (task(), task("abc"), "got 'two: answers a, b, c'; expected one: answers a, b, as all of them must"),
         (task(), task(text=("message",)), "got 'two: reads message'; expected one: reads text,"),
         (task(text=("a", "b")), task(text=("b", "a")), "got 'two: reads b, a'; expected one: reads a, b,"),
         (task(), task("", kind="regression"), "got 'two: is for regression'; expected one: is for classification,"),

@@ -68,6 +68,8 @@ def test_agreement_and_counts_are_those_of_the_predictions(folders: dict[str, Pa
     assert pair.agreement == pytest.approx(100 * 7 / 12)
     assert pair.difference.value == pytest.approx(100 * 3 / 12)
     assert pair.p_value == pytest.approx(12 / 32)  # splits 0, 1, 4 and 5 of five: 2 * (1 + 5) / 32
+    assert not pair.is_told_apart
+    assert pair.sentence.startswith("seed0 and seed1 cannot be told apart: +25.0")
     assert [row.number for row in comparison.different_rows] == [1, 9, 10, 11, 12]
     assert comparison.different_rows[0].right == ("seed0",)
     assert comparison.different_rows[0].predictions == {"seed0": "billing", "seed1": "shipping"}

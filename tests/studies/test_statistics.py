@@ -78,4 +78,5 @@ def test_mcnemar_is_the_sum_of_the_chances_of_splits_as_uneven(first: int, secon
 
 
 def test_a_difference_names_the_better_side() -> None:
-    assert Difference(-3.0, -5.0, -1.0, 50).describe("a", "b") == "a beats b by 3.0 points (95 % interval 1.0 to 5.0)"
+    sentence = Difference(-3.0, -5.0, -1.0, 50).describe("a", "b", is_told_apart=True)
+    assert sentence == "a beats b by 3.0 points (95 % interval 1.0 to 5.0)"

@@ -22,7 +22,8 @@ def prediction_page(comparison: PredictionComparison) -> str:
     sentences = "".join(f"<li>{escape(pair.sentence)}</li>" for pair in comparison.pairs)
     notes = [
         "Intervals come from drawing rows with replacement, for both cues alike. They say how far the difference would "
-        "move with other rows, not with other seeds of training.",
+        "move with other rows, not with other seeds of training. Cues are told apart if the interval leaves out zero "
+        "and McNemar's exact test agrees (p below 0.05).",
         *few_rows_notes([comparison.num_rows]),
     ]
     return html_page(

@@ -15,7 +15,7 @@ from softcue.errors import ConfigurationError
 from softcue.evaluation import Evaluation, EvaluationSet, format_score
 from softcue.evaluation.scoring import METRICS, ScoredRows
 from softcue.evaluation.wrong_rows import row_outcome
-from softcue.studies.statistics import Difference, Indices, bootstrap_difference, exact_mcnemar
+from softcue.studies.statistics import LEVEL, Difference, Indices, bootstrap_difference, exact_mcnemar
 from softcue.types import Prediction
 
 
@@ -39,17 +39,22 @@ class CuePair:
     agreement: float  # share of rows with the same prediction, in percent
     only_first: int  # rows that only the first cue gets right
     only_second: int
-    p_value: float  # McNemar's exact test of these two numbers
+    p_value: float | None  # McNemar's exact test of these two numbers; None where no row is simply right (regression)
     difference: Difference  # of the task's metric, the second minus the first
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the interval leaves out zero and the test agrees: with few rows either alone is too sure."""
+        return self.difference.is_significant and (self.p_value is None or self.p_value < 1 - LEVEL)
 
     @property
     def sentence(self) -> str:
         """The difference in plain words."""
-        return self.difference.describe(self.first, self.second)
+        return self.difference.describe(self.first, self.second, self.is_told_apart)
 
     def as_dict(self) -> dict[str, Any]:
         """All values, for JSON."""
-        return {**asdict(self), "significant": self.difference.is_significant, "sentence": self.sentence}
+        return {**asdict(self), "told_apart": self.is_told_apart, "sentence": self.sentence}
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,9 @@ class PredictionComparison:
             difference = pair.difference
             interval = f"{difference.low:.1f} to {difference.high:.1f}"
             facts: list[object] = [pair.first, pair.second, f"{pair.agreement:.1f}", pair.only_first, pair.only_second]
-            told_apart = "yes" if difference.is_significant else "no"
-            rows.append([*facts, f"{difference.value:+.1f}", interval, f"{pair.p_value:.3g}", told_apart])
+            p_value = "-" if pair.p_value is None else f"{pair.p_value:.3g}"
+            told_apart = "yes" if pair.is_told_apart else "no"
+            rows.append([*facts, f"{difference.value:+.1f}", interval, p_value, told_apart])
         return columns, rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,7 +147,7 @@ def compare_predictions(
                 agreement=100 * fmean(left.predicted == right.predicted for left, right in compared),
                 only_first=only_first,
                 only_second=only_second,
-                p_value=exact_mcnemar(only_first, only_second),
+                p_value=None if task.kind == "regression" else exact_mcnemar(only_first, only_second),
                 difference=_difference(evaluations[first], evaluations[second], seed),
             )
         )

@@ -35,16 +35,16 @@ class Difference:
         """
         return self.low > 0 or self.high < 0
 
-    def describe(self, first: str, second: str) -> str:
-        """The difference in plain words.
+    def describe(self, first: str, second: str, is_told_apart: bool) -> str:
+        """The difference in plain words. Another test beside the interval may decide whether the sides are told apart.
 
         Example:
-            >>> Difference(2.34, 0.4, 3.6, 126).describe("probe", "prompt")
+            >>> Difference(2.34, 0.4, 3.6, 126).describe("probe", "prompt", True)
             'prompt beats probe by 2.3 points (95 % interval 0.4 to 3.6)'
-            >>> Difference(-0.8, -2.4, 0.9, 126).describe("probe", "prompt")
+            >>> Difference(-0.8, -2.4, 0.9, 126).describe("probe", "prompt", False)
             'probe and prompt cannot be told apart: -0.8 (95 % interval -2.4 to 0.9)'
         """
-        if not self.is_significant:
+        if not is_told_apart:
             interval = f"95 % interval {self.low:.1f} to {self.high:.1f}"
             return f"{first} and {second} cannot be told apart: {self.value:+.1f} ({interval})"
         better, worse = (second, first) if self.value > 0 else (first, second)
