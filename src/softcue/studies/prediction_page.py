@@ -61,4 +61,4 @@ def _row_parts(comparison: PredictionComparison) -> list[str]:
 
 def _mark(prediction: str, is_right: bool) -> str:
     """A prediction with a sign that does not need colours."""
-    return f"{'✓' if is_right else '✗'} {prediction}"
+    return f"{'✓' if is_right else '✗'}\N{NO-BREAK SPACE}{prediction}"

@@ -50,7 +50,8 @@ class CuePair:
     @property
     def sentence(self) -> str:
         """The difference in plain words."""
-        return self.difference.describe(self.first, self.second, self.is_told_apart)
+        sentence = self.difference.describe(self.first, self.second, self.is_told_apart)
+        return sentence if self.p_value is None else f"{sentence.removesuffix(')')}, p {self.p_value:.2g})"
 
     def as_dict(self) -> dict[str, Any]:
         """All values, for JSON."""
