@@ -20,7 +20,7 @@ def test_the_interval_is_that_of_all_equally_likely_draws() -> None:
         float(second[list(draw)].mean() - first[list(draw)].mean()) for draw in itertools.product(range(3), repeat=3)
     ]
     difference = bootstrap_difference(
-        lambda rows: (float(first[rows].mean()), float(second[rows].mean())), rows_alone(3), draws=20_000
+        [lambda rows: (float(first[rows].mean()), float(second[rows].mean()))], rows_alone(3), draws=20_000
     )
     assert difference.value == pytest.approx(1 / 3)
     assert (difference.low, difference.high) == pytest.approx(tuple(np.quantile(listed * 1000, [0.025, 0.975])))
@@ -33,7 +33,7 @@ def test_the_interval_covers_the_true_difference_about_as_often_as_it_says() -> 
         first = generator.random(150) < 0.7
         second = generator.random(150) < 0.8
         difference = bootstrap_difference(
-            lambda rows, first=first, second=second: (float(first[rows].mean()), float(second[rows].mean())),
+            [lambda rows, first=first, second=second: (float(first[rows].mean()), float(second[rows].mean()))],
             rows_alone(150),
             seed=number,
             draws=300,
@@ -49,7 +49,7 @@ def test_rows_of_a_group_are_drawn_together() -> None:
         seen.append(sorted(rows.tolist()))
         return 0.0, 1.0
 
-    bootstrap_difference(scores, [[0, 1], [2, 3]], draws=50)
+    bootstrap_difference([scores], [[0, 1], [2, 3]], draws=50)
     assert {tuple(rows) for rows in seen} == {(0, 0, 1, 1), (0, 1, 2, 3), (2, 2, 3, 3)}
 
 
@@ -59,12 +59,12 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     def scores(rows: np.ndarray) -> tuple[float, float]:
         return float(values[0, rows].mean()), float(values[1, rows].mean())
 
-    assert bootstrap_difference(scores, rows_alone(40)) == bootstrap_difference(scores, rows_alone(40))
-    assert bootstrap_difference(scores, rows_alone(40)) != bootstrap_difference(scores, rows_alone(40), seed=1)
+    assert bootstrap_difference([scores], rows_alone(40)) == bootstrap_difference([scores], rows_alone(40))
+    assert bootstrap_difference([scores], rows_alone(40)) != bootstrap_difference([scores], rows_alone(40), seed=1)
 
 
 def test_equal_sides_are_not_told_apart() -> None:
-    difference = bootstrap_difference(lambda rows: (50.0, 50.0), rows_alone(9))
+    difference = bootstrap_difference([lambda rows: (50.0, 50.0)], rows_alone(9))
     assert difference == Difference(0.0, 0.0, 0.0, 9)
     assert not difference.is_significant
 
@@ -80,3 +80,10 @@ def test_mcnemar_is_the_sum_of_the_chances_of_splits_as_uneven(first: int, secon
 def test_a_difference_names_the_better_side() -> None:
     sentence = Difference(-3.0, -5.0, -1.0, 50).describe("a", "b", is_told_apart=True)
     assert sentence == "a beats b by 3.0 points (95 % interval 1.0 to 5.0)"
+
+
+def test_seeds_are_drawn_too_and_their_mean_counts() -> None:
+    """Two seeds that differ by 0 and by 2: the four draws of seeds give 0, 1, 1 and 2."""
+    runs = [lambda rows: (0.0, 0.0), lambda rows: (0.0, 2.0)]
+    difference = bootstrap_difference(runs, rows_alone(4), draws=5000)
+    assert (difference.value, difference.low, difference.high) == (1.0, 0.0, 2.0)

@@ -15,7 +15,7 @@ from softcue.errors import ConfigurationError
 from softcue.evaluation import Evaluation, EvaluationSet, format_score
 from softcue.evaluation.scoring import METRICS, ScoredRows
 from softcue.evaluation.wrong_rows import row_outcome
-from softcue.studies.statistics import LEVEL, Difference, Indices, bootstrap_difference, exact_mcnemar
+from softcue.studies.statistics import LEVEL, Difference, Indices, PairedScores, bootstrap_difference, exact_mcnemar
 from softcue.types import Prediction
 
 
@@ -177,26 +177,42 @@ def compare_predictions(
 
 
 def _difference(first: Evaluation, second: Evaluation, seed: int) -> Difference:
-    """The difference of the task's metric, with its interval over rows, or over groups that are scored together."""
+    """The difference of the task's metric, with its interval over rows."""
     assert first.scored_rows is not None and second.scored_rows is not None
-    sides = first.scored_rows, second.scored_rows
+    scores = pair_scores(first.scored_rows, second.scored_rows)
+    return bootstrap_difference([scores], group_rows(first.scored_rows), seed)
+
+
+def pair_scores(first: ScoredRows, second: ScoredRows) -> PairedScores:
+    """Make the function that scores two sides on some of the rows."""
+    return lambda rows: (main_score(first, rows), main_score(second, rows))
+
+
+def group_rows(rows: ScoredRows) -> list[list[int]]:
+    """Group the numbers of rows that are scored together; a row without a group is alone.
+
+    Example:
+        >>> from softcue.tasks import Task
+        >>> group_rows(ScoredRows(Task(name="t"), (False,) * 3, ("a",) * 3, ("a",) * 3, groups=("q1", "", "q1")))
+        [[0, 2], [1]]
+    """
     groups: dict[object, list[int]] = {}
-    for number in range(first.num_rows):
-        group = sides[0].groups[number] if sides[0].groups else ""
+    for number in range(len(rows.is_illegal)):
+        group = rows.groups[number] if rows.groups else ""
         groups.setdefault(group or number, []).append(number)
-    return bootstrap_difference(
-        lambda rows: (_main(sides[0], rows), _main(sides[1], rows)), list(groups.values()), seed
-    )
+    return list(groups.values())
 
 
-def _main(rows: ScoredRows, index: Indices) -> float:
-    """The task's metric, or the mean of several, on some of the rows."""
-    chosen = _take(rows, index)
-    return float(np.mean([METRICS[name].compute(chosen) for name in rows.task.main_metrics]))
+def main_score(rows: ScoredRows, index: Indices) -> float:
+    """Compute the task's metric, or the mean of several, on some of the rows.
 
-
-def _take(rows: ScoredRows, index: Indices) -> ScoredRows:
+    Example:
+        >>> from softcue.tasks import Task
+        >>> main_score(ScoredRows(Task(name="t"), (False,) * 2, ("a", "b"), ("a", "a")), np.array([0, 0, 1, 0]))
+        75.0
+    """
     numbers = index.tolist()
     fields = {name: value for name, value in vars(rows).items() if name != "task" and value}
     chosen: dict[str, Any] = {name: tuple(value[number] for number in numbers) for name, value in fields.items()}
-    return replace(rows, **chosen)
+    chosen_rows = replace(rows, **chosen)
+    return float(np.mean([METRICS[name].compute(chosen_rows) for name in rows.task.main_metrics]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,32 +54,38 @@ class Difference:
 
 
 def bootstrap_difference(
-    scores: PairedScores, units: Sequence[Sequence[int]], seed: int = 0, draws: int = 0
+    scores: Sequence[PairedScores], units: Sequence[Sequence[int]], seed: int = 0, draws: int = 0
 ) -> Difference:
     """Compute the difference of two scores and its interval by drawing units with replacement, for both sides alike.
 
-    A unit is a row, or all rows of a group that is scored together. `scores` gets row numbers. With `draws=0` their
-    number follows the number of rows. The interval lies between percentiles of the drawn differences.
+    `scores` has a function for each seed of training, which gets row numbers; of several seeds the mean counts, and
+    seeds are drawn with replacement too. A unit is a row, or all rows of a group that is scored together. With
+    `draws=0` their number follows the number of rows. The interval lies between percentiles of the drawn differences.
 
     Example:
         >>> first, second = np.array([1, 0, 1, 0] * 25), np.array([1, 1, 1, 0] * 25)
         >>> both = lambda rows: (100 * first[rows].mean(), 100 * second[rows].mean())
-        >>> difference = bootstrap_difference(both, [[row] for row in range(100)])
+        >>> difference = bootstrap_difference([both], [[row] for row in range(100)])
         >>> difference.value, difference.is_significant
         (25.0, True)
     """
     rows_of_units = [np.asarray(unit, dtype=np.int64) for unit in units]
     all_rows = np.concatenate(rows_of_units)
-    draws = draws or max(LEAST_DRAWS, min(MOST_DRAWS, MOST_ROWS_DRAWN // max(1, len(all_rows))))
+    num_computed = len(all_rows) * len(scores)
+    draws = draws or max(LEAST_DRAWS, min(MOST_DRAWS, MOST_ROWS_DRAWN // max(1, num_computed)))
     generator = np.random.default_rng(seed)
-    values = np.empty(draws)
-    for number in range(draws):
+
+    def mean_difference(rows: Indices, runs: Iterable[PairedScores]) -> float:
+        pairs = [run(rows) for run in runs]
+        return fmean(second - first for first, second in pairs)
+
+    values = []
+    for _ in range(draws):
         drawn = generator.integers(len(rows_of_units), size=len(rows_of_units))
-        first, second = scores(np.concatenate([rows_of_units[unit] for unit in drawn]))
-        values[number] = second - first
-    first, second = scores(all_rows)
+        runs = [scores[number] for number in generator.integers(len(scores), size=len(scores))]
+        values.append(mean_difference(np.concatenate([rows_of_units[unit] for unit in drawn]), runs))
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Difference(float(second - first), float(low), float(high), len(rows_of_units))
+    return Difference(mean_difference(all_rows, scores), float(low), float(high), len(rows_of_units))
 
 
 def exact_mcnemar(num_only_first: int, num_only_second: int) -> float:
