@@ -6,7 +6,7 @@ from html import escape
 
 from softcue.cue.cue_file import package_versions
 from softcue.cue.score_table import few_rows_notes
-from softcue.drawing import bar_chart, html_table
+from softcue.drawing import bar_chart, html_table, side_by_side
 from softcue.drawing.bars import legend
 from softcue.inspection.page import html_page
 from softcue.studies.methods import MethodComparison
@@ -37,7 +37,7 @@ def methods_page(title: str, comparison: MethodComparison, command: str) -> str:
             "<h2>Differences</h2>",
             f"<ul>{sentences}</ul>" if sentences else "<p>One method: nothing to compare.</p>",
             "<h2>Scores of each seed</h2>",
-            bar_chart(f"{comparison.metric} on {comparison.split} rows", names, scores, "method"),
+            side_by_side([bar_chart(f"{comparison.metric} on {comparison.split} rows", names, scores, "method")]),
             legend(list(scores)),
             "<h2>Runs</h2>",
             html_table(["cue", comparison.metric, "seconds"], runs),

@@ -46,7 +46,8 @@ class Difference:
             'probe and prompt cannot be told apart: -0.8 (95 % interval -2.4 to 0.9)'
         """
         if not is_told_apart:
-            interval = f"95 % interval {self.low:.1f} to {self.high:.1f}"
+            low, high = (round(bound, 1) + 0.0 for bound in (self.low, self.high))  # never -0.0
+            interval = f"95 % interval {low:.1f} to {high:.1f}"
             return f"{first} and {second} cannot be told apart: {self.value:+.1f} ({interval})"
         better, worse = (second, first) if self.value > 0 else (first, second)
         low, high = sorted((abs(self.low), abs(self.high)))
