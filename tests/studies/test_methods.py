@@ -93,6 +93,14 @@ def test_each_seed_has_its_own_few_rows_and_methods_share_them(
     assert [match[1] for match in seeds if match] == ["0", "1", "0", "1"]
 
 
+@pytest.mark.parametrize(
+    "overrides", [{"backbone.dtype": "bfloat16", **QUICK}, ["backbone.dtype=bfloat16", "training.epochs=1"]]
+)
+def test_settings_of_the_backbone_count(backbone: str, files: dict[str, str], tmp_path: Path, overrides: Any) -> None:
+    compare_methods(tmp_path, ["prompt-tuning"], 1, [backbone], **files, **COLUMNS, overrides=overrides)
+    assert softcue.load(tmp_path / "bert" / "prompt-tuning" / "seed-0").cue_file.backbone.dtype == "bfloat16"
+
+
 def test_tables_in_memory_are_compared_too(backbone: str, tmp_path: Path) -> None:
     frame = pandas.DataFrame(ROWS)
     comparison = compare_methods(

@@ -150,9 +150,9 @@ def compare_methods(
     facts: dict[str, Cue] = {}
     split = metric = ""
     for backbone_name in backbones:
-        backbone: Backbone | None = None
+        # Loaded once for all runs, unless they have settings of their own for it.
+        backbone = backbone_name if _has_backbone_settings(arguments) else load_backbone(backbone_name)
         for method, seed in itertools.product(methods, range(seeds)):
-            backbone = backbone or load_backbone(backbone_name)
             folder = Path(output_dir) / _slug(backbone_name) / method / f"seed-{seed}"
             cue = _train(folder, backbone, method, seed, arguments)
             rows, split = _rows_of(folder, cue, arguments.get("test"), arguments.get("validation"))
@@ -192,7 +192,14 @@ def _check(methods: Sequence[str], seeds: int, backbones: Sequence[str], argumen
         )
 
 
-def _train(folder: Path, backbone: Backbone, method: str, seed: int, arguments: Mapping[str, Any]) -> Cue:
+def _has_backbone_settings(arguments: Mapping[str, Any]) -> bool:
+    keys = [str(word) for word in arguments.get("overrides") or ()]  # of a mapping, its keys
+    return any(key.startswith("backbone.") for key in keys) or bool(
+        {"config", "allow_pickle", "max_length"} & {name for name, value in arguments.items() if value is not None}
+    )
+
+
+def _train(folder: Path, backbone: str | Backbone, method: str, seed: int, arguments: Mapping[str, Any]) -> Cue:
     settings = {"progress": False, **arguments}
     overrides = settings.pop("overrides", None) or {}
     if settings.get("few_shot"):
