@@ -136,6 +136,7 @@ def test_without_test_rows_validation_rows_are_compared_with_a_note(
         ({"method": "vip"}, "method"),
         ({"seed": 1}, "seed"),
         ({"epoch": 1}, "epoch"),
+        ({"task": None, "train": ROWS, "text": "text", "label": "team"}, "test"),
     ],
 )
 def test_wrong_arguments_are_errors_before_anything_is_trained(

@@ -182,6 +182,15 @@ def _check(methods: Sequence[str], seeds: int, backbones: Sequence[str], argumen
     for name, instead in taken.items():
         if arguments.get(name) is not None:
             raise ConfigurationError(setting=name, got=arguments[name], expected=instead, fix=f"pass `{instead}`")
+    tables = {name: arguments.get(name) for name in ("train", "validation", "test")}
+    is_table = tables["train"] is not None and not isinstance(tables["train"], (str, Path))
+    if is_table and tables["validation"] is None and tables["test"] is None:
+        raise ConfigurationError(
+            setting="test",
+            got=None,
+            expected="rows to compare on, beside training rows that are in memory",
+            fix="pass `test=ROWS`, or files instead of tables",
+        )
     unknown = arguments.keys() - TrainArguments.__annotations__.keys()
     if unknown:
         raise ConfigurationError(
