@@ -107,6 +107,16 @@ def near_matches(name: str, known_names: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names)}" if len(names) <= MOST_NAMES else hint.rstrip() or "check the name"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if it has none.
+
+    Example:
+        >>> first_line(ValueError("\\n  wrong size\\nmore")), first_line(KeyError())
+        ('wrong size', 'KeyError')
+    """
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _quoted(value: object) -> str:
     """A value, cut to fit on one line. Names and paths are quoted, so that an empty one is visible."""
     text = repr(str(value)) if not isinstance(value, (int, float, bool, type(None))) else repr(value)

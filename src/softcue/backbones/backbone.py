@@ -30,7 +30,7 @@ from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
-from softcue.backbones.tracing import structure_of
+from softcue.backbones.tracing import structure_of, token_ids_of
 from softcue.backbones.word_head import WordHead, has_word_head
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.files import TEMPORARY_SUFFIX, remove
@@ -299,7 +299,7 @@ class Backbone:
         table = self.word_table.detach()
         if table.is_meta:
             return 1.0
-        word = table.abs().amax(dim=1)[:1024].argmax().view(1)  # a word whose vector is not zero
+        word = table[:1024].abs().amax(dim=1).argmax().view(1)  # a word whose vector is not zero
         largest = table[word].abs().argmax()
         return float(self.embed(word).flatten()[largest] / table[word].flatten()[largest].float())
 
@@ -510,8 +510,7 @@ def prepare_tokenizer(tokenizer: Any, config: Any) -> None:
     Padding is masked everywhere, so any token serves.
     """
     if tokenizer.eos_token_id is None:
-        end_ids = getattr(config, "eos_token_id", None)  # chat models have several
-        tokenizer.eos_token_id = end_ids[0] if isinstance(end_ids, (list, tuple)) and end_ids else end_ids
+        tokenizer.eos_token_id = next(iter(token_ids_of(config, "eos_token_id")), None)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
 

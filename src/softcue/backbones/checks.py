@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.passes.decoding import Decoding
-from softcue.backbones.structure import ATTRIBUTE
 from softcue.backbones.tracing import (
     LARGEST_DIFFERENCE,
     ROUGH_DIFFERENCE,
@@ -31,8 +30,9 @@ from softcue.backbones.tracing import (
     hidden_input,
     ordinary_words,
     relative_difference,
+    token_ids_of,
 )
-from softcue.errors import BackboneError
+from softcue.errors import BackboneError, first_line
 from softcue.files import cache_folder, write_atomically
 from softcue.inputs.collate import PaddingSide, collate
 from softcue.types import Batch, LayerPrompt, Prompt, TokenizedRow
@@ -116,7 +116,7 @@ def check_backbone(backbone: Backbone) -> list[Check]:
                 setting="backbone.name",
                 got=backbone.name,
                 expected=f"a model that runs on two texts of {' and '.join(map(str, LENGTHS))} tokens",
-                fix=f"take another backbone: {_first_line(error)}",
+                fix=f"take another backbone: {_reason(error)}",
             ) from error
         return list(checker.run())
 
@@ -177,7 +177,7 @@ def _key_of(backbone: Backbone) -> str:
         f"{softcue.__version__} {torch.__version__} {transformers.__version__}",
         json.dumps(backbone.model.config.to_diff_dict(), sort_keys=True, default=str),
         f"{type(backbone.model).__name__} {backbone.attention} {backbone.dtype} {backbone.device.type}",
-        getattr(backbone.model, ATTRIBUTE).model_dump_json(),
+        backbone.structure.model_dump_json(),
         f"{type(tokenizer).__name__} {tokenizer.special_tokens_map} {tokenizer('a')['input_ids']}",
         repr(words),
         repr(torch.stack([value.float() for value in weights]).tolist()),
@@ -240,7 +240,7 @@ class _Checker:
             with torch.no_grad():
                 passed, detail = check()
         except Exception as error:
-            passed, detail = False, _first_line(error)
+            passed, detail = False, _reason(error)
         return self._result(name, passed, detail)
 
     @staticmethod
@@ -317,7 +317,7 @@ class _Checker:
                 (gradient,) = torch.autograd.grad((states * weights)[text.batch.mask].sum(), prompt.tokens)
         except Exception as error:
             for name in ("copied words", "gradients", "layers"):
-                yield self._result(name, False, _first_line(error))
+                yield self._result(name, False, _reason(error))
             return
         mask = text.batch.mask
         difference = relative_difference(states.detach()[mask], self._expected(text)[mask])
@@ -417,10 +417,10 @@ class _Checker:
         batch = self._batch(self.rows)
         forward_pass = self.backbone.read(batch, prompt, self.backbone.embed(batch.ids))
         generated = forward_pass.generate(Decoding(max_new_tokens=NEW_TOKENS))
-        ends = set(_as_list(self.backbone.tokenizer.eos_token_id))
+        end_id = self.backbone.tokenizer.eos_token_id
         largest = 0.0
         for row, new_tokens in zip(self.rows, generated, strict=True):
-            end = next((place + 1 for place, token in enumerate(new_tokens) if token in ends), len(new_tokens))
+            end = next((place + 1 for place, token in enumerate(new_tokens) if token == end_id), len(new_tokens))
             forced = self._batch([replace(row, target_ids=tuple(new_tokens[:end]))])
             row_prompt = Prompt(tokens[:1], words.mask[:1], words.aux_loss)
             forward_pass = self.backbone.read(forced, row_prompt, self.backbone.embed(forced.ids), with_target=True)
@@ -434,7 +434,7 @@ class _Checker:
         """Compare the likelihood of plain text with and without the begin token, if the tokenizer adds none."""
         tokenizer = self.backbone.tokenizer
         config, num_words = self.backbone.model.config.get_text_config(), len(self.backbone.word_table)
-        begin_ids = [number for number in _as_list(getattr(config, "bos_token_id", None)) if 0 <= number < num_words]
+        begin_ids = [number for number in token_ids_of(config, "bos_token_id") if 0 <= number < num_words]
         ids = tuple(tokenizer(PLAIN_TEXT)["input_ids"][: self.backbone.max_length - 1])
         if not begin_ids or ids[:1] == tuple(begin_ids[:1]):
             return True, "added by the tokenizer" if begin_ids else "the model has none"
@@ -498,13 +498,8 @@ def _recorded_projections(backbone: Backbone) -> Iterator[dict[str, list[Tensor]
         yield recorded
 
 
-def _as_list(value: Any) -> list[int]:
-    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _first_line(error: Exception) -> str:
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {line}"[:200]
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"[:200]
 
 
 def time_find(backbone: Backbone) -> float:

@@ -21,6 +21,7 @@ from softcue.backbones.injection import running_layer, running_pass
 from softcue.backbones.loading.autotune import TRIAL_LAYERS, agree, keep_first_layers, make_trial_pass
 from softcue.backbones.structure import layers_of
 from softcue.backbones.tracing import structure_of
+from softcue.errors import first_line
 
 VARIANTS = 32  # with and without gradient or mask, one row or many, a first layer unlike the others, ...
 
@@ -80,7 +81,7 @@ def compile_layers(model: Any, backend: str | Callable[..., Any] = "inductor") -
                 layer.forward = _make_forward(compiled, layer.forward, state, model.base_model, Cache)
             compiled_outputs = make_trial_pass(model)()
     except Exception as error:
-        state.turn_off(_first_line(error))
+        state.turn_off(first_line(error))
     else:
         if not agree(compiled_outputs, plain_outputs, model.get_input_embeddings().weight.dtype):
             state.turn_off("its numbers are not those of the plain ones")
@@ -100,7 +101,7 @@ def _make_forward(
             return compiled(*args, **kwargs)
         except Exception as error:
             output = plain(*args, **kwargs)  # if this fails as well, the cause is not the compiler
-            state.turn_off(_first_line(error))
+            state.turn_off(first_line(error))
             return output
 
     return run
@@ -117,7 +118,3 @@ def _is_changed_inside(base: nn.Module) -> bool:
         or active.noise is not None
         or (layer_prompt is not None and layer_prompt.keys is not None)
     )
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -134,7 +134,8 @@ def install_hooks(model: Any) -> None:
         for sublayer, runs in _number_runs(sublayers, layer_numbers, first_sublayer):
             sublayer.register_forward_hook(_make_sublayer_hook(runs, owner))
         first_sublayer += len(sublayers)
-    for number, module in enumerate(cross_attentions_of(model), start=first_sublayer):
+    cross_attentions = [module for stack in stacks for module in cross_attentions_of(model, stack)]
+    for number, module in enumerate(cross_attentions, start=first_sublayer):
         module.register_forward_hook(_make_noise_hook(number, owner))
 
 

@@ -1,6 +1,6 @@
 """The structure of a model: its kind, its layers, and the modules of a layer that prompts and adapters change.
 
-`tracing.find_structure` finds it from one forward pass, so no family of models needs an entry in a table. All places
+`tracing.find_structure` finds it from short passes, so no family of models needs an entry in a table. All places
 are paths, so the structure of a model is that of its copies too.
 """
 
@@ -18,7 +18,7 @@ ATTRIBUTE = "softcue_structure"  # of a transformers model whose structure is kn
 
 
 class Record(BaseModel):
-    """A part of a structure. It never changes and is kept on disk as JSON."""
+    """A part of a structure. It never changes. As JSON it is part of the key under which checks are kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -95,10 +95,7 @@ def modules_of(layers: Sequence[nn.Module], paths: Sequence[Sequence[str]]) -> l
     return [layer.get_submodule(path) for layer, layer_paths in zip(layers, paths, strict=True) for path in layer_paths]
 
 
-def cross_attentions_of(model: Any) -> list[nn.Module]:
-    """The modules whose output is that of cross-attention, in the decoder of an encoder-decoder."""
-    stack = getattr(model, ATTRIBUTE).decoder
-    if stack is None:
-        return []
+def cross_attentions_of(model: Any, stack: Stack) -> list[nn.Module]:
+    """The modules of a stack whose output is that of cross-attention: in the decoder of an encoder-decoder."""
     paths = [() if layer.cross_attention is None else (layer.cross_attention,) for layer in stack.layers]
     return modules_of(layers_of(model, stack), paths)

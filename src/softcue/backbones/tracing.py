@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from softcue.backbones.structure import ATTRIBUTE, LayerStructure, Projection, Stack, Structure
-from softcue.errors import BackboneError
+from softcue.errors import BackboneError, first_line
 from softcue.types import BackboneKind
 
 LENGTH, TARGET_LENGTH = 5, 3  # tokens of the traced text and target; they differ, so that shapes tell them apart
@@ -71,7 +71,7 @@ def find_structure(model: Any) -> Structure:
     except BackboneError:
         raise
     except Exception as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         reason = f"a pass over {LENGTH} tokens failed: {reason[:200].rstrip('.')}"
         if model.dtype != torch.float32:
             reason = f"set backbone.dtype=float32; in {str(model.dtype).removeprefix('torch.')} {reason}"
@@ -259,7 +259,7 @@ class _Tracer:
         special = {
             value
             for name in ("pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id", "sep_token_id")
-            for value in _as_list(getattr(self.config, name, None))
+            for value in token_ids_of(self.config, name)
         }
         words = ordinary_words(len(self.table), special, num_rows * length)
         return torch.tensor(words, device=self.table.device).view(num_rows, length)
@@ -515,14 +515,14 @@ class _Tracer:
         return by_module
 
 
-def ordinary_words(num_words: int, special: Collection[int | None], count: int) -> list[int]:
+def ordinary_words(num_words: int, special: Collection[int], count: int) -> list[int]:
     """Token ids that are not special and differ, spread over the vocabulary.
 
     Example:
         >>> ordinary_words(100, special={0, 51}, count=3)
         [17, 49, 82]
     """
-    skipped = sorted(number for number in set(special) if number is not None and 0 <= number < num_words)
+    skipped = sorted(number for number in set(special) if 0 <= number < num_words)
     num_ordinary = num_words - len(skipped)
     if num_ordinary < count:
         raise ValueError(f"its vocabulary has {num_ordinary} words that are not special, and {count} are needed")
@@ -617,8 +617,18 @@ def _shape_of(layer: nn.Module) -> tuple[Any, ...]:
     )
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def token_ids_of(config: Any, name: str) -> list[int]:
+    """The token ids under a key of a configuration: none, one, or several, such as the end tokens of chat models.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> [token_ids_of(SimpleNamespace(eos_token_id=value), "eos_token_id") for value in (None, 2, [2, 7])]
+        [[], [2], [2, 7]]
+    """
+    ids = getattr(config, name, None)
+    if ids is None:
+        return []
+    return [int(number) for number in ids] if isinstance(ids, (list, tuple)) else [int(ids)]
 
 
 def relative_difference(states: Tensor, expected: Tensor) -> float:

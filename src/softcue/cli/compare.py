@@ -12,6 +12,7 @@ import typer
 
 from softcue.cli.completion import complete_backbone, complete_method, complete_task
 from softcue.cli.config import KindOfRecipe
+from softcue.cli.options import AllowPickle, Columns, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.studies import PredictionComparison
@@ -51,15 +52,10 @@ def compare(
     ] = None,
     split: Annotated[str, typer.Option(help="Finished cues: a split of the task's own rows.")] = "",
     rows: Annotated[int, typer.Option(min=0, help="Finished cues: a sample of this many rows; 0 takes all.")] = 0,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
-    ] = None,
+    columns: Columns = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Finished cues: rows per forward pass.")] = 64,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    allow_pickle: AllowPickle = False,
+    skip_bad_rows: SkipBadRows = False,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", help="A folder for index.html, tables and, with --methods, the cues.")
     ] = None,
@@ -148,19 +144,12 @@ def _compare_cues(
 ) -> None:
     from softcue.cli.output import print_json, print_table
     from softcue.cue.cue_file import read_cue_file
-    from softcue.errors import ConfigurationError
     from softcue.evaluation import read_evaluation_set
-    from softcue.studies.cue_loading import load_cues_of_one_task
+    from softcue.studies.cue_loading import check_several, load_cues_of_one_task
     from softcue.studies.predictions import compare_predictions
     from softcue.tasks.columns import parse_columns, rename_columns
 
-    if len(cues) < 2:
-        raise ConfigurationError(
-            setting="cues",
-            got=len(cues),
-            expected="at least two cues",
-            fix="name another cue folder, or methods to train: --methods A,B",
-        )
+    check_several(cues)
     data, split, num_rows, skip_bad_rows, columns = source
     batch_size, allow_pickle = loading
     [row_task] = rename_columns([read_cue_file(cues[0]).task], parse_columns(columns))

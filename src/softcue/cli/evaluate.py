@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softcue.cli.options import AllowPickle, Columns, SkipBadRows
+
 if TYPE_CHECKING:
     from softcue.evaluation import Evaluation
 
@@ -19,18 +21,13 @@ def evaluate(
     task: Annotated[str, typer.Option(help="Score on the rows of this other task (out of domain).")] = "",
     split: Annotated[str, typer.Option(help="A split of the task's own rows: train, validation or test.")] = "",
     rows: Annotated[int, typer.Option(min=0, help="Score a sample of this many rows only; 0 scores all.")] = 0,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
-    ] = None,
+    columns: Columns = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[bool, typer.Option("--vote", help="Score a vote of the cues, and each cue.")] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="Score their mean probabilities, and each cue.")] = False,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    skip_bad_rows: SkipBadRows = False,
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Score the majority class and zero-shot too.")
     ] = True,

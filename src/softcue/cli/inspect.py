@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softcue.cli.completion import complete_task
+from softcue.cli.options import AllowPickle, Columns, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -40,16 +41,11 @@ def inspect(
         str, typer.Option(help="The task whose rows --pairs has; unset: the cue's.", autocompletion=complete_task)
     ] = "",
     pairs_top: Annotated[str, typer.Option(help="Numbers of nearest pairs to look at; unset: 100,200,300.")] = "",
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
-    ] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    columns: Columns = None,
+    skip_bad_rows: SkipBadRows = False,
     output_dir: Annotated[Path | None, typer.Option(help="Write index.html and pictures (PNG) here.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show scores and training curve of a cue, mistakes on --data, nearest words, codes of labels, sentence pairs.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone
+from softcue.cli.options import AllowPickle, Columns, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -45,22 +46,17 @@ def predict(
     with_scores: Annotated[
         bool, typer.Option("--scores", help="A column per label with its score, in csv files and tables.")
     ] = False,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
-    ] = None,
+    columns: Columns = None,
     backbone: Annotated[
         str | None, typer.Option(help="Load the backbone from here instead.", autocompletion=complete_backbone)
     ] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
     ] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="One prediction per row, by the cues' mean scores.")] = False,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    skip_bad_rows: SkipBadRows = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict texts or rows with one or more cues that share a backbone.

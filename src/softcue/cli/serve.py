@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from softcue.cli.options import AllowPickle
+
 
 class ServingEngine(StrEnum):
     """The program that runs the server."""
@@ -24,9 +26,7 @@ def serve(
         str,
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
     ],
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     api_key_file: Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softcue.cli.completion import complete_task
+from softcue.cli.options import SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.tasks.check_sizes import SplitCheck
@@ -133,7 +134,7 @@ def lengths(
     split: Annotated[str, typer.Option(help="train, validation or test; unset: validation, if it is there.")] = "",
     backbone: Annotated[str, typer.Option(help="Count the tokens of this backbone; unset: words.")] = "",
     output_dir: Annotated[Path | None, typer.Option(help="Write index.html and lengths.png here.")] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Compare the lengths of the two texts of pair tasks: by how much the first is longer (figure 5 of IDPG)."""

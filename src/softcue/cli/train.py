@@ -9,6 +9,7 @@ import typer
 
 from softcue.cli.completion import complete_backbone, complete_method, complete_task, complete_tasks
 from softcue.cli.config import KindOfRecipe
+from softcue.cli.options import AllowPickle, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -62,15 +63,13 @@ def train(
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Cut inputs to this many tokens, prompt included.")
     ] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     init_from: Annotated[
         Path | None, typer.Option("--init-from", help="Start from the parameters of this cue.")
     ] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")] = False,
+    skip_bad_rows: SkipBadRows = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the content of --output-dir.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

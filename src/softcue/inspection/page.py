@@ -66,11 +66,11 @@ def cue_page(
         f"<h1>{escape(cue.name)}</h1>",
         f"<p>{escape(cue_file.task.description or cue_file.task.name)}</p>",
         f'<ul class="facts">{"".join(f"<li>{escape(fact)}</li>" for fact in facts)}</ul>',
-        *_notes([] if cue_file.recipe is None else [cue_file.recipe.summary]),
+        *note_parts([] if cue_file.recipe is None else [cue_file.recipe.summary]),
     ]
     if cue_file.scores:
         table = score_table(cue_file)
-        parts += ["<h2>Scores</h2>", html_table(table.columns, table.rows), *_notes(table.notes)]
+        parts += ["<h2>Scores</h2>", html_table(table.columns, table.rows), *note_parts(table.notes)]
     parts += ["<h2>Training</h2>", cue.training_curve.as_html()]
     curves = codebook_curves(step_log(cue.path, cue_file)) if cue.path else []
     if curves:
@@ -105,7 +105,7 @@ def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
     parts = [
         f"<h2>On {escape(checked.name)}</h2>",
         html_table(*compare_rows({name: evaluation.scores}, evaluation)),
-        *_notes(notes),
+        *note_parts(notes),
     ]
     if evaluation.by_label:
         parts += ["<h3>Scores of each label</h3>", label_table(evaluation)]
@@ -180,7 +180,13 @@ def _codes(codes: CodesByLabel, images: Sequence[str], top: int) -> list[str]:
     return parts
 
 
-def _notes(notes: Sequence[str]) -> list[str]:
+def note_parts(notes: Sequence[str]) -> list[str]:
+    """Notes as quiet paragraphs of a page.
+
+    Example:
+        >>> note_parts(["5 < 30 rows"])
+        ['<p class="quiet">5 &lt; 30 rows</p>']
+    """
     return [f'<p class="quiet">{escape(note)}</p>' for note in notes]
 
 

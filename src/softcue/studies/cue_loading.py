@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
 from softcue.backbones import Backbone
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import check_each_once, read_cue_file
+from softcue.errors import ConfigurationError
 from softcue.evaluation import check_one_task
+
+
+def check_several(cues: Sized) -> None:
+    """Raise an error if there are fewer than two cues to compare.
+
+    Example:
+        >>> check_several(["cues/seed0", "cues/seed1"])
+    """
+    if len(cues) < 2:
+        raise ConfigurationError(
+            setting="cues",
+            got=len(cues),
+            expected="at least two cues",
+            fix="name another cue folder (softcue evaluate scores one), or methods to train: --methods A,B",
+        )
 
 
 def load_cues_of_one_task(folders: Sequence[str | Path], allow_pickle: bool = False) -> dict[str, Cue]:

@@ -31,6 +31,7 @@ Report = Callable[[str], None]
 class TrainedRun:
     """A finished run of a comparison."""
 
+    line: str  # of the table
     backbone: str
     method: str
     seed: int
@@ -38,11 +39,6 @@ class TrainedRun:
     score: float  # of the task's metric, on the rows of the comparison
     seconds: float  # of training
     num_bytes: int  # of the cue's tensors
-
-    @property
-    def name(self) -> str:
-        """Its folder."""
-        return self.folder
 
 
 @dataclass(frozen=True)
@@ -94,6 +90,10 @@ class MethodComparison:
         if len({run.seed for run in self.runs}) < MIN_SEEDS:
             notes.append("One or two seeds show no spread: compare over at least three.")
         return notes
+
+    def runs_of(self, line: str) -> list[TrainedRun]:
+        """The runs of a line of the table."""
+        return [run for run in self.runs if run.line == line]
 
     def __repr__(self) -> str:
         return f"{self.metric} on {self.split} rows\n{self.lines!r}"
@@ -160,7 +160,7 @@ def compare_methods(
             assert evaluation.scored_rows is not None
             line = method if len(backbones) == 1 else f"{method}, {backbone_name}"
             scored[line, seed], facts[line], metric = evaluation.scored_rows, cue, cue.task.main_metric
-            runs.append(_describe(folder, backbone_name, method, seed, evaluation.main))
+            runs.append(_describe(folder, line, backbone_name, method, seed, evaluation.main))
             report(f"{line}, seed {seed}: {evaluation.main:.1f} on {evaluation.num_rows} {split} rows")
     lines = [_line(name, cue, runs, scored, seeds) for name, cue in facts.items()]
     pairs = [
@@ -231,16 +231,16 @@ def _rows_of(folder: Path, cue: Cue, test: Any, validation: Any) -> tuple[Evalua
     return EvaluationSet(split, list(getattr(splits, split)), labels), split
 
 
-def _describe(folder: Path, backbone: str, method: str, seed: int, score: float) -> TrainedRun:
+def _describe(folder: Path, line: str, backbone: str, method: str, seed: int, score: float) -> TrainedRun:
     seconds = json.loads((folder / "metrics.json").read_text("utf-8")).get("seconds", 0.0)
     num_bytes = (folder / "cue.safetensors").stat().st_size
-    return TrainedRun(backbone, method, seed, str(folder), score, float(seconds), num_bytes)
+    return TrainedRun(line, backbone, method, seed, str(folder), score, float(seconds), num_bytes)
 
 
 def _line(
     name: str, cue: Cue, runs: Sequence[TrainedRun], scored: Mapping[tuple[str, int], ScoredRows], seeds: int
 ) -> MethodLine:
-    members = [run for run in runs if name in (run.method, f"{run.method}, {run.backbone}")]
+    members = [run for run in runs if run.line == name]
     scores = [run.score for run in members]
     return MethodLine(
         name,

@@ -8,7 +8,7 @@ from softcue.cue.cue_file import package_versions
 from softcue.cue.score_table import few_rows_notes
 from softcue.drawing import bar_chart, html_table, side_by_side
 from softcue.drawing.bars import legend
-from softcue.inspection.page import html_page
+from softcue.inspection.page import html_page, note_parts
 from softcue.studies.methods import MethodComparison
 
 
@@ -21,8 +21,7 @@ def methods_page(title: str, comparison: MethodComparison, command: str) -> str:
     names = [line.name for line in comparison.lines]
     scores: dict[str, list[float | None]] = {}
     for line in comparison.lines:
-        members = [run for run in comparison.runs if line.name in (run.method, f"{run.method}, {run.backbone}")]
-        for run in members:
+        for run in comparison.runs_of(line.name):
             scores.setdefault(f"seed {run.seed}", []).append(run.score)
     sentences = "".join(f"<li>{escape(pair.sentence)}</li>" for pair in comparison.pairs)
     runs = [[run.folder, f"{run.score:.1f}", f"{run.seconds:.0f}"] for run in comparison.runs]
@@ -32,8 +31,7 @@ def methods_page(title: str, comparison: MethodComparison, command: str) -> str:
         [
             f"<h1>{escape(title)}</h1>",
             html_table(*comparison.table()),
-            *(f'<p class="quiet">{escape(note)}</p>' for note in comparison.notes),
-            *(f'<p class="quiet">{note}</p>' for note in few_rows_notes([comparison.lines[0].rows])),
+            *note_parts([*comparison.notes, *few_rows_notes([comparison.lines[0].rows])]),
             "<h2>Differences</h2>",
             f"<ul>{sentences}</ul>" if sentences else "<p>One method: nothing to compare.</p>",
             "<h2>Scores of each seed</h2>",
@@ -43,6 +41,6 @@ def methods_page(title: str, comparison: MethodComparison, command: str) -> str:
             html_table(["cue", comparison.metric, "seconds"], runs),
             "<h2>Repeat it</h2>",
             f"<pre>{escape(command)}</pre>",
-            f'<p class="quiet">{escape(versions)}</p>',
+            *note_parts([versions]),
         ],
     )

@@ -6,7 +6,7 @@ from html import escape
 
 from softcue.cue.score_table import few_rows_notes
 from softcue.drawing import html_table
-from softcue.inspection.page import html_page
+from softcue.inspection.page import html_page, note_parts
 from softcue.studies.predictions import PredictionComparison
 
 MAX_ROWS = 200  # of the rows on which cues differ; the csv file has all
@@ -35,7 +35,7 @@ def prediction_page(comparison: PredictionComparison) -> str:
             "<h2>Differences</h2>",
             f"<ul>{sentences}</ul>",
             html_table(*comparison.pair_table()),
-            *(f'<p class="quiet">{escape(note)}</p>' for note in notes),
+            *note_parts(notes),
             *_row_parts(comparison),
         ],
     )
@@ -45,7 +45,7 @@ def _row_parts(comparison: PredictionComparison) -> list[str]:
     rows = comparison.different_rows
     parts = ["<h2>Rows on which they differ</h2>", f"<p>{len(rows):,} of {comparison.num_rows:,} rows.</p>"]
     if len(rows) > MAX_ROWS:
-        parts.append(f'<p class="quiet">The first {MAX_ROWS}; different-rows.csv has all of them.</p>')
+        parts += note_parts([f"The first {MAX_ROWS}; different-rows.csv has all of them."])
     names = list(comparison.evaluations)
     cells = [
         [

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from softcue.cue import Cue
-from softcue.errors import ConfigurationError
 from softcue.evaluation import Evaluation, EvaluationSet, format_score
 from softcue.evaluation.scoring import METRICS, ScoredRows
 from softcue.evaluation.wrong_rows import row_outcome
+from softcue.studies.cue_loading import check_several
 from softcue.studies.statistics import LEVEL, Difference, Indices, PairedScores, bootstrap_difference, exact_mcnemar
 from softcue.types import Prediction
 
@@ -123,10 +123,7 @@ def compare_predictions(
         rows = read_evaluation_set(cue.task, "held-out.csv")
         comparison = compare_predictions(cues, rows, {name: cue.evaluate_set(rows)[1] for name, cue in cues.items()})
     """
-    if len(cues) < 2:
-        raise ConfigurationError(
-            setting="cues", got=len(cues), expected="at least two cues", fix="name another one, or use softcue evaluate"
-        )
+    check_several(cues)
     evaluations = {name: rows.score(predictions[name]) for name in cues}
     task = rows.labels.task
     outcomes = {

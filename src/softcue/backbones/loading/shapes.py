@@ -20,7 +20,8 @@ from torch import nn
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.loading.load import build_without_weights, choose_auto_class, quiet_transformers
-from softcue.errors import BackboneError, near_matches
+from softcue.backbones.tracing import token_ids_of
+from softcue.errors import BackboneError, first_line, near_matches
 
 # Keys of config.json that are false where input and output words are not tied. transformers 5 builds every T5 tied and
 # unties T5 1.1 only when its checkpoint holds two tables; what a 1.1 config said of tying it saves as the second key.
@@ -56,7 +57,7 @@ def backbone_like(name: str) -> Backbone:
     except BackboneError:
         raise
     except Exception as error:  # a folder's config.json may be wrong in any way
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise BackboneError(
             setting="backbone shape",
             got=name,
@@ -132,8 +133,4 @@ def _build_model(values: dict[str, Any]) -> Any:
 
 
 def _first_id(config: Any, name: str) -> int | None:
-    """Return a token id, or the first of several: chat models have several end tokens."""
-    ids = getattr(config, name, None)
-    if isinstance(ids, (list, tuple)):
-        ids = ids[0] if ids else None
-    return None if ids is None else int(ids)
+    return next(iter(token_ids_of(config, name)), None)

@@ -1,0 +1,16 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
+]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
