@@ -7,6 +7,7 @@
     ├── CueError               a cue folder is damaged or belongs to another backbone
     │   └── BackboneMismatchError  a cue was trained on another backbone
     ├── RunError               an output folder or a checkpoint does not allow the run
+    │   └── FolderInUseError       another run is writing to the folder
     ├── TrainingError          training produced values that no cue may hold
     └── MissingExtraError      an optional package is not installed
 
@@ -68,6 +69,10 @@ class BackboneMismatchError(CueError):
 
 class RunError(SoftcueError):
     """An output folder or a checkpoint does not allow the run."""
+
+
+class FolderInUseError(RunError):
+    """Another run is writing to the output folder."""
 
 
 class TrainingError(SoftcueError):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softcue.errors import RunError
+from softcue.errors import FolderInUseError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +150,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         except OSError:
             has_lock = False
         if not has_lock:
-            raise RunError(
+            raise FolderInUseError(
                 setting="output_dir",
                 got=folder,
                 expected="a folder no other run is writing to",

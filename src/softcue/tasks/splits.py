@@ -59,6 +59,12 @@ class TaskConfig(BaseModel):
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
     validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
+    hold_out_validation: bool = Field(
+        False,
+        description="validate on held-out training rows and score the published validation rows at the end, for tasks "
+        "without test rows",
+    )
+    use_test_rows: bool = Field(True, description="false reads no test rows: a search must not see them")
     skip_bad_rows: bool = Field(False, description="leave out rows that cannot be used instead of stopping")
     sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
 
@@ -193,6 +199,10 @@ def read_splits(
     )
     if config.few_shot and not config.validation and "validation" not in objects:
         validation, test = _reserve_scored_rows(task, validation, test)
+    elif config.hold_out_validation and not test:
+        validation, test = [], validation
+    if not config.use_test_rows:
+        test = []
     choose = _choose_few_shot if config.few_shot else _choose_rows
     train, validation = choose(config, task, train, validation)
     if task.has_classes and len({example.target for example in train}) < 2:

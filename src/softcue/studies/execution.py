@@ -1,0 +1,201 @@
+"""One run of a study in this process: train, adapt or join cues, and describe the result as plain data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from softcue.adaptation import adapt
+from softcue.api import train
+from softcue.backbones import Backbone, BackboneConfig, load_backbone
+from softcue.cue import Cue, load
+from softcue.cue.cue_file import package_versions
+from softcue.evaluation import EvaluationSet, LabelMapping, mean, vote
+from softcue.machine import processor_name
+from softcue.run import splits_of_run
+from softcue.studies.runs import Result, StudyRun
+from softcue.tasks import find_task
+
+LOADED_BACKBONES = 2  # at once in a process
+RULES = {"vote": vote, "mean": mean}
+
+
+class BackbonePool:
+    """The backbones that a process has loaded; the least recently used is dropped first.
+
+    Example:
+        pool = BackbonePool()
+        pool.get("minilm", {"max_length": 128})
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Backbone] = {}
+
+    def get(self, name: str, settings: Mapping[str, Any]) -> Backbone:
+        """Load a backbone, or take it if it is loaded. Its length and dropout are settings of a run, not of it."""
+        of_run = ("max_length", "dropout", "gradient_checkpointing")
+        values = {"name": name, **{key: value for key, value in settings.items() if key not in of_run}}
+        key = json.dumps(values, sort_keys=True)
+        backbone = self._loaded.pop(key, None) or load_backbone(BackboneConfig.model_validate(values))
+        self._loaded[key] = backbone
+        if len(self._loaded) > LOADED_BACKBONES:
+            del self._loaded[next(iter(self._loaded))]
+        return backbone
+
+
+def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> Result:
+    """Execute a run in its folder. A run that was interrupted goes on where it was.
+
+    Example:
+        execute(run, Path("studies/mine/runs") / run.id, Path("studies/mine/runs"), BackbonePool())
+    """
+    started, processor_started = time.monotonic(), time.process_time()
+    kinds = {"train": _train, "adapt": _adapt, "ensemble": _join}
+    facts = kinds[run.kind](run, folder, runs_folder, backbones)
+    return {
+        "id": run.id,
+        "digest": run.digest,
+        "kind": run.kind,
+        "axes": run.axes,
+        "seed": run.seed,
+        "trial": run.trial,
+        "settings": run.settings,
+        **facts,
+        "run_seconds": round(time.monotonic() - started, 2),
+        "processor_seconds": round(time.process_time() - processor_started, 2),
+        "threads": run.threads,
+        "processor": processor_name(),
+        "versions": package_versions(),
+    }
+
+
+def remove_large_cue(run: StudyRun, folder: Path, result: Result) -> None:
+    """Remove the cue of a finished run if it is larger than the study keeps, such as a copy of the backbone.
+
+    Example:
+        remove_large_cue(run, folder, result)  # after result.json is written
+    """
+    if result.get("cue_bytes", 0) > run.keep_below_mb * 1e6:
+        shutil.rmtree(folder / "cue", ignore_errors=True)
+
+
+def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+    needed = run.needs[0] if run.needs else ""
+    source = str(runs_folder / needed / "model") if needed else run.backbone
+    settings = {**run.settings, **{f"backbone.{key}": value for key, value in run.backbone_settings.items()}}
+    if run.trial:
+        settings["task.use_test_rows"] = False
+    settings.setdefault("task.hold_out_validation", True)
+    arguments: dict[str, Any] = {
+        "backbone": backbones.get(source, run.backbone_settings),
+        "method": run.method,
+        "recipe": run.recipe,
+        "data": run.data if run.data and all(find_task(task).files for task in run.tasks) else None,
+        "seed": run.seed,
+        "overrides": settings,
+        "resume": True,
+        "progress": False,
+    }
+    if len(run.tasks) == 1:
+        cue = train(folder / "cue", task=run.tasks[0], **arguments)
+        cues, metrics_folder = {run.axes["trained_on"]: cue}, folder / "cue"
+    else:
+        cues = train(folder / "cue", tasks=list(run.tasks), **arguments)
+        metrics_folder = next(path for cue in cues.values() if (path := cue.path) is not None)
+    first = next(iter(cues.values()))
+    scores = {name: _recorded_score(cue) for name, cue in cues.items()}
+    for target in run.score_on:
+        evaluation = first.evaluate(
+            run.data or None, task=target, num_rows=run.settings.get("task.test_rows", 0), baselines=False
+        )
+        scores[target] = {
+            "main": evaluation.main,
+            "metrics": evaluation.scores,
+            "rows": evaluation.num_rows,
+            "split": "test",
+        }
+    metrics = json.loads((metrics_folder / "metrics.json").read_text("utf-8"))
+    tensor_bytes = sum(file.stat().st_size for file in (folder / "cue").rglob("cue.safetensors"))
+    counts = first.cue_file.counts
+    return {
+        "scores": scores,
+        "validation": {name: _recorded_score(cue, "validation") for name, cue in cues.items()},
+        "baselines": {name: _baselines(cue) for name, cue in cues.items()},
+        "trainable": counts.get("gradient", 0) + counts.get("head", 0),
+        "counts": counts,
+        "seconds": metrics["seconds"],
+        "steps": metrics["steps"],
+        "best_step": metrics["best_step"],
+        "curve": [[entry["step"], entry["score"]] for entry in metrics["history"] if "score" in entry],
+        "health": metrics["health"],
+        "peak_megabytes": metrics["peak_megabytes"],
+        "cue_bytes": tensor_bytes,
+        "warnings": metrics["warnings"],
+        "recipe": first.cue_file.recipe.summary if first.cue_file.recipe else "",
+        "rows": first.cue_file.rows,
+    }
+
+
+def _recorded_score(cue: Cue, split: str = "") -> dict[str, Any]:
+    """The score of a split as the cue records it: test rows, else validation rows."""
+    split = split or ("test" if "test" in cue.scores else "validation")
+    metrics = cue.scores[split]
+    main = sum(metrics[name] for name in cue.task.main_metrics) / len(cue.task.main_metrics)
+    return {"main": main, "metrics": metrics, "rows": cue.cue_file.num_rows(split), "split": split}
+
+
+def _baselines(cue: Cue) -> dict[str, float]:
+    """The main score of each baseline on the rows of the score."""
+    split = "test" if "test" in cue.scores else "validation"
+    names = cue.task.main_metrics
+    return {
+        baseline: sum(scores[name] for name in names) / len(names)
+        for baseline, scores in cue.cue_file.baselines.get(split, {}).items()
+        if all(name in scores for name in names)
+    }
+
+
+def _adapt(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+    adapted = adapt(folder / "model", backbone=run.backbone, resume=True, progress=False, **run.details)
+    history = adapted.history
+    return {
+        "scores": {},
+        "seconds": adapted.seconds,
+        "steps": adapted.steps,
+        "curve": [[entry["step"], entry["perplexity"]] for entry in history],
+        "perplexity": adapted.perplexity,
+        "warnings": [],
+    }
+
+
+def _join(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+    members = [runs_folder / member / "cue" for member in run.details["members"]]
+    splits = splits_of_run(members[0])
+    rows = EvaluationSet("test", list(splits.test or splits.validation), LabelMapping(splits.task, {}, {}))
+    predictions, cues = [], []
+    backbone: Backbone | None = None
+    for member in members:
+        cue = load(member, backbone)
+        backbone = cue.backbone
+        cues.append(cue)
+        predictions.append(cue.evaluate_set(rows, baselines=False)[1])
+    join = RULES[run.details["rule"]]
+    evaluation = rows.score([join(votes) for votes in zip(*predictions, strict=True)])
+    score = {
+        "main": evaluation.main,
+        "metrics": evaluation.scores,
+        "rows": evaluation.num_rows,
+        "split": "test" if splits.test else "validation",
+    }
+    return {
+        "scores": {run.axes["trained_on"]: score},
+        "trainable": sum(cue.counts.gradient + cue.counts.head for cue in cues),
+        "seconds": 0.0,
+        "steps": 0,
+        "curve": [],
+        "warnings": [],
+    }

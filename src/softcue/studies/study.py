@@ -1,0 +1,313 @@
+"""A study: a grid of runs described in one YAML file, and the studies that come with softcue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from softcue.configuration import override, read_settings
+from softcue.errors import ConfigurationError, as_configuration_error, near_matches
+from softcue.methods import METHODS
+from softcue.recipes import check_recipe
+
+Axis = Literal["backbone", "trained_on", "task", "method", "regime", "variant"]
+DEFAULT_SEEDS = 3
+SCALES = ("full", "small")
+# What a user may replace on the command line or in Python, and what `small:` of a study may replace.
+REPLACEABLE = ("backbones", "tasks", "methods", "regimes", "seeds", "vary", "minutes")
+_STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Named(BaseModel):
+    """Something with a name, which may stand alone: `prompt-tuning` is short for `{name: prompt-tuning}`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    name: str = Field(min_length=1, description="its name in tables")
+    settings: dict[str, Any] = Field(default_factory=dict, description="section.key: value, as `softcue config` lists")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, value: object) -> object:
+        return {"name": str(value)} if isinstance(value, (str, int, float)) else value
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for key, value in settings.items():
+            override(key, value)  # an unknown section is an error
+        return settings
+
+
+class Range(BaseModel):
+    """The values of a setting between two numbers, for a search with optuna."""
+
+    model_config = _STRICT
+
+    low: float
+    high: float
+    log: bool = Field(False, description="draw evenly over the logarithm")
+    whole: bool = Field(False, description="whole numbers only")
+
+
+class Search(BaseModel):
+    """Settings that are chosen on validation rows. The chosen ones are trained again with fresh seeds."""
+
+    model_config = _STRICT
+
+    space: dict[str, list[Any] | Range] = Field(description="section.key: a list of values, or a range")
+    trials: int = Field(0, ge=0, description="settings to try, proposed by optuna; 0 tries the whole grid")
+    seeds: int = Field(1, ge=1, description="runs of each trial; their mean validation score counts")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, values in self.space.items():
+            override(key, None)
+            if isinstance(values, Range) and not self.trials:
+                raise ValueError(f"a number of trials, because {key} is a range")
+            if not values:
+                raise ValueError(f"values for {key}")
+        return self
+
+
+class StudyMethod(_Named):
+    """A line of the table: a method with its recipe and settings."""
+
+    method: str = Field("", description="a method of `softcue methods`; empty: the name")
+    recipe: str = Field("", description="default or paper; empty: that of the study")
+    search: Search | None = None
+    tasks: tuple[str, ...] = Field((), description="train it on these tasks only; empty: on all")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        METHODS.find(self.method_name)
+        if self.recipe:
+            check_recipe(self.recipe)
+        return self
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method in `softcue methods`."""
+        return self.method or self.name
+
+
+class StudyTask(_Named):
+    """A task to train on, and the tasks it is scored on."""
+
+    task: str = Field("", description="a task of `softcue tasks` or a task file (.yaml); empty: the name")
+    score_on: tuple[str, ...] = Field((), description="tasks to score the cue on besides its own: out of domain")
+
+    @property
+    def source(self) -> str:
+        """The name or file of the task."""
+        return self.task or self.name
+
+
+class Adaptation(BaseModel):
+    """An LM adaptation (`softcue adapt`) that makes a backbone before the runs on it begin."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    text: str = Field("", description="a folder of plain text; empty: that of the command (--text)")
+    steps: int = Field(ge=1)
+
+
+class StudyBackbone(_Named):
+    """A backbone: an alias, a folder, a hub id."""
+
+    backbone: str = Field("", description="its source; empty: the name")
+    adapt: Adaptation | None = None
+
+    @property
+    def source(self) -> str:
+        """What `--backbone` takes."""
+        return self.backbone or self.name
+
+
+class Regime(_Named):
+    """How many rows are used, or that all tasks share one prompt."""
+
+    few_shot: int = Field(
+        0, ge=0, description="K training rows; each seed has its own sample, the same for all methods"
+    )
+    joint: bool = Field(False, description="one prompt for all tasks")
+
+
+class Layout(BaseModel):
+    """How a report lays out the scores."""
+
+    model_config = _STRICT
+
+    rows: tuple[Axis, ...] = ("method",)
+    columns: tuple[Axis, ...] = ("task",)
+    blocks: tuple[Axis, ...] = Field((), description="a table for each value, as K = 100, 500 and 1000")
+    curves: bool = Field(False, description="also draw validation scores against steps")
+
+
+class Reference(BaseModel):
+    """The numbers of a paper, shown beside ours when asked."""
+
+    model_config = _STRICT
+
+    source: str = Field(min_length=1, description="the paper, the table and its backbone")
+    scores: dict[str, dict[str, Any]] = Field(description="line of the table -> column -> score, as printed")
+    blocks: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict, description="the same for each block")
+
+
+class Study(BaseModel):
+    """A grid: backbones x tasks x methods x regimes x variants x seeds.
+
+    Example:
+        >>> study = Study(name="mine", backbones=["minilm"], tasks=["tickets"], methods=["linear-probe", "vip"])
+        >>> [method.name for method in study.methods], study.seeds
+        (['linear-probe', 'vip'], 3)
+    """
+
+    model_config = _STRICT
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    title: str = ""
+    description: str = ""
+    recipe: str = Field("default", description="default: presets. paper: the papers' settings.")
+    backbones: tuple[StudyBackbone, ...] = Field(min_length=1)
+    tasks: tuple[StudyTask, ...] = Field(min_length=1)
+    methods: tuple[StudyMethod, ...] = Field(min_length=1)
+    regimes: tuple[Regime, ...] = (Regime(name="full"),)
+    vary: dict[str, list[Any]] = Field(default_factory=dict, description="section.key: [values], the axis `variant`")
+    seeds: int = Field(DEFAULT_SEEDS, ge=1, description="runs of each cell")
+    settings: dict[str, Any] = Field(default_factory=dict, description="for all runs")
+    minutes: float = Field(0, ge=0, description="a run that takes longer is stopped and counts as failed; 0: no limit")
+    threads: int = Field(1, ge=1, description="of each run; their number changes the rounding of sums")
+    ensembles: tuple[Literal["vote", "mean"], ...] = Field((), description="also join the cues of all seeds")
+    keep_below_mb: float = Field(50, ge=0, description="cues that are larger are removed when they are scored")
+    layout: Layout = Layout()
+    reference: Reference | None = None
+    small: dict[str, Any] = Field(default_factory=dict, description="what --scale small replaces")
+    scale: Literal["full", "small"] = "full"
+    data: str = Field("", description="the folder of the tasks' published files")
+    text: str = Field("", description="the folder of plain text for LM adaptation")
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for key, value in settings.items():
+            override(key, value)
+        return settings
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_recipe(self.recipe)
+        for kind in ("backbones", "tasks", "methods", "regimes"):
+            names = [entry.name for entry in getattr(self, kind)]
+            if repeated := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"{kind} with different names, not '{repeated[0]}' twice")
+        if len(self.vary) > 1:
+            raise ValueError("at most one setting below `vary`")
+        for key in self.vary:
+            override(key, None)
+        if any(regime.joint for regime in self.regimes) and len(self.tasks) < 2:
+            raise ValueError("several tasks for a regime with `joint`")
+        return self
+
+    @property
+    def heading(self) -> str:
+        """The title, or the name."""
+        return self.title or self.name
+
+
+def list_studies() -> list[str]:
+    """The names of the studies that come with softcue.
+
+    Example:
+        >>> "quick" in list_studies()
+        True
+    """
+    return sorted(path.name.removesuffix(".yaml") for path in _library().iterdir() if path.name.endswith(".yaml"))
+
+
+def read_study(source: str | Path, *, scale: str = "full", **changes: Any) -> Study:
+    """Read a study by its name or from a YAML file. `changes` replace its fields, with `settings` added to its own.
+
+    Example:
+        >>> read_study("quick", seeds=1, methods=["linear-probe"]).methods[0].name
+        'linear-probe'
+    """
+    text = str(source)
+    if text in list_studies():
+        values = yaml.safe_load((_library() / f"{text}.yaml").read_text("utf-8"))
+    elif Path(text).is_file():
+        values = read_settings(text)
+    else:
+        raise ConfigurationError(
+            setting="study",
+            got=text,
+            expected="a study of `softcue study list`, or a YAML file",
+            fix=near_matches(text, list_studies()),
+        )
+    return make_study({"name": _slug(Path(text).stem), **values}, scale, changes)
+
+
+def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[str, Any] | None = None) -> Study:
+    """Make a study from plain values at a scale, with changes.
+
+    Example:
+        >>> values = {"name": "s", "backbones": ["minilm"], "tasks": ["tickets"], "methods": ["vip"], "seeds": 5}
+        >>> make_study({**values, "small": {"seeds": 2}}, "small").seeds
+        2
+    """
+    whole = dict(values)
+    small = dict(whole.get("small") or {})
+    if scale not in SCALES:
+        raise ConfigurationError(setting="scale", got=scale, expected="full or small", fix="correct the value")
+    if scale == "small":
+        if not small:
+            raise ConfigurationError(
+                setting="scale",
+                got=scale,
+                expected="a study with a part `small:`",
+                fix="write one, with what it replaces: settings, seeds, tasks, ...",
+            )
+        unknown = set(small) - {*REPLACEABLE, "settings"}
+        if unknown:
+            raise ConfigurationError(
+                setting=f"study.small.{min(unknown)}",
+                got=small[min(unknown)],
+                expected="a part that may be smaller",
+                fix=near_matches(min(unknown), (*REPLACEABLE, "settings")),
+            )
+        whole = _with_changes(whole, small)
+    whole = _with_changes(whole, {key: value for key, value in (changes or {}).items() if value is not None})
+    try:
+        return Study.model_validate({**whole, "scale": scale})
+    except ValidationError as error:
+        raise as_configuration_error("study", error) from error
+
+
+def _with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with changes. Settings are merged; a name among entries of the study means that entry."""
+    result = {**values, **changes}
+    result["settings"] = {**(values.get("settings") or {}), **(changes.get("settings") or {})}
+    for kind in ("tasks", "methods", "regimes", "backbones"):
+        if kind in changes and kind in values:
+            result[kind] = _choose_entries(values[kind], changes[kind])
+    return result
+
+
+def _choose_entries(entries: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
+    """Replace each name by the entry of that name, if there is one."""
+    by_name = {entry["name"] if isinstance(entry, Mapping) else str(entry): entry for entry in entries}
+    return [by_name.get(str(choice), choice) if not isinstance(choice, Mapping) else choice for choice in chosen]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"
+
+
+def _library() -> Any:
+    return files("softcue.studies").joinpath("library")
