@@ -124,6 +124,15 @@ class StudyBackbone(_Named):
     backbone: str = Field("", description="its source; empty: the name")
     adapt: Adaptation | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_folder(cls, value: object) -> object:
+        """A folder or file is called by its last part in tables."""
+        if isinstance(value, str) and Path(value).exists():
+            path = Path(value).resolve()
+            return {"name": path.name, "backbone": str(path)}
+        return value
+
     @property
     def source(self) -> str:
         """What `--backbone` takes."""
