@@ -96,7 +96,7 @@ def run(
     """Execute the runs of a study that are not finished. The same command goes on where it was stopped."""
     from softcue.cli.output import print_json
     from softcue.errors import ConfigurationError, RunError
-    from softcue.studies.engines import default_workers, make_engine
+    from softcue.studies.engines import make_engine
     from softcue.studies.progress import StudyProgress
     from softcue.studies.runner import run_study
     from softcue.studies.store import open_study
@@ -108,15 +108,9 @@ def run(
     chosen = _read(study, words, backbone, tasks, methods, regimes, seeds, scale, recipe, data, text, threads)
     place = output_dir or f"studies/{chosen.name}"
     folder = open_study(place)
-    num_workers = workers or default_workers(chosen.threads)
-    with StudyProgress(chosen.name, num_workers, is_quiet=as_json) as progress:
-        status = run_study(
-            chosen,
-            folder,
-            make_engine(engine.value, place, num_workers, chosen.threads, ray_address),
-            retries=retries,
-            listener=progress,
-        )
+    runs_engine = make_engine(engine.value, place, workers, chosen.threads, ray_address)
+    with StudyProgress(chosen.name, runs_engine.num_workers, is_quiet=as_json) as progress:
+        status = run_study(chosen, folder, runs_engine, retries=retries, listener=progress)
     if as_json:
         print_json(_status_facts(status, place))
     else:

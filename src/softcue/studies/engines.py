@@ -23,6 +23,8 @@ END_SECONDS = 5.0  # a worker that is told to end gets so long
 class Engine(Protocol):
     """Executes runs, several at a time. The runner knows nothing else about where they are executed."""
 
+    num_workers: int  # runs at a time
+
     @property
     def num_free(self) -> int:
         """How many more runs can be started now."""
@@ -115,7 +117,7 @@ class LocalEngine:
         process = self._context.Process(target=serve_runs, args=(there, self.place), daemon=True)
         used = {worker.gpu for worker in self._workers}
         gpu = next((number for number in range(num_gpus()) if number not in used), None)
-        with _environment(_thread_environment(self.threads), gpu):
+        with _environment(thread_environment(self.threads), gpu):
             process.start()
         there.close()
         worker = _WorkerProcess(process, here, gpu)
@@ -162,21 +164,28 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def make_engine(name: str, place: str, num_workers: int, threads: int, address: str | None = None) -> Engine:
-    """Make an engine by its name, local or ray.
+def make_engine(
+    name: str, place: str, num_workers: int | None = None, threads: int = 1, address: str | None = None
+) -> Engine:
+    """Make an engine by its name, local or ray, for as many runs at a time as there is room for.
 
     Example:
-        engine = make_engine("local", "studies/quick", num_workers=2, threads=1)
+        engine = make_engine("local", "studies/quick")
     """
     if name == "ray":
         from softcue.studies.ray_engine import RayEngine
 
-        return RayEngine(place, num_workers, threads, address)
-    return LocalEngine(place, num_workers, threads)
+        return RayEngine(place, num_workers, threads, address or "auto")
+    return LocalEngine(place, num_workers or default_workers(threads), threads)
 
 
-def _thread_environment(threads: int) -> dict[str, str]:
-    """Environment variables for the number of threads, whichever library counts them."""
+def thread_environment(threads: int) -> dict[str, str]:
+    """Environment variables for the number of threads, whichever library counts them.
+
+    Example:
+        >>> thread_environment(2)["OMP_NUM_THREADS"]
+        '2'
+    """
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
 
 
