@@ -92,7 +92,7 @@ def test_numbers_are_numbers(of_methods: MethodComparison, of_cues: PredictionCo
 
 def test_pairs_are_a_table_too(result: Comparison) -> None:
     [pair] = result.pairs.to_dict("records")
-    means = dict(zip(result[result.columns[0]], result["mean" if "mean" in result else result.metric], strict=True))
+    means = dict(zip(result[result.columns[0]], result["mean" if "mean" in result else "main"], strict=True))
     assert pair["difference"] == pytest.approx(means[pair["second"]] - means[pair["first"]])
     assert pair["low"] <= pair["difference"] <= pair["high"]
     assert pair["told_apart"] is False

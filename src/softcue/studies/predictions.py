@@ -100,6 +100,7 @@ class PredictionComparison(Comparison):
                 Column(metric, [evaluation.scores[metric] for evaluation in evaluations], show=_show_score(metric))
                 for metric in next(iter(evaluations)).scores
             ),
+            Column("main", [evaluation.main for evaluation in evaluations], is_shown=False),
             Column("rows", [self.num_rows] * len(facts), show=show_num_rows),
         ]
 
