@@ -149,7 +149,7 @@ class Regime(_Named):
     joint: bool = Field(False, description="one prompt for all tasks")
 
 
-class Layout(BaseModel):
+class TableLayout(BaseModel):
     """How a report lays out the scores."""
 
     model_config = _STRICT
@@ -196,7 +196,7 @@ class Study(BaseModel):
     threads: int = Field(1, ge=1, description="of each run; their number changes the rounding of sums")
     ensembles: tuple[Literal["vote", "mean"], ...] = Field((), description="also join the cues of all seeds")
     keep_below_mb: float = Field(50, ge=0, description="cues that are larger are removed when they are scored")
-    layout: Layout = Layout()
+    layout: TableLayout = TableLayout()
     reference: Reference | None = None
     small: dict[str, Any] = Field(default_factory=dict, description="what --scale small replaces")
     scale: Literal["full", "small"] = "full"
