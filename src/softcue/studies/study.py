@@ -342,7 +342,7 @@ def _fill_given(values: Mapping[str, Any]) -> dict[str, Any]:
                 setting="backbone", got="", expected="a backbone to begin with", fix="give one, or set `given:`"
             )
         for source in sources:
-            name = entry["name"] if len(sources) == 1 else f"{source}, {entry['name']}"
+            name = entry["name"] if len(sources) == 1 else f"{source} {entry['name']}"
             backbones.append({**entry, "name": name, "backbone": source})
     return {**result, "backbones": backbones}
 
