@@ -14,7 +14,7 @@ from softcue.api import train
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import package_versions
-from softcue.evaluation import EvaluationSet, LabelMapping, mean, vote
+from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, mean, vote
 from softcue.machine import processor_name
 from softcue.run import splits_of_run
 from softcue.studies.runs import Result, StudyRun
@@ -113,7 +113,7 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
             run.data or None, task=target, num_rows=run.settings.get("task.test_rows", 0), baselines=False
         )
         scores[target] = {
-            "main": evaluation.main,
+            "main": _main_score(evaluation, run.settings.get("task.metric", "")),
             "metrics": evaluation.scores,
             "rows": evaluation.num_rows,
             "split": "test",
@@ -146,6 +146,14 @@ def _recorded_score(cue: Cue, split: str = "") -> dict[str, Any]:
     metrics = cue.scores[split]
     main = sum(metrics[name] for name in cue.task.main_metrics) / len(cue.task.main_metrics)
     return {"main": main, "metrics": metrics, "rows": cue.cue_file.num_rows(split), "split": split}
+
+
+def _main_score(evaluation: Evaluation, metric: str) -> float:
+    """The metric that the study sets, if these rows have it, else the main metric of their task."""
+    names = metric.split("+") if metric else []
+    if not names or not all(name in evaluation.scores for name in names):
+        return evaluation.main
+    return sum(evaluation.scores[name] for name in names) / len(names)
 
 
 def _baselines(cue: Cue) -> dict[str, float]:

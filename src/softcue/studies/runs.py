@@ -93,6 +93,8 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> Plan:
         for tasks, method in itertools.product(_task_groups(study, regime), study.methods):
             if method.tasks and not {task.name for task in tasks} <= set(method.tasks):
                 continue
+            if method.regimes and regime.name not in method.regimes:
+                continue
             cell = _Cell(study, backbone, tasks, method, regime, variant)
             cell_runs, later = cell.list_runs(results)
             runs += cell_runs

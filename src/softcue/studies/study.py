@@ -22,6 +22,8 @@ DEFAULT_SEEDS = 3
 SCALES = ("full", "small")
 # What a user may replace on the command line or in Python, and what `small:` of a study may replace.
 REPLACEABLE = ("backbones", "tasks", "methods", "regimes", "seeds", "vary", "minutes")
+IN_SMALL = (*REPLACEABLE, "settings", "given")
+GIVEN = "given"  # the source of a backbone that is made from the one of the user
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -84,6 +86,7 @@ class StudyMethod(_Named):
     recipe: str = Field("", description="default or paper; empty: that of the study")
     search: Search | None = None
     tasks: tuple[str, ...] = Field((), description="train it on these tasks only; empty: on all")
+    regimes: tuple[str, ...] = Field((), description="train it in these regimes only; empty: in all")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -122,7 +125,7 @@ class Adaptation(BaseModel):
 class StudyBackbone(_Named):
     """A backbone: an alias, a folder, a hub id."""
 
-    backbone: str = Field("", description="its source; empty: the name")
+    backbone: str = Field("", description="its source; empty: the name; given: each backbone that the user gives")
     adapt: Adaptation | None = None
 
     @model_validator(mode="before")
@@ -157,6 +160,7 @@ class TableLayout(BaseModel):
     rows: tuple[Axis, ...] = ("method",)
     columns: tuple[Axis, ...] = ("task",)
     blocks: tuple[Axis, ...] = Field((), description="a table for each value, as K = 100, 500 and 1000")
+    tasks: tuple[str, ...] = Field((), description="show the scores on these tasks only; empty: on all")
     curves: bool = Field(False, description="also draw validation scores against steps")
 
 
@@ -323,16 +327,17 @@ def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[
                 expected="a study with a part `small:`",
                 fix="write one, with what it replaces: settings, seeds, tasks, ...",
             )
-        unknown = set(small) - {*REPLACEABLE, "settings"}
+        unknown = set(small) - set(IN_SMALL)
         if unknown:
             raise ConfigurationError(
                 setting=f"study.small.{min(unknown)}",
                 got=small[min(unknown)],
                 expected="a part that may be smaller",
-                fix=near_matches(min(unknown), (*REPLACEABLE, "settings")),
+                fix=near_matches(min(unknown), IN_SMALL),
             )
         whole = _with_changes(whole, small)
-    whole = _with_changes(whole, {key: value for key, value in (changes or {}).items() if value is not None})
+    wanted = {key: value for key, value in (changes or {}).items() if value is not None}
+    whole = _fill_given(_with_changes(whole, _as_given(whole, wanted)))
     try:
         return Study.model_validate({**whole, "scale": scale})
     except ValidationError as error:
@@ -347,6 +352,40 @@ def _with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
         if kind in changes and kind in values:
             result[kind] = _choose_entries(values[kind], changes[kind])
     return result
+
+
+def _as_given(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes whose backbones are the `given` ones, if the study makes its backbones from those of the user.
+
+    Names among the study's entries choose entries, here as elsewhere.
+    """
+    entries = [entry for entry in values.get("backbones") or () if isinstance(entry, Mapping)]
+    if "backbones" not in changes or not any(entry.get("backbone") == GIVEN for entry in entries):
+        return dict(changes)
+    names = [entry["name"] for entry in entries]
+    chosen = [choice for choice in changes["backbones"] if isinstance(choice, Mapping) or str(choice) in names]
+    given = [str(choice) for choice in changes["backbones"] if choice not in chosen]
+    result = {key: value for key, value in changes.items() if key != "backbones"}
+    return result | ({"backbones": chosen} if chosen else {}) | ({"given": given} if given else {})
+
+
+def _fill_given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the given backbones as sources. With several of them, each entry is there for each of them."""
+    result = dict(values)
+    sources = result.pop("given", None) or ()
+    backbones: list[Any] = []
+    for entry in result.get("backbones") or ():
+        if not isinstance(entry, Mapping) or entry.get("backbone") != GIVEN:
+            backbones.append(entry)
+            continue
+        if not sources:
+            raise ConfigurationError(
+                setting="backbone", got="", expected="a backbone to begin with", fix="give one, or set `given:`"
+            )
+        for source in sources:
+            name = entry["name"] if len(sources) == 1 else f"{source} {entry['name']}"
+            backbones.append({**entry, "name": name, "backbone": source})
+    return {**result, "backbones": backbones}
 
 
 def _choose_entries(entries: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
