@@ -30,7 +30,8 @@ METHODS = [
 
 
 def write_study(folder: Path, seeds: int) -> Path:
-    study = small_study(folder, methods=METHODS, seeds=seeds)
+    settings = {"training.steps": 12, "training.batch_size": 4, "training.checkpoint_every": 2}
+    study = small_study(folder, methods=METHODS, seeds=seeds, settings=settings)
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(study.model_dump(mode="json")))
     return path
@@ -63,12 +64,13 @@ def check_kills(folder: Path, seeds: int, num_kills: int, seed: int) -> None:
     for _ in range(num_kills):
         process = begin(study, killed)
         wait_for_a_run(killed, process)
-        time.sleep(draw.uniform(0.0, 1.5))
+        time.sleep(draw.uniform(0.0, 0.6))
         workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         process.wait()
         _, alive = psutil.wait_procs(workers, timeout=20)
         assert not alive, "a worker outlived its parent"
+        assert len(table(killed)) < 8 * seeds, "it was killed too late to prove anything"
     finish(study, killed)
     assert len(table(killed)) == 8 * seeds
     assert json.dumps(table(killed), sort_keys=True) == json.dumps(table(folder / "undisturbed"), sort_keys=True)
