@@ -92,11 +92,18 @@ def test_every_setting_exists_for_the_method_it_goes_with(name: str, scale: str)
         check_settings(run)
 
 
-def test_a_setting_of_another_method_is_an_error() -> None:
-    run = plan_runs(read_study("pt-table1-domain-shift", settings={"method.prompt_length": 20}), {}).runs[0]
-    assert run.method == "fine-tuning"
-    with pytest.raises(ConfigurationError, match="method.prompt_length"):
-        check_settings(run)
+def test_a_setting_for_all_runs_reaches_the_methods_that_have_it() -> None:
+    runs = plan_runs(read_study("pt-table1-domain-shift", settings={"method.prompt_length": 20}), {}).runs
+    assert {run.method: run.settings.get("method.prompt_length") for run in runs} == {
+        "fine-tuning": None,
+        "prompt-tuning": 20,
+    }
+
+
+def test_a_setting_that_a_method_lacks_is_an_error() -> None:
+    lines = [{"name": "fine-tuning", "settings": {"method.prompt_length": 20}}]
+    with pytest.raises(ConfigurationError, match="prompt_length"):
+        read_study("pt-table1-domain-shift", methods=lines)
 
 
 @pytest.mark.parametrize(("name", "scale"), CASES)
@@ -180,9 +187,7 @@ def test_several_given_backbones_and_chosen_entries() -> None:
     study = read_study("pt-figure3d-adaptation", backbones=["a", "10K", "b"])
     assert [(backbone.name, backbone.source) for backbone in study.backbones] == [("a 10K", "a"), ("b 10K", "b")]
     chosen = read_study("pt-figure3d-adaptation", scale="small", backbones=["10 steps"])
-    assert [(backbone.name, backbone.source) for backbone in chosen.backbones] == [
-        ("10 steps", "google/t5-v1_1-small")
-    ]
+    assert [(backbone.name, backbone.source) for backbone in chosen.backbones] == [("10 steps", "google/t5-v1_1-small")]
 
 
 def test_an_entry_without_a_given_backbone_is_an_error() -> None:

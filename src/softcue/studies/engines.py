@@ -80,6 +80,8 @@ class LocalEngine:
     def wait(self, seconds: float) -> list[Outcome]:
         """The outcomes of runs that have ended; waits so long for the first."""
         busy = {worker.connection: worker for worker in self._workers if worker.run}
+        if not busy:
+            time.sleep(seconds)
         outcomes = []
         for connection in wait(list(busy), seconds):
             worker = busy[connection]  # type: ignore[index]
