@@ -203,11 +203,12 @@ def test_worker_scores_each_task_and_leaves_ordinary_cues(tmp_path: Path) -> Non
 
 
 def test_trial_of_a_search_reads_no_test_rows(tmp_path: Path) -> None:
-    line = {"name": "prompt-tuning", "search": {"space": {"method.prompt_length": [1, 2]}}}
+    line = {"name": "prompt-tuning", "search": {"space": {"method.prompt_length": [2, 3]}}}
     study = small_study(tmp_path, methods=[line])
     folder = open_study(tmp_path / "study")
     planned = read_status(folder, study).plan.runs[0]
-    assert planned.trial and Worker(str(folder)).execute(planned.as_dict()).state == "done"
+    outcome = Worker(str(folder)).execute(planned.as_dict())
+    assert planned.trial and outcome.state == "done", outcome
     result = folder.results()[planned.id]
     assert result["scores"]["desk"]["split"] == "validation" and result["rows"]["test"] == 0
 
