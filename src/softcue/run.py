@@ -243,11 +243,9 @@ class Run:
         trainer.listener = recorder
         return recorder
 
-    def _reports(self) -> Reports | None:
-        """The trackers that the settings name."""
+    def _reports(self) -> Reports:
+        """The trackers that the settings name, with what they are told about the run."""
         config = self.config
-        if not config.training.report_to:
-            return None
         group = config.training.report_group
         tags = {
             "method": config.method.name,

@@ -240,10 +240,8 @@ class AdaptationRun:
         loop.listener = recorder
         return recorder
 
-    def _reports(self) -> Reports | None:
-        """The trackers that the settings name."""
-        if not self.config.report_to:
-            return None
+    def _reports(self) -> Reports:
+        """The trackers that the settings name, with what they are told about the run."""
         model = Path(self.name).name if self.new is None else f"new {self.new}"
         settings = flatten({"adapt": self.config.model_dump(mode="json")})
         tags = {"objective": self.config.objective, "backbone": model}
