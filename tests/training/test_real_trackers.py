@@ -112,6 +112,27 @@ def test_mlflow_shows_a_resumed_run_as_one(
     assert capsys.readouterr().out == ""
 
 
+def test_runs_that_start_together_share_a_new_store_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
+    make, is_first = mlflow.MlflowClient, True
+
+    def interrupted(address: str) -> Any:
+        nonlocal is_first
+        client = make(address)
+        if is_first:  # another run comes first while the tables are made
+            is_first = False
+            assert report(tmp_path / "fast", "mlflow", 0, [1, 2], "finished") == []
+        return client
+
+    monkeypatch.setattr(mlflow, "MlflowClient", interrupted)
+    for name in ("fast", "slow"):
+        (tmp_path / name).mkdir()
+    assert report(tmp_path / "slow", "mlflow", 0, FIRST, "finished") == []
+    assert sorted(run.steps for run in read_mlflow()) == [[1, 2], FIRST]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fast", "mlflow.db", "slow"]
+
+
 def test_mlflow_begins_again_if_its_store_has_lost_the_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("alembic")
@@ -163,7 +184,7 @@ def read_tensorboard(folder: Path) -> Shown:
 def read_mlflow() -> list[Shown]:
     from mlflow import MlflowClient
 
-    client = MlflowClient()
+    client = MlflowClient(f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("softcue")
     shown = []
     for run in client.search_runs([experiment.experiment_id]):

@@ -7,6 +7,8 @@ import re
 import time
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from softcue.training.trackers.tracker import PROJECT, EndState, TrackedRun
@@ -21,6 +23,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 STATES: dict[EndState, str] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+SQLITE = "sqlite:///"
 SECONDS_BETWEEN_CALLS = 1.0
 MOST_METRICS, MOST_PARAMS = 1000, 100  # in one call
 LONGEST_VALUE = 500  # of a parameter, on older servers
@@ -36,13 +39,16 @@ class MlflowTracker:
         """Begin or continue a run. One that the store does not have any more is begun again."""
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
+        import mlflow
 
         self._waiting: list[Metric] = []
         self._last_call = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MLflow's own use of SQLAlchemy
-            self._client = MlflowClient()
+            address = mlflow.get_tracking_uri()
+            if address.startswith(SQLITE):
+                _make_database(Path(address.removeprefix(SQLITE)))
+            self._client = mlflow.MlflowClient(address)
             self._id = (self._continue(identity) if identity else "") or self._begin(run)
         self.place = f"{self._client.tracking_uri}, run {self._id}"
         return self._id
@@ -91,6 +97,22 @@ class MlflowTracker:
         self.log(scores, step)
         self._send()
         self._client.set_terminated(self._id, status=STATES[state])
+
+
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a new file, which is whole or absent: for runs that start together or are killed."""
+    if path.exists():
+        return
+    import mlflow
+
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        new = Path(folder) / path.name
+        mlflow.MlflowClient(f"{SQLITE}{new}")
+        try:
+            os.link(new, path)
+        except OSError:  # another run was faster, or the file system has no links
+            if not path.exists():
+                os.replace(new, path)
 
 
 def _name(text: str) -> str:

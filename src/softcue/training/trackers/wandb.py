@@ -37,7 +37,8 @@ class WandbTracker:
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        self.place = self._run.url or f"{mode}; upload with: wandb sync {self._run.settings.sync_dir}"
+        upload = f"{mode}; upload with: wandb sync {self._run.settings.sync_dir}"
+        self.place = upload if mode == "offline" else str(self._run.url)
         return str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
