@@ -9,7 +9,7 @@ from statistics import fmean
 
 from softcue.errors import RunError
 from softcue.studies.engines import StudyEngine
-from softcue.studies.runs import StudyPlan, Result, StudyRun, plan_runs
+from softcue.studies.runs import Result, StudyPlan, StudyRun, plan_runs
 from softcue.studies.store import Failure, StudyFolder
 from softcue.studies.study import Study
 from softcue.studies.worker import Outcome
