@@ -95,7 +95,7 @@ def test_every_setting_exists_for_the_method_it_goes_with(name: str, scale: str)
 def test_a_setting_of_another_method_is_an_error() -> None:
     run = plan_runs(read_study("pt-table1-domain-shift", settings={"method.prompt_length": 20}), {}).runs[0]
     assert run.method == "fine-tuning"
-    with pytest.raises(ConfigurationError, match="method.prompt_length"):
+    with pytest.raises(ConfigurationError, match=r"method\.prompt_length"):
         check_settings(run)
 
 
@@ -180,9 +180,7 @@ def test_several_given_backbones_and_chosen_entries() -> None:
     study = read_study("pt-figure3d-adaptation", backbones=["a", "10K", "b"])
     assert [(backbone.name, backbone.source) for backbone in study.backbones] == [("a 10K", "a"), ("b 10K", "b")]
     chosen = read_study("pt-figure3d-adaptation", scale="small", backbones=["10 steps"])
-    assert [(backbone.name, backbone.source) for backbone in chosen.backbones] == [
-        ("10 steps", "google/t5-v1_1-small")
-    ]
+    assert [(backbone.name, backbone.source) for backbone in chosen.backbones] == [("10 steps", "google/t5-v1_1-small")]
 
 
 def test_an_entry_without_a_given_backbone_is_an_error() -> None:
