@@ -20,7 +20,7 @@ from softcue.studies.worker import Outcome, serve_runs
 END_SECONDS = 5.0  # a worker that is told to end gets so long
 
 
-class Engine(Protocol):
+class StudyEngine(Protocol):
     """Executes runs, several at a time. The runner knows nothing else about where they are executed."""
 
     num_workers: int  # runs at a time
@@ -166,7 +166,7 @@ def num_gpus() -> int:
 
 def make_engine(
     name: str, place: str, num_workers: int | None = None, threads: int = 1, address: str | None = None
-) -> Engine:
+) -> StudyEngine:
     """Make an engine by its name, local or ray, for as many runs at a time as there is room for.
 
     Example:

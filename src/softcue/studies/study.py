@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from softcue.configuration import override, read_settings
+from softcue.configuration import merged, override, read_settings, resolve
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS
 from softcue.recipes import check_recipe
@@ -151,7 +152,7 @@ class Regime(_Named):
     joint: bool = Field(False, description="one prompt for all tasks")
 
 
-class Layout(BaseModel):
+class TableLayout(BaseModel):
     """How a report lays out the scores."""
 
     model_config = _STRICT
@@ -199,7 +200,7 @@ class Study(BaseModel):
     threads: int = Field(1, ge=1, description="of each run; their number changes the rounding of sums")
     ensembles: tuple[Literal["vote", "mean"], ...] = Field((), description="also join the cues of all seeds")
     keep_below_mb: float = Field(50, ge=0, description="cues that are larger are removed when they are scored")
-    layout: Layout = Layout()
+    layout: TableLayout = TableLayout()
     reference: Reference | None = None
     small: dict[str, Any] = Field(default_factory=dict, description="what --scale small replaces")
     scale: Literal["full", "small"] = "full"
@@ -226,12 +227,52 @@ class Study(BaseModel):
             override(key, None)
         if any(regime.joint for regime in self.regimes) and len(self.tasks) < 2:
             raise ValueError("several tasks for a regime with `joint`")
+        self._check_settings_of_methods()
         return self
+
+    def _check_settings_of_methods(self) -> None:
+        """Raise an error now rather than in each run if a setting is unknown or has a wrong value."""
+        variants = [{key: value} for key, values in self.vary.items() for value in values] or [{}]
+        for method, variant in itertools.product(self.methods, variants):
+            space = method.search.space if method.search else {}
+            tried = {key: values[0] for key, values in space.items() if isinstance(values, list)}
+            settings = {**self.settings_for(method), **variant, **tried}
+            layers = [override(key, value) for key, value in settings.items()]
+            resolve(merged({"method": {"name": method.method_name}}, *layers))
+        for key in self.settings:
+            if not any(_has_setting(method, key) for method in self.methods):
+                fields = {
+                    name for method in self.methods for name in METHODS.find(method.method_name).Config.model_fields
+                }
+                raise ConfigurationError(
+                    setting=key,
+                    got=self.settings[key],
+                    expected="a setting that a method of the study has",
+                    fix=near_matches(key.partition(".")[2], fields),
+                )
+
+    def settings_for(self, method: StudyMethod) -> dict[str, Any]:
+        """The settings for all runs as far as a method has them, and those of the method itself.
+
+        Example:
+            >>> values = {"name": "s", "backbones": ["minilm"], "tasks": ["tickets"], "methods": ["adapter", "vip"]}
+            >>> study = Study(**values, settings={"method.prompt_length": 20, "training.steps": 9})
+            >>> study.settings_for(study.methods[0])
+            {'training.steps': 9}
+        """
+        shared = {key: value for key, value in self.settings.items() if _has_setting(method, key)}
+        return {**shared, **method.settings}
 
     @property
     def heading(self) -> str:
         """The title, or the name."""
         return self.title or self.name
+
+
+def _has_setting(method: StudyMethod, key: str) -> bool:
+    """Whether a method has a setting. Those of other sections do not depend on it."""
+    section, _, name = key.partition(".")
+    return section != "method" or name in METHODS.find(method.method_name).Config.model_fields
 
 
 def list_studies() -> list[str]:
