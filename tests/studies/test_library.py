@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -93,10 +94,13 @@ def test_every_setting_exists_for_the_method_it_goes_with(name: str, scale: str)
 
 
 def test_a_setting_of_another_method_is_an_error() -> None:
-    run = plan_runs(read_study("pt-table1-domain-shift", settings={"method.prompt_length": 20}), {}).runs[0]
+    line = {"name": "fine-tuning", "settings": {"method.prompt_length": 20}}
+    with pytest.raises(ConfigurationError, match=r"method\.prompt_length"):
+        read_study("pt-table1-domain-shift", methods=[line])
+    run = plan("pt-table1-domain-shift", "full")[0]
     assert run.method == "fine-tuning"
     with pytest.raises(ConfigurationError, match=r"method\.prompt_length"):
-        check_settings(run)
+        check_settings(replace(run, settings={"method.prompt_length": 20}))
 
 
 @pytest.mark.parametrize(("name", "scale"), CASES)
