@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -93,14 +92,18 @@ def test_every_setting_exists_for_the_method_it_goes_with(name: str, scale: str)
         check_settings(run)
 
 
-def test_a_setting_of_another_method_is_an_error() -> None:
-    line = {"name": "fine-tuning", "settings": {"method.prompt_length": 20}}
-    with pytest.raises(ConfigurationError, match=r"method\.prompt_length"):
-        read_study("pt-table1-domain-shift", methods=[line])
-    run = plan("pt-table1-domain-shift", "full")[0]
-    assert run.method == "fine-tuning"
-    with pytest.raises(ConfigurationError, match=r"method\.prompt_length"):
-        check_settings(replace(run, settings={"method.prompt_length": 20}))
+def test_a_setting_for_all_runs_reaches_the_methods_that_have_it() -> None:
+    runs = plan_runs(read_study("pt-table1-domain-shift", settings={"method.prompt_length": 20}), {}).runs
+    assert {run.method: run.settings.get("method.prompt_length") for run in runs} == {
+        "fine-tuning": None,
+        "prompt-tuning": 20,
+    }
+
+
+def test_a_setting_that_a_method_lacks_is_an_error() -> None:
+    lines = [{"name": "fine-tuning", "settings": {"method.prompt_length": 20}}]
+    with pytest.raises(ConfigurationError, match="prompt_length"):
+        read_study("pt-table1-domain-shift", methods=lines)
 
 
 @pytest.mark.parametrize(("name", "scale"), CASES)

@@ -213,3 +213,64 @@ def _print_status(status: StudyStatus, place: str) -> None:
     typer.echo(
         f"{len(status.done)} of {status.plan.size} runs are done{later}; the report: softcue study report {place}"
     )
+
+
+@app.command()
+def plan(
+    study: StudyName,
+    words: Words = None,
+    backbone: Backbones = None,
+    tasks: Tasks = None,
+    methods: Methods = None,
+    regimes: Regimes = None,
+    seeds: Seeds = None,
+    scale: ScaleOption = Scale.full,
+    recipe: Recipe = None,
+    data: Data = None,
+    text: Text = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each run; default: 1.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show runs, parameters, hours and memory of a study on this machine, from a few steps of each method."""
+    from dataclasses import asdict
+
+    from softcue.cli.output import print_json, print_table
+    from softcue.machine import read_memory
+    from softcue.studies.engines import default_workers
+    from softcue.studies.estimate import estimate_study
+
+    chosen = _read(study, words, backbone, tasks, methods, regimes, seeds, scale, recipe, data, text, threads)
+    estimate = estimate_study(chosen, report=lambda line: typer.echo(line, err=True))
+    num_workers = workers or default_workers(chosen.threads)
+    hours = estimate.hours(num_workers)
+    gigabytes = estimate.megabytes * num_workers / 1024
+    if as_json:
+        facts = {"study": chosen.name, "runs": estimate.num_runs, "workers": num_workers, "hours": hours}
+        lines = [asdict(line) for line in estimate.lines]
+        print_json({**facts, "gigabytes": gigabytes, "lines": lines, "problems": estimate.problems})
+        return
+    rows = [
+        [
+            line.backbone,
+            line.method,
+            line.runs,
+            "-" if line.trainable is None else f"{line.trainable:,}",
+            "-" if line.seconds is None else f"{line.seconds / 60:.1f}",
+            "-" if line.megabytes is None else f"{line.megabytes:,.0f}",
+        ]
+        for line in estimate.lines
+    ]
+    columns = ["backbone", "method", "runs", "trainable", "minutes per run", "MB"]
+    print_table(f"{chosen.heading}: {estimate.num_runs} runs", columns, rows, numbers_from=2)
+    for line in estimate.lines:
+        if line.problem:
+            typer.echo(f"{line.method} on {line.backbone} cannot be estimated: {line.problem}")
+    for task, problem in estimate.problems.items():
+        typer.echo(f"{task}: its rows cannot be read: {problem}")
+    if hours is not None:
+        available = read_memory().available
+        memory = f"about {gigabytes:.1f} GB of memory" + (f" ({available:.1f} GB are free)" if available else "")
+        typer.echo(
+            f"about {hours:.1f} hours with {num_workers} runs at a time and {chosen.threads} threads each; {memory}"
+        )

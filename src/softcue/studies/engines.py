@@ -80,6 +80,8 @@ class LocalEngine:
     def wait(self, seconds: float) -> list[Outcome]:
         """The outcomes of runs that have ended; waits so long for the first."""
         busy = {worker.connection: worker for worker in self._workers if worker.run}
+        if not busy:
+            time.sleep(seconds)
         outcomes = []
         for connection in wait(list(busy), seconds):
             worker = busy[connection]  # type: ignore[index]
@@ -114,7 +116,7 @@ class LocalEngine:
 
     def _new_worker(self) -> _WorkerProcess:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=serve_runs, args=(there, self.place), daemon=True)
+        process = self._context.Process(target=serve_runs, args=(there, self.place, os.getpid()), daemon=True)
         used = {worker.gpu for worker in self._workers}
         gpu = next((number for number in range(num_gpus()) if number not in used), None)
         with _environment(thread_environment(self.threads), gpu):
