@@ -141,6 +141,7 @@ def bootstrap_tasks(
             for setting in settings:
                 chosen = generator.integers(len(setting), size=(len(places), len(setting)))
                 values[places] += setting[chosen].mean(axis=1) / len(settings) / num_tasks
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    # Rounded: sums of differences that cancel out are not exactly zero.
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).round(9) + 0.0
     mean = fmean(fmean(fmean(setting) for setting in task) for task in differences)
     return Difference(mean, float(low), float(high), num_tasks)
