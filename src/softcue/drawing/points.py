@@ -61,6 +61,10 @@ def points_chart(title: str, series: Mapping[str, Sequence[LabelledPoint]], x_na
     )
     places = [axes.place(point.x, point.y) for point in all_points]
     taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    for point in all_points:
+        if point.low is not None and point.high is not None:
+            (x, bottom), (_, top) = axes.place(point.x, point.low), axes.place(point.x, point.high)
+            taken.append((x - 1, top, x + 1, bottom))
     parts = []
     for number, points in enumerate(drawn.values()):
         colour = COLOURS[number % len(COLOURS)]

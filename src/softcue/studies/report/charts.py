@@ -35,20 +35,9 @@ def make_charts(record: StudyRecord) -> list[ChartGroup]:
         [group.heading for group in make_charts(record)]
     """
     groups = [
-        _against_cost(
-            record,
-            "Score and trainable parameters",
-            "trainable parameters",
-            lambda scores: fmean(float(score.result.get("trainable", 0)) for score in scores),
-        ),
+        _against_costs(record),
         _against_rows(record),
         _against_variant(record),
-        _against_cost(
-            record,
-            "Score and processor time",
-            "processor seconds of a run",
-            lambda scores: fmean(float(score.result.get("processor_seconds", 0)) for score in scores),
-        ),
         _against_steps(record),
         _adaptation(record),
     ]
@@ -95,23 +84,33 @@ def _score_name(record: StudyRecord) -> str:
     return f"mean score of {num_tasks} tasks" if num_tasks > 1 else "score"
 
 
-def _against_cost(
-    record: StudyRecord, heading: str, x_name: str, cost: Callable[[Sequence[StudyScore]], float]
-) -> ChartGroup:
-    """A point for each method and varied setting; a chart for each regime, a shape for each backbone."""
+def _against_costs(record: StudyRecord) -> ChartGroup:
+    """A point for each method and varied setting, against its parameters and against its time."""
+    charts = [
+        chart
+        for key, x_name in (("trainable", "trainable parameters"), ("processor_seconds", "processor seconds of a run"))
+        for chart in _against_cost(record, key, x_name)
+    ]
+    note = "Upper left is best: a high score for little. Vertical lines: ± standard deviation over seeds."
+    return ChartGroup("Score and cost", charts, note)
+
+
+def _against_cost(record: StudyRecord, key: str, x_name: str) -> list[str]:
+    """A chart for each regime, with a shape for each backbone."""
     charts: dict[str, dict[str, list[LabelledPoint]]] = {}
     for (backbone, method, regime, variant), average in _averages(record).items():
-        if method in record.bases and "processor" in x_name:
+        if method in record.bases and key != "trainable":
             continue  # an ensemble's time is that of its members
+        cost = fmean(float(score.result.get(key, 0)) for score in average.scores)
         label = ", ".join(part for part in (record.label("method", method), variant) if part)
         low, high = average.band or (None, None)
-        point = LabelledPoint(cost(average.scores), average.mean, label, low, high)
+        point = LabelledPoint(cost, average.mean, label, low, high)
         series = charts.setdefault(record.label("regime", regime), {})
         series.setdefault(record.label("backbone", backbone), []).append(point)
     has_several = len(charts) > 1
     drawn = [
         points_chart(
-            f"{_score_name(record)}{f', {regime}' if has_several else ''}",
+            f"{_score_name(record)} and {x_name.partition(' of ')[0]}{f', {regime}' if has_several else ''}",
             series,
             f"{x_name} (across), score (up)",
             is_log_x=True,
@@ -119,8 +118,7 @@ def _against_cost(
         for regime, series in charts.items()
         if sum(map(len, series.values())) > 1
     ]
-    note = "Upper left is best: a high score for little. Vertical lines: ± standard deviation over seeds."
-    return ChartGroup(heading, drawn[:MOST_CHARTS], note)
+    return drawn[:MOST_CHARTS]
 
 
 def _against_rows(record: StudyRecord) -> ChartGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -84,9 +84,9 @@ class PairOfLines:
                 else f"{self.second} and {self.first} score the same"
             )
             return f"{scores} in {count}: too few to conclude anything"
-        tests = [f"over {self.num_runs} pairs of runs p = {_p_text(self.run_p)}"]
+        tests = [f"over {self.num_runs} pairs of runs {_p_text(self.run_p)}"]
         if self.num_tasks > 1:
-            tests.insert(0, f"over {self.num_tasks} tasks p = {_p_text(self.task_p)}")
+            tests.insert(0, f"over {self.num_tasks} tasks {_p_text(self.task_p)}")
         test = f"sign test {', '.join(tests)}"
         if self.difference.is_significant:
             return f"{better} beats {worse} {tasks}, +{value:.1f} points, {interval} ({test})"
@@ -143,8 +143,8 @@ def difference_notes(pairs: Sequence[PairOfLines]) -> list[str]:
     if not pairs:
         return []
     notes = [
-        "Runs with the same task, backbone, number of rows and seed are pairs. Intervals come from drawing tasks, and "
-        "runs of each task, with replacement."
+        "Runs with the same task, backbone, number of rows and seed are pairs; runs with different seeds, as after a "
+        "search, are paired in their order. Intervals come from drawing tasks, and runs of each task, with replacement."
     ]
     concluded = [pair for pair in pairs if pair.has_enough]
     if any(pair.num_tasks == 1 for pair in concluded):
@@ -167,14 +167,14 @@ def _best_two(first: str, ranked: Sequence[PairOfLines]) -> list[str]:
 
 def _compare(record: StudyRecord, axis: Axis, first: str, second: str) -> PairOfLines | None:
     sides = [_scores_by_setting(record, axis, value) for value in (first, second)]
+    sampled = {_setting(record, place, axis) for place in record.planned if record.few_shot_of(place)}
     tasks: dict[str, list[list[float]]] = {}
     seeds: set[int] = set()
     for (task, setting), scores in sides[0].items():
-        others = sides[1].get((task, setting), {})
-        shared = sorted(scores.keys() & others.keys())
-        if shared:
-            tasks.setdefault(task, []).append([others[seed] - scores[seed] for seed in shared])
-            seeds.update(shared)
+        pairs = _pair_runs(scores, sides[1].get((task, setting), {}), has_samples=setting in sampled)
+        if pairs:
+            tasks.setdefault(task, []).append([later - score for _, score, later in pairs])
+            seeds.update(seed for seed, _, _ in pairs)
     if not tasks:
         return None
     runs = [value for settings in tasks.values() for setting in settings for value in setting]
@@ -186,7 +186,7 @@ def _compare(record: StudyRecord, axis: Axis, first: str, second: str) -> PairOf
         _wins(fmean(map(fmean, settings)) for settings in tasks.values()),
         _wins(runs),
         len(runs),
-        min(len(setting) for settings in tasks.values() for setting in settings),
+        len(seeds),
     )
 
 
@@ -202,6 +202,20 @@ def _scores_by_setting(
     return result
 
 
+def _pair_runs(
+    first: Mapping[int, float], second: Mapping[int, float], has_samples: bool
+) -> list[tuple[int, float, float]]:
+    """Pair runs with the same seed: seed, first and second score.
+
+    A method with a search has other seeds than those without. Where seeds do not choose training rows, the runs of both
+    are independent, and are paired in their order.
+    """
+    shared = sorted(first.keys() & second.keys())
+    if len(shared) == min(len(first), len(second)) or has_samples:
+        return [(seed, first[seed], second[seed]) for seed in shared]
+    return [(seed, first[seed], second[other]) for seed, other in zip(sorted(first), sorted(second), strict=False)]
+
+
 def _setting(record: StudyRecord, place: Place, axis: Axis) -> tuple[str, ...]:
     # Joint and separate training have different names for what they were trained on; tasks of their own are the same.
     source = "" if record.is_in_domain(place) else place.trained_on
@@ -214,8 +228,9 @@ def _wins(differences: Iterable[float]) -> tuple[int, int]:
 
 
 def _rounded(value: float) -> str:
-    return f"{round(value, 1) + 0.0:.1f}"  # never -0.0
+    digits = 1 if abs(value) >= 0.05 or value == 0 else 2  # what is not zero does not look like it
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # never -0.0
 
 
 def _p_text(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.2g}"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"

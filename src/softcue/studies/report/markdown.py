@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from softcue.drawing import MarkedCell
 from softcue.studies.report.content import ReportContent
@@ -26,8 +26,9 @@ def report_markdown(content: ReportContent) -> str:
     blocks.append("## Scores")
     for table in content.tables:
         blocks += _table_blocks(table)
+    blocks += ["## The paper's numbers"] if content.paper_tables else []
     for table in content.paper_tables:
-        blocks += ["## The paper's numbers", *_table_blocks(table)]
+        blocks += _table_blocks(table)
     if content.sentences:
         blocks += ["## Differences", _list(content.sentences)]
         blocks.append(" ".join(_plain(note) for note in content.difference_notes))
@@ -65,10 +66,16 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return _lines(map(_plain, columns), [[_plain(str(cell)) for cell in row] for row in rows])
 
 
-def _lines(columns: object, rows: Sequence[Sequence[str]]) -> str:
-    names = list(columns)  # type: ignore[call-overload]
-    alignment = ["---", *["---:"] * (len(names) - 1)]
+def _lines(columns: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
+    names = list(columns)
+    alignment = [
+        "---:" if number and all(_is_number(row[number]) for row in rows) else "---" for number in range(len(names))
+    ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, alignment, *rows))
+
+
+def _is_number(cell: str) -> bool:
+    return not cell.strip("*_ -") or cell.strip("*_ ")[0].isdigit()
 
 
 def _list(lines: Sequence[str]) -> str:

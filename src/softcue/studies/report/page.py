@@ -29,8 +29,9 @@ def report_page(content: ReportContent, charts: Sequence[ChartGroup]) -> str:
     parts.append("<h2>Scores</h2>")
     for table in content.tables:
         parts += _table_parts(table)
+    parts += ["<h2>The paper's numbers</h2>"] if content.paper_tables else []
     for table in content.paper_tables:
-        parts += ["<h2>The paper's numbers</h2>", *_table_parts(table)]
+        parts += _table_parts(table)
     if content.sentences:
         parts += ["<h2>Differences</h2>", _list(content.sentences), *note_parts(content.difference_notes)]
     for group in charts:

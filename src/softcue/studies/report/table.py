@@ -382,7 +382,7 @@ def _notes(
         notes.append("-: no finished run.")
     if any(not cell.num_planned for cell in cells) and any(column.is_average for column in table.columns):
         notes.append("Rows without all columns have no average.")
-    outside = sorted({(place.trained_on, place.task) for place in places if not record.is_in_domain(place)})
+    outside = dict.fromkeys((place.trained_on, place.task) for place in places if not record.is_in_domain(place))
     plain = [pair for pair in outside if pair not in arrangement.arrows]
     if plain and not {"trained_on"} & {*arrangement.rows, *arrangement.columns, *arrangement.blocks}:
         words = ", ".join(
