@@ -180,7 +180,7 @@ def test_points_have_a_shape_per_series_lines_for_their_spread_and_no_impossible
 def test_marked_tables_are_bold_and_underlined_with_quiet_rows_last() -> None:
     cells = [MarkedCell("90.1", "± 0.4", "best"), MarkedCell("<b>", mark="second")]
     table = marked_table(
-        [MarkedCell("a < b", "126 rows"), MarkedCell("c")], [("vip", cells)], [("majority", cells)], "method"
+        [MarkedCell("a < b", below="126 rows"), MarkedCell("c")], [("vip", cells)], [("majority", cells)], "method"
     )
     ElementTree.fromstring(table)
     assert '<b title="best">90.1</b>' in table and '<u title="second">&lt;b&gt;</u>' in table

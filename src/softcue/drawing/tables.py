@@ -11,7 +11,8 @@ from typing import Literal
 HIT, MISS = "59, 130, 196", "217, 130, 43"  # blue and orange: people with colour blindness can tell them apart
 MANY_COLUMNS = 6  # from here on the names of a matrix's columns are written from top to bottom
 _VALUE_STYLE = "text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap"
-_NAME_STYLE = "text-align: left; position: sticky; left: 0; background: Canvas; min-width: 6rem"
+_HEAD_STYLE = "text-align: right; min-width: 4rem"
+_NAME_STYLE = "text-align: left; position: sticky; left: 0; background: Canvas; min-width: 7.5rem; max-width: 45vw"
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( \(few\))?|-")
 
 
@@ -37,11 +38,12 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 @dataclass(frozen=True)
 class MarkedCell:
-    """A cell of a table of scores: a value, what follows it in small letters, and whether it is the best."""
+    """A cell of a table of scores: a value, what stands behind and below it in small letters, and its rank."""
 
     text: str
     small: str = ""
     mark: Literal["", "best", "second"] = ""
+    below: str = ""
 
 
 def marked_table(
@@ -59,7 +61,7 @@ def marked_table(
         1
     """
     head = f'<th style="{_NAME_STYLE}">{escape(corner)}</th>' + "".join(
-        f'<th scope="col" style="{_VALUE_STYLE}">{_marked_text(column, "<br>")}</th>' for column in columns
+        f'<th scope="col" style="{_HEAD_STYLE}">{_marked_text(column)}</th>' for column in columns
     )
     lines = []
     for name, cells in rows:
@@ -74,14 +76,15 @@ def _marked_row(name: str, cells: Sequence[MarkedCell], style: str) -> str:
     return f'<th scope="row" style="{_NAME_STYLE}; {style}">{escape(name)}</th>{values}'
 
 
-def _marked_text(cell: MarkedCell, gap: str = " ") -> str:
+def _marked_text(cell: MarkedCell) -> str:
     text = escape(cell.text)
     if cell.mark == "best":
         text = f'<b title="best">{text}</b>'
     elif cell.mark == "second":
         text = f'<u title="second">{text}</u>'
-    gap = gap.replace("<br>", "<br/>")  # well-formed XML too
-    return text + (f'{gap}<small style="opacity: .75">{escape(cell.small)}</small>' if cell.small else "")
+    for gap, words in ((" ", cell.small), ("<br/>", cell.below)):
+        text += f'{gap}<small style="opacity: .75; white-space: nowrap">{escape(words)}</small>' if words else ""
+    return text
 
 
 def heat_table(corner: str, rows: Sequence[str], columns: Sequence[str], counts: Sequence[Sequence[int]]) -> str:

@@ -12,6 +12,7 @@ from softcue.studies.report.facts import adapted_backbones
 from softcue.studies.report.record import Place, StudyRecord, StudyScore, spread_of
 
 MOST_CHARTS = 24  # of one kind
+MOST_POINTS = 10  # of several backbones in one chart
 LOG_RATIO = 20  # between the largest and the smallest value: from here on an axis is logarithmic
 Line = tuple[str, str, str, str]  # backbone, method, regime, variant
 Band = tuple[float, float, float]
@@ -107,10 +108,15 @@ def _against_cost(record: StudyRecord, key: str, x_name: str) -> list[str]:
         point = LabelledPoint(cost, average.mean, label, low, high)
         series = charts.setdefault(record.label("regime", regime), {})
         series.setdefault(record.label("backbone", backbone), []).append(point)
+    crowded = [(regime, series) for regime, series in charts.items() if sum(map(len, series.values())) > MOST_POINTS]
+    for regime, series in crowded:
+        if len(series) > 1:  # a chart for each backbone
+            del charts[regime]
+            charts |= {f"{name}, {regime}": {name: points} for name, points in series.items()}
     has_several = len(charts) > 1
     drawn = [
         points_chart(
-            f"{_score_name(record)} and {x_name.partition(' of ')[0]}{f', {regime}' if has_several else ''}",
+            f"{_score_name(record)}{f', {regime}' if has_several else ''}",
             series,
             f"{x_name} (across), score (up)",
             is_log_x=True,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from softcue.drawing import MarkedCell
@@ -47,8 +48,8 @@ def display_table(table: ResultTable) -> DisplayTable:
         return _turned(table)
     counts = [_trainable_text(line) for line in table.lines]
     has_counts = any(counts)
-    columns = [MarkedCell("trainable", "parameters")] if has_counts else []
-    columns += [MarkedCell(column.name, _rows_text(column)) for column in table.columns]
+    columns = [MarkedCell("trainable", below="parameters")] if has_counts else []
+    columns += [MarkedCell(column.name, below=_rows_text(column)) for column in table.columns]
     rows = [
         (line.name, [*([MarkedCell(count)] if has_counts else []), *map(_marked, line.cells)])
         for line, count in zip(table.lines, counts, strict=True)
@@ -92,7 +93,7 @@ def cell_text(cell: MarkedCell) -> str:
         >>> cell_text(MarkedCell("86.6", "± 1.4"))
         '86.6 ± 1.4'
     """
-    return f"{cell.text} {cell.small}".strip()
+    return " ".join(part for part in (cell.text, cell.small, cell.below) if part)
 
 
 def range_text(limits: tuple[int, int]) -> str:
@@ -107,7 +108,7 @@ def range_text(limits: tuple[int, int]) -> str:
 
 
 def _turned(table: ResultTable) -> DisplayTable:
-    columns = [MarkedCell(line.name, _trainable_text(line)) for line in table.lines]
+    columns = [MarkedCell(line.name, below=_trainable_text(line)) for line in table.lines]
     columns += [MarkedCell(name) for name in table.baselines]
     rows = []
     for number, column in enumerate(table.columns):
@@ -119,7 +120,7 @@ def _turned(table: ResultTable) -> DisplayTable:
 
 
 def _marked(cell: ScoreCell) -> MarkedCell:
-    return MarkedCell(cell.text, cell.small_text, cell.mark)
+    return MarkedCell(cell.text, cell.spread_text, cell.mark, cell.count_text)
 
 
 def _baseline_cell(value: float | None) -> MarkedCell:
@@ -145,6 +146,21 @@ def _paper_cell(value: object, ours: ScoreCell) -> MarkedCell:
 def _ours(table: ResultTable, line: str, column: str) -> ScoreCell:
     cell = table.cell(line, column)
     return cell if not table.is_turned or cell.mean is not None else table.cell(column, line)
+
+
+def with_notes_once(tables: Sequence[DisplayTable]) -> list[DisplayTable]:
+    """Tables that follow each other with the same notes keep those of the last one only.
+
+    Example:
+        >>> tables = [DisplayTable(name, "", [], [], notes=["Scores: accuracy."]) for name in ("K = 100", "K = 500")]
+        >>> [table.all_notes() for table in with_notes_once(tables)]
+        [[], ['Scores: accuracy.']]
+    """
+    shown = list(tables)
+    for number, (table, following) in enumerate(pairwise(tables)):
+        if table.all_notes() == following.all_notes():
+            shown[number] = replace(table, notes=[], mark_scope="")
+    return shown
 
 
 def text_rows(table: DisplayTable) -> Sequence[DisplayRow]:

@@ -63,8 +63,8 @@ def _table_lines(table: DisplayTable, caption: list[str], label: str) -> list[st
         r"\toprule",
         rf"{names} \\",
     ]
-    if any(column.small for column in table.columns):
-        small = " & ".join(["", *(_small(column.small) for column in table.columns)])
+    if any(column.below for column in table.columns):
+        small = " & ".join(["", *(_small(column.below) for column in table.columns)])
         lines.append(rf"{small} \\")
     lines += [r"\midrule", *map(_row, table.rows)]
     if table.quiet_rows:
@@ -83,7 +83,7 @@ def _row(row: DisplayRow, is_raw: bool = False) -> str:
 def _cell(cell: MarkedCell) -> str:
     text = escape_latex(cell.text)
     marked = {"best": rf"\textbf{{{text}}}", "second": rf"\underline{{{text}}}"}.get(cell.mark, text)
-    return f"{marked} {_small(cell.small)}".strip()
+    return " ".join(part for part in (marked, _small(cell.small), _small(cell.below)) if part)
 
 
 def _small(text: str) -> str:

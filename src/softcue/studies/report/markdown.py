@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from softcue.drawing import MarkedCell
 from softcue.studies.report.content import ReportContent
-from softcue.studies.report.display import DisplayTable, cell_text, text_rows
+from softcue.studies.report.display import DisplayTable, cell_text, text_rows, with_notes_once
 
 _SPECIAL = re.compile(r"([\\`*_|<>\[\]])")
 
@@ -24,10 +24,10 @@ def report_markdown(content: ReportContent) -> str:
     blocks.append(" ".join(_plain(note) for note in content.count_notes))
     blocks.append("; ".join(_plain(fact) for fact in content.facts) + ".")
     blocks.append("## Scores")
-    for table in content.tables:
+    for table in with_notes_once(content.tables):
         blocks += _table_blocks(table)
     blocks += ["## The paper's numbers"] if content.paper_tables else []
-    for table in content.paper_tables:
+    for table in with_notes_once(content.paper_tables):
         blocks += _table_blocks(table)
     if content.sentences:
         blocks += ["## Differences", _list(content.sentences)]
@@ -47,7 +47,7 @@ def report_markdown(content: ReportContent) -> str:
     commands = "\n".join(content.commands)
     blocks += ["## Repeat it", f"```sh\n{commands}\n```", f"study.yaml:\n\n```yaml\n{content.study_text.rstrip()}\n```"]
     blocks.append(" ".join(_plain(note) for note in content.machine_notes))
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def _table_blocks(table: DisplayTable) -> list[str]:

@@ -9,7 +9,7 @@ from softcue.drawing import html_table, marked_table, side_by_side
 from softcue.inspection.page import html_page, note_parts
 from softcue.studies.report.charts import ChartGroup
 from softcue.studies.report.content import ReportContent
-from softcue.studies.report.display import DisplayTable
+from softcue.studies.report.display import DisplayTable, with_notes_once
 
 
 def report_page(content: ReportContent, charts: Sequence[ChartGroup]) -> str:
@@ -27,13 +27,13 @@ def report_page(content: ReportContent, charts: Sequence[ChartGroup]) -> str:
         parts.append(f'<p style="border-left: 4px solid #d9822b; padding-left: .8rem">{escape(content.scale_note)}</p>')
     parts += [f"<p>{escape(note)}</p>" for note in content.count_notes]
     parts.append("<h2>Scores</h2>")
-    for table in content.tables:
+    for table in with_notes_once(content.tables):
         parts += _table_parts(table)
     parts += ["<h2>The paper's numbers</h2>"] if content.paper_tables else []
-    for table in content.paper_tables:
+    for table in with_notes_once(content.paper_tables):
         parts += _table_parts(table)
     if content.sentences:
-        parts += ["<h2>Differences</h2>", _list(content.sentences), *note_parts(content.difference_notes)]
+        parts += ["<h2>Differences</h2>", _list(content.sentences), *note_parts([" ".join(content.difference_notes)])]
     for group in charts:
         parts += _chart_parts(group)
     if content.searches:
@@ -63,7 +63,8 @@ def report_page(content: ReportContent, charts: Sequence[ChartGroup]) -> str:
 def _table_parts(table: DisplayTable) -> list[str]:
     heading = [f"<h3>{escape(table.title)}</h3>"] if table.title else []
     drawn = marked_table(table.columns, table.rows, table.quiet_rows, table.corner)
-    return [*heading, drawn, *note_parts(table.all_notes())]
+    notes = " ".join(table.all_notes())
+    return [*heading, drawn, *note_parts([notes] if notes else [])]
 
 
 def _chart_parts(group: ChartGroup) -> list[str]:

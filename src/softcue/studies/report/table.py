@@ -37,16 +37,19 @@ class ScoreCell:
         return self.num_runs == self.num_planned > 0
 
     @property
-    def small_text(self) -> str:
-        """What follows the mean: spread, and the number of runs if some are missing.
+    def spread_text(self) -> str:
+        """The spread, if there are several runs."""
+        return "" if self.spread is None else f"± {self.spread:.{DIGITS}f}"
+
+    @property
+    def count_text(self) -> str:
+        """The number of runs, if some are missing.
 
         Example:
-            >>> ScoreCell(80.0, 1.25, 2, 3).small_text, ScoreCell(80.0, None, 1, 1).small_text
-            ('± 1.2 (2 of 3 runs)', '')
+            >>> ScoreCell(80.0, 1.25, 2, 3).count_text, ScoreCell(80.0, 1.25, 3, 3).count_text
+            ('(2 of 3 runs)', '')
         """
-        spread = "" if self.spread is None else f"± {self.spread:.{DIGITS}f}"
-        count = "" if self.is_complete or not self.num_runs else f"({self.num_runs} of {self.num_planned} runs)"
-        return " ".join(part for part in (spread, count) if part)
+        return "" if self.is_complete or not self.num_runs else f"({self.num_runs} of {self.num_planned} runs)"
 
     @property
     def text(self) -> str:
