@@ -177,6 +177,19 @@ def test_points_have_a_shape_per_series_lines_for_their_spread_and_no_impossible
     assert points_chart("cost", {"minilm": series["minilm"][:1]}, "seconds", is_log_x=True) == ""
 
 
+def test_an_axis_of_names_cuts_those_that_do_not_fit() -> None:
+    names = ["labels", "a very long name of an initial value & more", "words", "uniform"]
+    points = [LabelledPoint(float(number), 80.0 + number, "here") for number in range(4)]
+    chart = points_chart("init", {"vip": points}, "init", x_names=names)
+    ElementTree.fromstring(chart)
+    assert re.findall(r'text-anchor="middle"[^>]*>([^<]*)</text>', chart)[:4] == [
+        "labels",
+        "a very long…",
+        "words",
+        "uniform",
+    ]
+
+
 def test_marked_tables_are_bold_and_underlined_with_quiet_rows_last() -> None:
     cells = [MarkedCell("90.1", "± 0.4", "best"), MarkedCell("<b>", mark="second")]
     table = marked_table(

@@ -170,14 +170,15 @@ def test_tasks_in_rows_turn_the_table(tmp_path: Path) -> None:
     assert [cell.mark for cell in table.rows[0][1]] == ["second", "best", "", "", ""]
 
 
-def test_a_varied_number_is_an_axis_and_a_varied_name_has_bars(tmp_path: Path) -> None:
+def test_a_varied_number_is_an_axis_and_a_varied_name_has_points(tmp_path: Path) -> None:
     numbers = make_report(write_study(tmp_path / "n", {**TWO_TASKS, "vary": {"method.prompt_length": [1, 5, 20]}}))
     [group] = [group for group in numbers.charts if group.heading == "Score and prompt length"]
     assert group.charts[0].count("<polyline") == 3 and "<polygon" in group.charts[0]
     study = {**TWO_TASKS, "methods": ["prompt-tuning"], "vary": {"method.init": ["labels", "uniform"]}}
     names = make_report(write_study(tmp_path / "i", study))
     [group] = [group for group in names.charts if group.heading == "Score and init"]
-    assert group.charts[0].count("<rect") == 2
+    assert group.charts[0].count("<circle") == 2 and ">labels<" in group.charts[0] and ">uniform<" in group.charts[0]
+    assert "Score and cost" not in [group.heading for group in names.charts]  # all cost the same
     assert [line.name for line in names.tables[0].lines] == [
         "prompt-tuning, init labels",
         "prompt-tuning, init uniform",

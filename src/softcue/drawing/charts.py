@@ -18,6 +18,7 @@ WIDTH, HEIGHT = 400, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 38  # margins: the plot lies inside
 MAX_CURVE_POINTS, MAX_SCATTER_POINTS, MAX_DOTS = 200, 1500, 40
 MARKERS_OF_LONG_CURVES = 8
+LETTER_WIDTH = 6.2  # of a text of an axis, about
 MOST_LOG_SPAN = 6  # powers of ten that all have a number on an axis
 NUM_MARKERS = 5  # shapes: circle, square, triangle, diamond, cross
 
@@ -30,6 +31,7 @@ class ChartAxes:
     y: tuple[float, float]
     is_log: bool = False  # the axis of values, y
     is_log_x: bool = False
+    x_names: tuple[str, ...] = ()  # of the places 0, 1, 2, ... instead of numbers
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """The position of a point in the picture."""
@@ -344,7 +346,10 @@ def chart_frame(title: str, axes: ChartAxes, x_name: str, content: str) -> str:
             'stroke-opacity=".15"/>'
         )
         parts.append(axis_label(LEFT - 6, y + 4, short_number(10**value) if axes.is_log else format_tick(value), "end"))
-    for value in log_ticks(*axes.x) if axes.is_log_x else round_ticks(*axes.x):
+    for number, text in enumerate(axes.x_names):
+        x, y = axes.place(number, axes.y[0])
+        parts.append(axis_label(x, y + 16, escape(_cut(text, len(axes.x_names))), "middle"))
+    for value in () if axes.x_names else log_ticks(*axes.x) if axes.is_log_x else round_ticks(*axes.x):
         x, y = axes.place(value, axes.y[0])
         parts.append(axis_label(x, y + 16, short_number(10**value) if axes.is_log_x else format_tick(value), "middle"))
     parts.append(axis_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(x_name), "middle"))
@@ -353,6 +358,12 @@ def chart_frame(title: str, axes: ChartAxes, x_name: str, content: str) -> str:
         'style="width: 100%; height: auto; font-family: system-ui, sans-serif" xmlns="http://www.w3.org/2000/svg">'
         f"{''.join(parts)}{content}</svg>"
     )
+
+
+def _cut(name: str, count: int) -> str:
+    """A name that fits below an axis with so many names."""
+    room = int((WIDTH - LEFT - RIGHT) / count / LETTER_WIDTH)
+    return name if len(name) <= room else f"{name[: max(1, room - 1)].rstrip()}…"
 
 
 def axis_label(x: float, y: float, text: str, anchor: str) -> str:

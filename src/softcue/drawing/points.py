@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from softcue.drawing.bars import CHARACTER_WIDTH
 from softcue.drawing.charts import (
     BOTTOM,
     COLOURS,
     HEIGHT,
     LEFT,
+    LETTER_WIDTH,
     RIGHT,
     TOP,
     WIDTH,
@@ -40,10 +40,17 @@ class LabelledPoint:
     high: float | None = None
 
 
-def points_chart(title: str, series: Mapping[str, Sequence[LabelledPoint]], x_name: str, is_log_x: bool = False) -> str:
+def points_chart(
+    title: str,
+    series: Mapping[str, Sequence[LabelledPoint]],
+    x_name: str,
+    is_log_x: bool = False,
+    x_names: Sequence[str] = (),
+) -> str:
     """Points with names. Each series has its colour and shape; several series have a legend.
 
     A logarithmic axis takes positive values only. Names are moved until they do not cover each other.
+    With `x_names` the axis has these names at 0, 1, 2, ...
 
     Example:
         >>> points_chart("cost", {"minilm": [LabelledPoint(10, 80.0, "vip", 78.0, 82.0)]}, "seconds").count(">vip<")
@@ -58,6 +65,7 @@ def points_chart(title: str, series: Mapping[str, Sequence[LabelledPoint]], x_na
         axis_range([point.x for point in all_points], margin=0.12),
         axis_range(heights, margin=0.1),
         is_log_x=is_log_x,
+        x_names=tuple(x_names),
     )
     places = [axes.place(point.x, point.y) for point in all_points]
     taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
@@ -80,7 +88,7 @@ def points_chart(title: str, series: Mapping[str, Sequence[LabelledPoint]], x_na
             parts.append(marker(number, (x, y), 4.5, colour, hint))
     # Names come last, the highest points first: they are the ones that are looked for.
     for (x, y), point in sorted(zip(places, all_points, strict=True), key=lambda pair: pair[0][1]):
-        box, anchor = _place_label(x, y, len(point.label) * CHARACTER_WIDTH, taken)
+        box, anchor = _place_label(x, y, len(point.label) * LETTER_WIDTH, taken)
         taken.append(box)
         text_x = {"start": box[0], "end": box[2], "middle": (box[0] + box[2]) / 2}[anchor]
         parts.append(axis_label(text_x, box[3] - 2.5, escape(point.label), anchor))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from softcue.drawing import LabelledPoint, bar_chart, curves_chart, legend, points_chart
+from softcue.drawing import LabelledPoint, curves_chart, points_chart
 from softcue.studies.report.facts import adapted_backbones
 from softcue.studies.report.record import Place, StudyRecord, StudyScore, spread_of
 
 MOST_CHARTS = 24  # of one kind
+LEAST_RATIO = 1.1  # between the largest and the smallest cost: with less there is nothing to see
+SERIES_GAP = 0.12  # between methods at the same name
 MOST_POINTS = 10  # of several backbones in one chart
 LOG_RATIO = 20  # between the largest and the smallest value: from here on an axis is logarithmic
 Line = tuple[str, str, str, str]  # backbone, method, regime, variant
@@ -26,7 +28,6 @@ class ChartGroup:
     charts: list[str]
     note: str = ""
     is_open: bool = True
-    legend: str = ""  # below all of them
 
 
 def make_charts(record: StudyRecord) -> list[ChartGroup]:
@@ -122,9 +123,15 @@ def _against_cost(record: StudyRecord, key: str, x_name: str) -> list[str]:
             is_log_x=True,
         )
         for regime, series in charts.items()
-        if sum(map(len, series.values())) > 1
+        if _differ(point.x for points in series.values() for point in points)
     ]
     return drawn[:MOST_CHARTS]
+
+
+def _differ(costs: Iterable[float]) -> bool:
+    """Whether costs differ enough for a chart."""
+    positive = [cost for cost in costs if cost > 0]
+    return bool(positive) and max(positive) >= LEAST_RATIO * min(positive)
 
 
 def _against_rows(record: StudyRecord) -> ChartGroup:
@@ -142,7 +149,7 @@ def _against_rows(record: StudyRecord) -> ChartGroup:
 
 
 def _against_variant(record: StudyRecord) -> ChartGroup:
-    """Curves over the values of the varied setting, or bars if they are names."""
+    """Curves over the values of the varied setting, or points if they are names."""
     key = next(iter(record.study.vary), "")
     name = key.partition(".")[2].replace("_", " ")
     heading = f"Score and {name}"
@@ -155,18 +162,29 @@ def _against_variant(record: StudyRecord) -> ChartGroup:
         is_log = len(positive) == len(numbers) and max(positive) / min(positive) >= LOG_RATIO
         charts = _curves_over(record, lambda line: numbers[line[3]], f"{key}", {3}, is_log=is_log)
         return ChartGroup(heading, charts, "Bands: ± standard deviation over seeds.")
-    charts, methods = [], [method for method in record.values_of("method") if method not in record.bases]
+    note = "Vertical lines: ± standard deviation over seeds."
+    return ChartGroup(heading, _points_of_names(record, values, key)[:MOST_CHARTS], note)
+
+
+def _points_of_names(record: StudyRecord, values: Sequence[str], key: str) -> list[str]:
+    """A point for each named value of the varied setting and each method, beside each other."""
     averages = _averages(record)
+    methods = [method for method in record.values_of("method") if method not in record.bases]
+    charts = []
     for backbone in record.values_of("backbone"):
         for regime in record.values_of("regime"):
-            bars: dict[str, list[float | None]] = {}
-            for method in methods:
-                chosen = [averages.get((backbone, method, regime, value)) for value in values]
-                bars[record.label("method", method)] = [None if average is None else average.mean for average in chosen]
+            series: dict[str, list[LabelledPoint]] = {}
+            for number, method in enumerate(methods):
+                shift = SERIES_GAP * (number - (len(methods) - 1) / 2)
+                for place, value in enumerate(values):
+                    average = averages.get((backbone, method, regime, value))
+                    if average is not None:
+                        low, high = average.band or (None, None)
+                        point = LabelledPoint(place + shift, average.mean, f"{average.mean:.1f}", low, high)
+                        series.setdefault(record.label("method", method), []).append(point)
             title = ", ".join([_score_name(record), *_place_words(record, backbone, regime)])
-            charts.append(bar_chart(title, [str(value) for value in values], bars, f"{key} (across), score (up)"))
-    shown_legend = legend([record.label("method", method) for method in methods]) if len(methods) > 1 else ""
-    return ChartGroup(heading, charts[:MOST_CHARTS], legend=shown_legend)
+            charts.append(points_chart(title, series, f"{key} (across), score (up)", x_names=values))
+    return charts
 
 
 def _curves_over(
