@@ -5,6 +5,7 @@ import softcue
 cue = softcue.train("cues/tickets", task="tickets", backbone="minilm")
 cue = softcue.load("cues/tickets")
 cue.predict(["My invoice is wrong."])
+softcue.compare(["cues/tickets", "cues/other"], data="held-out.csv")  # can they be told apart?
 softcue.methods()  # what can be trained; also softcue.tasks() and softcue.backbones()
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from softcue.methods import register_method
     from softcue.prompts import PromptEncoder
     from softcue.serving.engine.engine import Engine
+    from softcue.studies.compare import compare
     from softcue.tasks import Task
     from softcue.tasks import list_tasks as tasks
     from softcue.types import Prediction
@@ -36,6 +38,7 @@ __all__ = [
     "Task",
     "__version__",
     "backbones",
+    "compare",
     "errors",
     "load",
     "load_backbone",
@@ -48,6 +51,7 @@ __all__ = [
 _HOMES = {
     "train": "softcue.api",
     "load": "softcue.cue",
+    "compare": "softcue.studies.compare",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",
     "register_method": "softcue.methods",

@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from softcue.drawing import html_table
+from softcue.drawing import html_table, text_table
 from softcue.errors import ConfigurationError, near_matches
 
 MAX_CELL = 88  # characters of a cell in text
@@ -91,11 +91,7 @@ class Listing(Sequence[Record], Generic[Record]):
     def __repr__(self) -> str:
         if not self._records:
             return "(nothing)"
-        rows = [self._columns(), *([_shorten(cell) for cell in row] for row in self._rows())]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return text_table(self._columns(), [[_shorten(cell) for cell in row] for row in self._rows()])
 
     def _repr_html_(self) -> str:
         return html_table(self._columns(), self._rows())

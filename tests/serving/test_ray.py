@@ -33,6 +33,7 @@ from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
+from softcue.ray_cluster import START_COMMAND
 from softcue.serving import ray
 from softcue.serving.client import Client, ServerError
 from softcue.serving.engine.engine import Engine
@@ -171,7 +172,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     paths = [str(patches), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "RAY_USAGE_STATS_ENABLED": "0"}
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        words: list[object] = [sys.executable, "-m", "ray.scripts.scripts", *ray.START_COMMAND.split()[1:], "--block"]
+        words: list[object] = [sys.executable, "-m", "ray.scripts.scripts", *START_COMMAND.split()[1:], "--block"]
         words += ["--port", port, "--num-cpus", 2, "--temp-dir", folder, "--object-store-memory", 80 * 2**20]
         head = Process(words, environment)
         until_listening(port)

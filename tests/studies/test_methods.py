@@ -64,7 +64,7 @@ def test_lines_have_mean_and_spread_of_ordinary_cues(backbone: str, files: dict[
         assert line.mean == pytest.approx(fmean(scores))
         assert line.spread == pytest.approx(stdev(scores))
         assert (line.seeds, line.rows) == (2, 12)
-    [pair] = comparison.pairs
+    [pair] = comparison.differences
     means = [line.mean for line in comparison.lines]
     assert pair.difference.value == pytest.approx(means[1] - means[0])
     assert "prompt-tuning" in repr(comparison) and "<table" in comparison._repr_html_()

@@ -63,7 +63,7 @@ def test_agreement_and_counts_are_those_of_the_predictions(folders: dict[str, Pa
         "seed1": [Prediction(label) for label in [*wrong[:1], *right[1:]]],  # 11 of 12 right
     }
     comparison = compare_predictions(cues, rows, predictions)
-    [pair] = comparison.pairs
+    [pair] = comparison.differences
     assert (pair.only_first, pair.only_second) == (1, 4)
     assert pair.agreement == pytest.approx(100 * 7 / 12)
     assert pair.difference.value == pytest.approx(100 * 3 / 12)

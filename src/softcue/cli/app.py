@@ -24,6 +24,7 @@ from softcue.cli import (
     params,
     predict,
     serve,
+    study,
     tasks,
     train,
 )
@@ -59,6 +60,7 @@ app.command("demo")(demo.demo)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(client.app, name="client")
+app.add_typer(study.app, name="study")
 
 
 def _version(value: bool) -> None:

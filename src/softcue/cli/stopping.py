@@ -57,7 +57,7 @@ def stopped_message(arguments: Sequence[str]) -> str:
             return "stopped; go on with the same command and --resume"
         words = [word for word in words if word != "--overwrite"]
         return f"stopped; go on with: {_program(program)} {shlex.join(_with_resume(words))}"
-    if command == "demo":  # it continues by itself
+    if command in ("demo", "study"):  # they continue by themselves
         return f"stopped; go on with: {_program(program)} {shlex.join(words)}"
     return "stopped"
 

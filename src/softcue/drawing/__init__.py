@@ -1,4 +1,4 @@
-"""Tables as HTML, charts as inline SVG and sparklines. It knows no task, model or cue.
+"""Tables as text and HTML, charts as inline SVG and sparklines. It knows no task, model or cue.
 
 Colours work on light and on dark pages: text takes the colour of the page around it, and no script, style sheet or
 file is needed, so that the same text serves a page and a notebook.
@@ -16,7 +16,7 @@ from softcue.drawing.charts import (
 )
 from softcue.drawing.points import LabelledPoint, points_chart
 from softcue.drawing.sparkline import sparkline
-from softcue.drawing.tables import MarkedCell, heat_table, html_table, marked_table, value_table
+from softcue.drawing.tables import MarkedCell, heat_table, html_table, marked_table, text_table, value_table
 
 __all__ = [
     "LabelledPoint",
@@ -35,5 +35,6 @@ __all__ = [
     "scatter_chart",
     "side_by_side",
     "sparkline",
+    "text_table",
     "value_table",
 ]

@@ -1,4 +1,4 @@
-"""HTML tables: plain ones, and matrices of counts with shaded cells."""
+"""Tables: as plain text, as HTML, and matrices of counts with shaded cells."""
 
 from __future__ import annotations
 
@@ -24,16 +24,33 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         1
     """
     lines = [[_text(cell) for cell in row] for row in rows]
-    alignments = [
-        "right" if lines and all(_NUMBER.fullmatch(line[column]) for line in lines) else "left"
-        for column in range(len(columns))
-    ]
+    alignments = ["right" if is_number else "left" for is_number in _number_columns(len(columns), lines)]
     head = "".join(_cell("th", name, align) for name, align in zip(columns, alignments, strict=True))
     body = "".join(
         f"<tr>{''.join(_cell('td', text, align) for text, align in zip(line, alignments, strict=True))}</tr>"
         for line in lines
     )
     return _wide(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text; columns of numbers are aligned to the right.
+
+    Example:
+        >>> print(text_table(["label", "rows"], [["billing", "3"], ["it", "12"]]))
+        label    rows
+        billing     3
+        it         12
+    """
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    aligned = list(zip(widths, _number_columns(len(columns), rows), strict=True))
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, (width, is_number) in zip(row, aligned, strict=True)
+        ).rstrip()
+        for row in (columns, *rows)
+    )
 
 
 @dataclass(frozen=True)
@@ -142,6 +159,11 @@ def value_table(names: Sequence[str], values: Sequence[Sequence[float | None]], 
         lines.append(f'<tr><th scope="row" style="text-align: right">{escape(name)}</th>{"".join(cells)}</tr>')
     body = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return _wide(f'<table style="width: auto">{body}</table>')
+
+
+def _number_columns(num_columns: int, lines: Sequence[Sequence[str]]) -> list[bool]:
+    """Whether each column holds numbers only."""
+    return [bool(lines) and all(_NUMBER.fullmatch(line[column]) for line in lines) for column in range(num_columns)]
 
 
 def _wide(table: str) -> str:

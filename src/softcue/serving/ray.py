@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from softcue.errors import ConfigurationError, MissingExtraError, RunError, SoftcueError
+from softcue.ray_cluster import connect
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import BatchReport
 from softcue.serving.http.logs import JsonLines, log_to_stderr
@@ -36,8 +37,7 @@ from softcue.serving.http.service import Service, make_engine
 from softcue.serving.settings import ServerSettings
 
 NAME = "softcue"  # of the application and of its one deployment
-START_COMMAND = "ray start --head --node-ip-address 127.0.0.1 --include-dashboard=false"
-CONNECT_SECONDS = BROADCAST_SECONDS = WATCH_SECONDS = 5.0
+BROADCAST_SECONDS = WATCH_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # replicas that do not respond for so long have failed
 FAILED_SECONDS = 30.0  # for which a replica that cannot load stays
 logger = logging.getLogger("softcue.serving")
@@ -175,11 +175,8 @@ def serve(settings: ServerSettings, backbone: str, cues: Path, num_replicas: int
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "ray", "ray") from error
     log_to_stderr(settings.log_texts)
-    for ray_logger in map(logging.getLogger, ("ray", "ray.serve")):  # their warnings become JSON lines too
-        ray_logger.handlers, ray_logger.propagate = [], True
-        ray_logger.setLevel(logging.WARNING)
     settings = settings.model_copy(update={"port": _free_port(settings)})
-    _connect(ray_address)
+    connect(ray_address)  # its warnings become JSON lines too
     _end_on_signals()  # after Ray, which sets its own handlers
     try:
         if ray_serve.status().proxies:
@@ -214,24 +211,6 @@ def _free_port(settings: ServerSettings) -> int:
             got=f"{settings.host}:{settings.port}",
             expected="a free port of this machine",
             fix=f"choose another: {error.strerror}",
-        ) from error
-
-
-def _connect(ray_address: str) -> None:
-    """Connect to the cluster; the command never starts one."""
-    import ray
-
-    host, _, port = ray_address.rpartition(":")
-    try:
-        if port.isdecimal():  # Ray would try for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-        ray.init(address=ray_address, log_to_driver=False, configure_logging=False)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigurationError(
-            setting="ray_address",
-            got=ray_address,
-            expected="the address of a running Ray cluster",
-            fix=f"start one: {START_COMMAND}",
         ) from error
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
+from softcue.machine import usable_cores
 from softcue.studies.runs import StudyRun
 from softcue.studies.worker import Outcome, serve_runs
 
 END_SECONDS = 5.0  # a worker that is told to end gets so long
 
 
-class Engine(Protocol):
+class StudyEngine(Protocol):
     """Executes runs, several at a time. The runner knows nothing else about where they are executed."""
+
+    num_workers: int  # runs at a time
 
     @property
     def num_free(self) -> int:
@@ -41,6 +46,7 @@ class Engine(Protocol):
 class _WorkerProcess:
     process: BaseProcess
     connection: Connection
+    gpu: int | None = None
     run: str = ""  # empty: it waits for work
 
 
@@ -53,8 +59,8 @@ class LocalEngine:
         engine.wait(60.0)
     """
 
-    def __init__(self, place: str, num_workers: int) -> None:
-        self.place, self.num_workers = place, num_workers
+    def __init__(self, place: str, num_workers: int, threads: int = 1) -> None:
+        self.place, self.num_workers, self.threads = place, num_workers, threads
         # A new interpreter for each worker: a fork would copy the threads' locks of this process.
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_WorkerProcess] = []
@@ -74,6 +80,8 @@ class LocalEngine:
     def wait(self, seconds: float) -> list[Outcome]:
         """The outcomes of runs that have ended; waits so long for the first."""
         busy = {worker.connection: worker for worker in self._workers if worker.run}
+        if not busy:
+            time.sleep(seconds)
         outcomes = []
         for connection in wait(list(busy), seconds):
             worker = busy[connection]  # type: ignore[index]
@@ -108,10 +116,13 @@ class LocalEngine:
 
     def _new_worker(self) -> _WorkerProcess:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=serve_runs, args=(there, self.place), daemon=True)
-        process.start()
+        process = self._context.Process(target=serve_runs, args=(there, self.place, os.getpid()), daemon=True)
+        used = {worker.gpu for worker in self._workers}
+        gpu = next((number for number in range(num_gpus()) if number not in used), None)
+        with _environment(thread_environment(self.threads), gpu):
+            process.start()
         there.close()
-        worker = _WorkerProcess(process, here)
+        worker = _WorkerProcess(process, here, gpu)
         self._workers.append(worker)
         return worker
 
@@ -138,7 +149,59 @@ def describe_exit(code: int | None) -> str:
     return f"the worker ended with exit code {code}"
 
 
+def default_workers(threads: int) -> int:
+    """The number of runs at a time that this machine has room for: one per GPU, else one per `threads` cores.
+
+    Example:
+        >>> default_workers(threads=10_000)
+        1
+    """
+    return num_gpus() or max(1, usable_cores() // threads)
+
+
+def num_gpus() -> int:
+    """The number of GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def make_engine(
+    name: str, place: str, num_workers: int | None = None, threads: int = 1, address: str | None = None
+) -> StudyEngine:
+    """Make an engine by its name, local or ray, for as many runs at a time as there is room for.
+
+    Example:
+        engine = make_engine("local", "studies/quick")
+    """
+    if name == "ray":
+        from softcue.studies.ray_engine import RayEngine
+
+        return RayEngine(place, num_workers, threads, address or "auto")
+    return LocalEngine(place, num_workers or default_workers(threads), threads)
+
+
 def thread_environment(threads: int) -> dict[str, str]:
-    """Environment variables that give each worker its number of threads, whichever library counts them."""
-    names: Sequence[str] = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return dict.fromkeys(names, str(threads))
+    """Environment variables for the number of threads, whichever library counts them.
+
+    Example:
+        >>> thread_environment(2)["OMP_NUM_THREADS"]
+        '2'
+    """
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+@contextmanager
+def _environment(values: Mapping[str, str], gpu: int | None) -> Iterator[None]:
+    """Set environment variables for a process that is started in the body."""
+    changes = {**values, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

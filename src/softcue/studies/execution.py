@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from softcue.adaptation import adapt
-from softcue.api import train
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
+from softcue.configuration import merged, override
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import package_versions
-from softcue.evaluation import EvaluationSet, LabelMapping, mean, vote
+from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, mean, vote
 from softcue.machine import processor_name
-from softcue.run import splits_of_run
+from softcue.run import Run, splits_of_run
 from softcue.studies.runs import Result, StudyRun
 from softcue.tasks import find_task
 
@@ -84,37 +84,65 @@ def remove_large_cue(run: StudyRun, folder: Path, result: Result) -> None:
         shutil.rmtree(folder / "cue", ignore_errors=True)
 
 
-def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+def make_run(
+    run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool, changes: Mapping[str, Any] | None = None
+) -> Run:
+    """Make the training run of a study's run: rows are read and models are built, nothing is trained or written yet.
+
+    Example:
+        make_run(run, Path("trial"), Path("studies/mine/runs"), BackbonePool(), {"training.steps": 3})
+    """
     needed = run.needs[0] if run.needs else ""
     source = str(runs_folder / needed / "model") if needed else run.backbone
-    settings = {**run.settings, **{f"backbone.{key}": value for key, value in run.backbone_settings.items()}}
-    if run.trial:
-        settings["task.use_test_rows"] = False
-    settings.setdefault("task.hold_out_validation", True)
-    arguments: dict[str, Any] = {
-        "backbone": backbones.get(source, run.backbone_settings),
-        "method": run.method,
-        "recipe": run.recipe,
-        "data": run.data if run.data and all(find_task(task).files for task in run.tasks) else None,
-        "seed": run.seed,
-        "overrides": settings,
-        "resume": True,
-        "progress": False,
-    }
+    backbone = backbones.get(source, run.backbone_settings)
+    is_joint = len(run.tasks) > 1
+    settings = merged(
+        {
+            "backbone": {**run.backbone_settings, "name": backbone.name},
+            "method": {"name": run.method},
+            "task": task_settings(run),
+            "training": {"seed": run.seed},
+            "mixture": {"tasks": list(run.tasks)} if is_joint else {},
+        },
+        *(override(key, value) for key, value in {**run.settings, **(changes or {})}.items()),
+    )
+    return Run(folder / "cue", settings, backbone=backbone, is_joint=is_joint, recipe=run.recipe)
+
+
+def task_settings(run: StudyRun) -> dict[str, Any]:
+    """The settings of a run's rows, besides those that the study gives it.
+
+    Published validation rows are scored at the end if a task has no test rows, so they must not choose the best step.
+    A trial of a search reads no test rows at all.
+
+    Example:
+        >>> from softcue.studies.runs import plan_runs
+        >>> from softcue.studies.study import read_study
+        >>> task_settings(plan_runs(read_study("quick"), {}).runs[0])
+        {'hold_out_validation': True, 'use_test_rows': True, 'name': 'tickets'}
+    """
+    settings: dict[str, Any] = {"hold_out_validation": True, "use_test_rows": not run.trial}
     if len(run.tasks) == 1:
-        cue = train(folder / "cue", task=run.tasks[0], **arguments)
-        cues, metrics_folder = {run.axes["trained_on"]: cue}, folder / "cue"
-    else:
-        cues = train(folder / "cue", tasks=list(run.tasks), **arguments)
-        metrics_folder = next(path for cue in cues.values() if (path := cue.path) is not None)
-    first = next(iter(cues.values()))
+        settings["name"] = run.tasks[0]
+    if run.data and all(find_task(task).files for task in run.tasks):
+        settings["data"] = run.data
+    return settings
+
+
+def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+    trained = make_run(run, folder, runs_folder, backbones)
+    trained_cues = trained.execute(resume=True, progress=False)
+    is_joint = len(run.tasks) > 1
+    cues = {cue.task.name if is_joint else run.axes["trained_on"]: cue for cue in trained_cues}
+    metrics_folder = trained.cue_folders[0]
+    first = trained_cues[0]
     scores = {name: _recorded_score(cue) for name, cue in cues.items()}
     for target in run.score_on:
         evaluation = first.evaluate(
             run.data or None, task=target, num_rows=run.settings.get("task.test_rows", 0), baselines=False
         )
-        scores[target] = {
-            "main": evaluation.main,
+        scores[find_task(target).name] = {
+            "main": _main_score(evaluation, run.settings.get("task.metric", "")),
             "metrics": evaluation.scores,
             "rows": evaluation.num_rows,
             "split": "test",
@@ -147,6 +175,14 @@ def _recorded_score(cue: Cue, split: str = "") -> dict[str, Any]:
     metrics = cue.scores[split]
     main = sum(metrics[name] for name in cue.task.main_metrics) / len(cue.task.main_metrics)
     return {"main": main, "metrics": metrics, "rows": cue.cue_file.num_rows(split), "split": split}
+
+
+def _main_score(evaluation: Evaluation, metric: str) -> float:
+    """The metric that the study sets, if these rows have it, else the main metric of their task."""
+    names = metric.split("+") if metric else []
+    if not names or not all(name in evaluation.scores for name in names):
+        return evaluation.main
+    return sum(evaluation.scores[name] for name in names) / len(names)
 
 
 def _baselines(cue: Cue) -> dict[str, float]:

@@ -14,14 +14,20 @@ from typing import Any
 from softcue.api import TrainArguments, train
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.cue import Cue
+from softcue.cue.score_table import few_rows_notes
 from softcue.errors import ConfigurationError
 from softcue.evaluation import EvaluationSet, LabelMapping
 from softcue.evaluation.scoring import ScoredRows
 from softcue.listing import Listing
 from softcue.run import splits_of_run
-from softcue.studies.predictions import group_rows, pair_scores
+from softcue.studies.comparison import Comparison, Pair
+from softcue.studies.cue_loading import num_trainable
+from softcue.studies.methods_page import methods_page
+from softcue.studies.predictions import group_rows, pair_scores, show_num_rows
 from softcue.studies.statistics import Difference, bootstrap_difference
+from softcue.studies.table import Column
 from softcue.tasks import examples_from
+from softcue.tasks.readers import name_of
 
 MIN_SEEDS = 3  # for a spread that says something
 Report = Callable[[str], None]
@@ -46,6 +52,8 @@ class MethodLine:
     """A method on a backbone: its runs in one line of the table."""
 
     name: str  # the method, with its backbone if there are several
+    method: str
+    backbone: str
     mean: float
     spread: float | None  # standard deviation over seeds; None with one seed
     seeds: int
@@ -53,31 +61,24 @@ class MethodLine:
     trainable: int  # parameters, with the head
     seconds: float  # of training, mean
     kilobytes: float  # of the cue's tensors, mean
+    scores: tuple[float, ...]  # by seed
 
 
-@dataclass(frozen=True)
-class MethodPair:
-    """Two methods on the same rows, seed by seed."""
+@dataclass(frozen=True, repr=False)
+class MethodComparison(Comparison):
+    """Methods trained with several seeds, used like a DataFrame. It prints as a table, in a notebook as HTML."""
 
-    first: str
-    second: str
-    difference: Difference
-
-    @property
-    def sentence(self) -> str:
-        """The difference in plain words."""
-        return self.difference.describe(self.first, self.second, self.difference.is_significant)
-
-
-@dataclass(frozen=True)
-class MethodComparison:
-    """Methods trained with several seeds. `lines` prints as a table, in a notebook as HTML."""
-
-    metric: str
     split: str  # the rows of the scores: test, or validation if there are no test rows
     lines: Listing[MethodLine]
-    pairs: list[MethodPair]
     runs: list[TrainedRun]
+
+    @property
+    def title(self) -> str:
+        """How many methods on which task or rows, and what is scored."""
+        num_methods = len({line.method for line in self.lines})
+        return (
+            f"{num_methods} method{'s' if num_methods > 1 else ''} on {self.data}: {self.metric} on {self.split} rows"
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -89,41 +90,46 @@ class MethodComparison:
             )
         if len({run.seed for run in self.runs}) < MIN_SEEDS:
             notes.append("One or two seeds show no spread: compare over at least three.")
-        return notes
+        return [*notes, *few_rows_notes([self.lines[0].rows])]
 
-    def runs_of(self, line: str) -> list[TrainedRun]:
-        """The runs of a line of the table."""
-        return [run for run in self.runs if run.line == line]
+    def table_columns(self) -> Sequence[Column]:
+        """Each method with its mean score, spread, cost and the score of each seed, the best mean first."""
+        lines = sorted(self.lines, key=lambda line: -line.mean)
 
-    def __repr__(self) -> str:
-        return f"{self.metric} on {self.split} rows\n{self.lines!r}"
+        def column(name: str, heading: str = "", **options: Any) -> Column:
+            return Column(name, [getattr(line, name) for line in lines], heading, **options)
 
-    def _repr_html_(self) -> str:
-        return f"<p>{self.metric} on {self.split} rows</p>{self.lines._repr_html_()}"
-
-    def table(self) -> tuple[list[str], list[list[object]]]:
-        """Columns and rows of the table, the best mean first."""
-        columns = ["method", f"{self.metric}, mean", "spread", "seeds", f"{self.split} rows"]
-        columns += ["trainable", "seconds", "cue, KB"]
-        rows: list[list[object]] = []
-        for line in sorted(self.lines, key=lambda line: -line.mean):
-            spread = "-" if line.spread is None else f"{line.spread:.1f}"
-            cost = [f"{line.trainable:,}", f"{line.seconds:.0f}", f"{line.kilobytes:.1f}"]
-            rows.append([line.name, f"{line.mean:.1f}", spread, line.seeds, line.rows, *cost])
-        return columns, rows
+        return [
+            column("name", "method"),
+            column("method", is_shown=False),
+            column("backbone", is_shown=False),
+            column("mean", f"{self.metric}, mean"),
+            column("spread"),
+            column("seeds"),
+            column("rows", f"{self.split} rows", show=show_num_rows),
+            column("trainable"),
+            column("seconds", show="{:.0f}".format),
+            column("kilobytes", "cue, KB"),
+            *(
+                Column(f"seed_{seed}", [line.scores[seed] for line in lines], is_shown=False)
+                for seed in range(lines[0].seeds)
+            ),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """All values, for JSON."""
         return {
+            "data": self.data,
             "metric": self.metric,
             "split": self.split,
             "methods": [asdict(line) for line in self.lines],
-            "pairs": [
-                {**asdict(pair), "told_apart": pair.difference.is_significant, "sentence": pair.sentence}
-                for pair in self.pairs
-            ],
+            "pairs": [pair.as_dict() for pair in self.differences],
             "runs": [asdict(run) for run in self.runs],
         }
+
+    def page(self, command: str = "") -> str:
+        """The HTML page about the comparison; `command` is what repeats it."""
+        return methods_page(self, command)
 
 
 def compare_methods(
@@ -137,12 +143,12 @@ def compare_methods(
     """Train every method on every backbone with each seed, and compare them on the test rows.
 
     `arguments` are those of `softcue.train`. Each run is an ordinary cue in BACKBONE/METHOD/seed-N of the folder. A
-    comparison that was stopped goes on where it was; what is finished is not trained again. With `few_shot` each seed
-    has its own sample of rows, the same for all methods. Without test rows validation rows are compared, which flatters
-    all methods: they chose the best step.
+    comparison that was stopped goes on where it was; what is finished is not trained again, unless `overwrite` is
+    true. With `few_shot` each seed has its own sample of rows, the same for all methods. Without test rows validation
+    rows are compared, which flatters all methods: they chose the best step.
 
     Example:
-        compare_methods("runs/tickets", ["linear-probe", "prompt-tuning"], seeds=3, task="tickets").pairs[0].sentence
+        compare_methods("runs/tickets", ["linear-probe", "prompt-tuning"], seeds=3, task="tickets").sentences
     """
     _check(methods, seeds, backbones, arguments)
     runs: list[TrainedRun] = []
@@ -164,10 +170,16 @@ def compare_methods(
             report(f"{line}, seed {seed}: {evaluation.main:.1f} on {evaluation.num_rows} {split} rows")
     lines = [_line(name, cue, runs, scored, seeds) for name, cue in facts.items()]
     pairs = [
-        MethodPair(first, second, _difference(scored, first, second, seeds))
+        Pair(first, second, _difference(scored, first, second, seeds))
         for first, second in itertools.combinations(facts, 2)
     ]
-    return MethodComparison(metric, split, Listing(lines), pairs, runs)
+    return MethodComparison(_name_of_rows(arguments, cue), metric, pairs, split, Listing(lines), runs)
+
+
+def _name_of_rows(arguments: Mapping[str, Any], cue: Cue) -> str:
+    """The task or the training rows as the user named them."""
+    train_rows = arguments.get("train")
+    return str(arguments.get("task") or (cue.task.name if train_rows is None else name_of(train_rows)))
 
 
 def _check(methods: Sequence[str], seeds: int, backbones: Sequence[str], arguments: Mapping[str, Any]) -> None:
@@ -178,10 +190,16 @@ def _check(methods: Sequence[str], seeds: int, backbones: Sequence[str], argumen
             )
     if seeds < 1:
         raise ConfigurationError(setting="seeds", got=seeds, expected="at least 1", fix="3 shows a spread")
-    taken = {"method": "methods", "seed": "seeds", "backbone": "backbones", "tasks": "one task per comparison"}
-    for name, instead in taken.items():
+    instead = {
+        "method": "`methods`",
+        "seed": "`seeds`",
+        "backbone": "`backbones`",
+        "tasks": "`task`: one task per comparison",
+        "resume": "no such argument: a comparison always goes on where it was",
+    }
+    for name, expected in instead.items():
         if arguments.get(name) is not None:
-            raise ConfigurationError(setting=name, got=arguments[name], expected=instead, fix=f"pass `{instead}`")
+            raise ConfigurationError(setting=name, got=arguments[name], expected=expected, fix="leave it out")
     tables = {name: arguments.get(name) for name in ("train", "validation", "test")}
     is_table = tables["train"] is not None and not isinstance(tables["train"], (str, Path))
     if is_table and tables["validation"] is None and tables["test"] is None:
@@ -216,7 +234,8 @@ def _train(folder: Path, backbone: str | Backbone, method: str, seed: int, argum
         overrides = (
             {**overrides, **sample} if isinstance(overrides, Mapping) else [*overrides, f"task.sample_seed={seed}"]
         )
-    cue: Cue = train(folder, backbone=backbone, method=method, seed=seed, resume=True, overrides=overrides, **settings)
+    settings |= {"method": method, "seed": seed, "resume": not settings.get("overwrite"), "overrides": overrides}
+    cue: Cue = train(folder, backbone=backbone, **settings)
     return cue
 
 
@@ -244,13 +263,16 @@ def _line(
     scores = [run.score for run in members]
     return MethodLine(
         name,
+        members[0].method,
+        members[0].backbone,
         mean=fmean(scores),
         spread=stdev(scores) if seeds > 1 else None,
         seeds=seeds,
         rows=len(scored[name, 0].is_illegal),
-        trainable=cue.cue_file.counts.get("gradient", 0) + cue.cue_file.counts.get("head", 0),
+        trainable=num_trainable(cue),
         seconds=fmean(run.seconds for run in members),
         kilobytes=fmean(run.num_bytes for run in members) / 1000,
+        scores=tuple(scores),
     )
 
 

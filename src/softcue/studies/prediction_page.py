@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
-from softcue.cue.score_table import few_rows_notes
 from softcue.drawing import html_table
 from softcue.inspection.page import html_page, note_parts
-from softcue.studies.predictions import PredictionComparison
+from softcue.studies.comparison import html_list, repeat_parts
+
+if TYPE_CHECKING:
+    from softcue.studies.predictions import PredictionComparison
 
 MAX_ROWS = 200  # of the rows on which cues differ; the csv file has all
 
 
-def prediction_page(comparison: PredictionComparison) -> str:
-    """The page about a comparison: scores, pairs in words and numbers, and the rows on which the cues differ.
+def prediction_page(comparison: PredictionComparison, command: str = "") -> str:
+    """The page about a comparison: scores, pairs in words and numbers, rows on which the cues differ; how to repeat it.
 
     Example:
         Path("index.html").write_text(prediction_page(comparison))
     """
-    title = f"{len(comparison.evaluations)} cues on {comparison.data}"
-    sentences = "".join(f"<li>{escape(pair.sentence)}</li>" for pair in comparison.pairs)
-    notes = [
-        "Intervals come from drawing rows with replacement, for both cues alike. They say how far the difference would "
-        "move with other rows, not with other seeds of training. Cues are told apart if the interval leaves out zero "
-        "and McNemar's exact test agrees (p below 0.05).",
-        *few_rows_notes([comparison.num_rows]),
-    ]
     return html_page(
-        title,
+        comparison.title,
         [
-            f"<h1>{escape(title)}</h1>",
+            f"<h1>{escape(comparison.title)}</h1>",
             "<h2>Scores</h2>",
-            html_table(*comparison.score_table()),
+            html_table(*comparison.shown()),
             "<h2>Differences</h2>",
-            f"<ul>{sentences}</ul>",
-            html_table(*comparison.pair_table()),
-            *note_parts(notes),
+            html_list(comparison.sentences),
+            html_table(*comparison.pairs.shown()),
+            *note_parts(comparison.notes),
             *_row_parts(comparison),
+            *repeat_parts(command),
         ],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from softcue.cue import Cue
-from softcue.evaluation import Evaluation, EvaluationSet, format_score
+from softcue.cue.score_table import few_rows_notes
+from softcue.evaluation import Evaluation, EvaluationSet, count_rows, format_score
 from softcue.evaluation.scoring import METRICS, ScoredRows
 from softcue.evaluation.wrong_rows import row_outcome
-from softcue.studies.cue_loading import check_several
+from softcue.studies.comparison import Comparison, Pair
+from softcue.studies.cue_loading import check_several, num_trainable
+from softcue.studies.prediction_page import prediction_page
 from softcue.studies.statistics import LEVEL, Difference, Indices, PairedScores, bootstrap_difference, exact_mcnemar
+from softcue.studies.table import Column, Table
 from softcue.types import Prediction
 
 
@@ -31,16 +35,13 @@ class DifferentRow:
 
 
 @dataclass(frozen=True)
-class CuePair:
+class CuePair(Pair):
     """Two cues on the same rows."""
 
-    first: str
-    second: str
     agreement: float  # share of rows with the same prediction, in percent
     only_first: int  # rows that only the first cue gets right
     only_second: int
     p_value: float | None  # McNemar's exact test of these two numbers; None where no row is simply right (regression)
-    difference: Difference  # of the task's metric, the second minus the first
 
     @property
     def is_told_apart(self) -> bool:
@@ -50,54 +51,79 @@ class CuePair:
     @property
     def sentence(self) -> str:
         """The difference in plain words."""
-        sentence = self.difference.describe(self.first, self.second, self.is_told_apart)
+        sentence = super().sentence
         return sentence if self.p_value is None else f"{sentence.removesuffix(')')}, p {self.p_value:.2g})"
 
-    def as_dict(self) -> dict[str, Any]:
-        """All values, for JSON."""
-        return {**asdict(self), "told_apart": self.is_told_apart, "sentence": self.sentence}
 
+@dataclass(frozen=True, repr=False)
+class PredictionComparison(Comparison):
+    """Several cues on the same rows, used like a DataFrame. It prints as a table, in a notebook as HTML."""
 
-@dataclass(frozen=True)
-class PredictionComparison:
-    """Several cues on the same rows. It prints as tables, in a notebook as HTML."""
-
-    data: str  # the name of the rows
-    metric: str
+    differences: Sequence[CuePair]
     evaluations: dict[str, Evaluation]  # by cue
     facts: dict[str, dict[str, Any]]  # method, backbone and trainable parameters, by cue
-    pairs: list[CuePair]
     different_rows: list[DifferentRow]
+
+    @property
+    def title(self) -> str:
+        """How many cues on which rows."""
+        return f"{len(self.evaluations)} cues on {self.data}"
 
     @property
     def num_rows(self) -> int:
         """The number of rows all cues were scored on."""
         return next(iter(self.evaluations.values())).num_rows
 
-    def score_table(self) -> tuple[list[str], list[list[object]]]:
-        """Columns and rows: each cue with its method, backbone, trainable parameters and scores."""
-        metrics = list(next(iter(self.evaluations.values())).scores)
-        columns = ["cue", "method", "backbone", "trainable", *metrics, "rows"]
-        rows: list[list[object]] = []
-        for name, evaluation in self.evaluations.items():
-            facts = self.facts[name]
-            scores = [format_score(metric, evaluation.scores[metric]) for metric in metrics]
-            rows.append([name, facts["method"], facts["backbone"], f"{facts['trainable']:,}", *scores, self.num_rows])
-        return columns, rows
+    @property
+    def sentences(self) -> list[str]:
+        """The differences in plain words, and on how many rows the cues differ."""
+        num_different = f"{len(self.different_rows):,} of {self.num_rows:,} rows"
+        return [*super().sentences, f"the cues differ on {num_different}"]
 
-    def pair_table(self) -> tuple[list[str], list[list[object]]]:
-        """Columns and rows: each pair of cues with agreement, difference, interval and p-value."""
-        columns = ["first", "second", "same prediction, %", "only first right", "only second right"]
-        columns += [f"difference of {self.metric}", "95 % interval", "p (McNemar)", "told apart"]
-        rows: list[list[object]] = []
-        for pair in self.pairs:
-            difference = pair.difference
-            interval = f"{difference.low:.1f} to {difference.high:.1f}"
-            facts: list[object] = [pair.first, pair.second, f"{pair.agreement:.1f}", pair.only_first, pair.only_second]
-            p_value = "-" if pair.p_value is None else f"{pair.p_value:.3g}"
-            told_apart = "yes" if pair.is_told_apart else "no"
-            rows.append([*facts, f"{difference.value:+.1f}", interval, p_value, told_apart])
-        return columns, rows
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table should know."""
+        return [
+            "Intervals come from drawing rows with replacement, for both cues alike. They say how far the difference "
+            "would move with other rows, not with other seeds of training. Cues are told apart if the interval leaves "
+            "out zero and McNemar's exact test agrees (p below 0.05).",
+            *few_rows_notes([self.num_rows]),
+        ]
+
+    def table_columns(self) -> Sequence[Column]:
+        """Each cue with its method, backbone, trainable parameters and scores."""
+        evaluations, facts = self.evaluations.values(), [self.facts[name] for name in self.evaluations]
+        return [
+            Column("cue", list(self.evaluations)),
+            *(Column(name, [cue[name] for cue in facts]) for name in ("method", "backbone", "trainable")),
+            *(
+                Column(metric, [evaluation.scores[metric] for evaluation in evaluations], show=_show_score(metric))
+                for metric in next(iter(evaluations)).scores
+            ),
+            Column("main", [evaluation.main for evaluation in evaluations], is_shown=False),
+            Column("rows", [self.num_rows] * len(facts), show=show_num_rows),
+        ]
+
+    def _pair_facts(self) -> list[Column]:
+        return [
+            Column("agreement", [pair.agreement for pair in self.differences], "same prediction, %"),
+            Column("only_first", [pair.only_first for pair in self.differences], "only first right"),
+            Column("only_second", [pair.only_second for pair in self.differences], "only second right"),
+            Column("p_value", [pair.p_value for pair in self.differences], "p (McNemar)", "{:.3g}".format),
+        ]
+
+    def row_table(self) -> Table:
+        """The rows on which the cues differ, with the prediction of each cue and the cues that are right."""
+        rows = self.different_rows
+        return Table(
+            [
+                Column("row", [row.number for row in rows]),
+                Column("text", [" / ".join(row.texts) for row in rows]),
+                Column("true", [row.true for row in rows]),
+                *(Column(name, [row.predictions[name] for row in rows]) for name in self.evaluations),
+                Column("right", [" ".join(row.right) for row in rows]),
+            ]
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """All values, for JSON."""
@@ -109,9 +135,30 @@ class PredictionComparison:
                 name: {**self.facts[name], "main": evaluation.main, "scores": evaluation.scores}
                 for name, evaluation in self.evaluations.items()
             },
-            "pairs": [pair.as_dict() for pair in self.pairs],
+            "pairs": [pair.as_dict() for pair in self.differences],
             "different_rows": [asdict(row) for row in self.different_rows],
         }
+
+    def page(self, command: str = "") -> str:
+        """The HTML page about the comparison; `command` is what repeats it."""
+        return prediction_page(self, command)
+
+    def _more_files(self) -> dict[str, str]:
+        return {"different-rows.csv": self.row_table().to_csv()}
+
+
+def _show_score(metric: str) -> Callable[[float | None], str]:
+    return lambda score: format_score(metric, score)
+
+
+def show_num_rows(num_rows: int) -> str:
+    """A number of rows as text; few rows are said to be few.
+
+    Example:
+        >>> show_num_rows(1200), show_num_rows(12)
+        ('1,200', '12 (few)')
+    """
+    return count_rows(num_rows, unit="")
 
 
 def compare_predictions(
@@ -166,11 +213,11 @@ def compare_predictions(
         name: {
             "method": cue.cue_file.method["name"],
             "backbone": cue.cue_file.backbone.name,
-            "trainable": cue.cue_file.counts.get("gradient", 0) + cue.cue_file.counts.get("head", 0),
+            "trainable": num_trainable(cue),
         }
         for name, cue in cues.items()
     }
-    return PredictionComparison(rows.name, task.main_metric, evaluations, facts, pairs, different_rows)
+    return PredictionComparison(rows.name, task.main_metric, pairs, evaluations, facts, different_rows)
 
 
 def _difference(first: Evaluation, second: Evaluation, seed: int) -> Difference:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from softcue.errors import RunError
-from softcue.studies.engines import Engine
+from softcue.studies.engines import StudyEngine
 from softcue.studies.runs import Plan, Result, StudyRun, plan_runs
 from softcue.studies.store import Failure, StudyFolder
 from softcue.studies.study import Study
@@ -84,7 +84,7 @@ def read_status(folder: StudyFolder, study: Study | None = None) -> StudyStatus:
 def run_study(
     study: Study,
     folder: StudyFolder,
-    engine: Engine,
+    engine: StudyEngine,
     *,
     retries: int = 1,
     listener: Listener = lambda status, outcome: None,
@@ -106,7 +106,9 @@ def run_study(
 
 
 class _Runner:
-    def __init__(self, study: Study, folder: StudyFolder, engine: Engine, retries: int, listener: Listener) -> None:
+    def __init__(
+        self, study: Study, folder: StudyFolder, engine: StudyEngine, retries: int, listener: Listener
+    ) -> None:
         self.study, self.folder, self.engine, self.listener = study, folder, engine, listener
         self.retries = retries
         self.status = read_status(folder, study)

@@ -93,6 +93,8 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> Plan:
         for tasks, method in itertools.product(_task_groups(study, regime), study.methods):
             if method.tasks and not {task.name for task in tasks} <= set(method.tasks):
                 continue
+            if method.regimes and regime.name not in method.regimes:
+                continue
             cell = _Cell(study, backbone, tasks, method, regime, variant)
             cell_runs, later = cell.list_runs(results)
             runs += cell_runs
@@ -166,10 +168,11 @@ class _Cell:
     def _run(self, seed: int, chosen: Mapping[str, Any], trial: str = "") -> StudyRun:
         study, regime = self.study, self.regime
         variant, variant_settings = self.variant
-        settings: dict[str, Any] = {**study.settings}
+        settings: dict[str, Any] = {}
         for task in self.tasks:
             settings |= task.settings
-        settings |= {**regime.settings, **self.method.settings, **variant_settings, **chosen}
+        settings |= regime.settings
+        settings = {**study.settings_for(self.method), **settings, **self.method.settings, **variant_settings, **chosen}
         if regime.few_shot:
             # The budget of rows belongs to runs on all rows.
             settings = {key: value for key, value in settings.items() if key != "task.train_rows"}

@@ -91,7 +91,7 @@ class StudyFolder:
 
     @contextmanager
     def claim(self, run: StudyRun) -> Iterator[Path]:
-        """Hold the folder of a run. If another process holds it, RunError is raised; the claim ends with the process."""
+        """Hold the folder of a run; FolderInUseError if another process does. The claim ends with the process."""
         folder = self._folder(run.id)
         with lock_folder(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class RemoteStudyFolder(StudyFolder):
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             self._put(f"{run.id}/{file.relative_to(folder).as_posix()}", file.read_bytes())
         self._put(f"{run.id}/{RESULT}", json.dumps(result).encode())
-        if not run.kind == "adapt":
+        if run.kind != "adapt":
             shutil.rmtree(folder, ignore_errors=True)
 
     def result_of(self, run: str) -> Result | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from softcue.configuration import override, read_settings
+from softcue.configuration import merged, override, read_settings, resolve
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS
 from softcue.recipes import check_recipe
@@ -21,6 +22,8 @@ DEFAULT_SEEDS = 3
 SCALES = ("full", "small")
 # What a user may replace on the command line or in Python, and what `small:` of a study may replace.
 REPLACEABLE = ("backbones", "tasks", "methods", "regimes", "seeds", "vary", "minutes")
+IN_SMALL = (*REPLACEABLE, "settings", "given")
+GIVEN = "given"  # the source of a backbone that is made from the one of the user
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -83,6 +86,7 @@ class StudyMethod(_Named):
     recipe: str = Field("", description="default or paper; empty: that of the study")
     search: Search | None = None
     tasks: tuple[str, ...] = Field((), description="train it on these tasks only; empty: on all")
+    regimes: tuple[str, ...] = Field((), description="train it in these regimes only; empty: in all")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -121,8 +125,17 @@ class Adaptation(BaseModel):
 class StudyBackbone(_Named):
     """A backbone: an alias, a folder, a hub id."""
 
-    backbone: str = Field("", description="its source; empty: the name")
+    backbone: str = Field("", description="its source; empty: the name; given: each backbone that the user gives")
     adapt: Adaptation | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_folder(cls, value: object) -> object:
+        """A folder or file is called by its last part in tables."""
+        if isinstance(value, str) and Path(value).exists():
+            path = Path(value).resolve()
+            return {"name": path.name, "backbone": str(path)}
+        return value
 
     @property
     def source(self) -> str:
@@ -139,7 +152,7 @@ class Regime(_Named):
     joint: bool = Field(False, description="one prompt for all tasks")
 
 
-class Layout(BaseModel):
+class TableLayout(BaseModel):
     """How a report lays out the scores."""
 
     model_config = _STRICT
@@ -147,6 +160,7 @@ class Layout(BaseModel):
     rows: tuple[Axis, ...] = ("method",)
     columns: tuple[Axis, ...] = ("task",)
     blocks: tuple[Axis, ...] = Field((), description="a table for each value, as K = 100, 500 and 1000")
+    tasks: tuple[str, ...] = Field((), description="show the scores on these tasks only; empty: on all")
     curves: bool = Field(False, description="also draw validation scores against steps")
 
 
@@ -186,7 +200,7 @@ class Study(BaseModel):
     threads: int = Field(1, ge=1, description="of each run; their number changes the rounding of sums")
     ensembles: tuple[Literal["vote", "mean"], ...] = Field((), description="also join the cues of all seeds")
     keep_below_mb: float = Field(50, ge=0, description="cues that are larger are removed when they are scored")
-    layout: Layout = Layout()
+    layout: TableLayout = TableLayout()
     reference: Reference | None = None
     small: dict[str, Any] = Field(default_factory=dict, description="what --scale small replaces")
     scale: Literal["full", "small"] = "full"
@@ -213,12 +227,52 @@ class Study(BaseModel):
             override(key, None)
         if any(regime.joint for regime in self.regimes) and len(self.tasks) < 2:
             raise ValueError("several tasks for a regime with `joint`")
+        self._check_settings_of_methods()
         return self
+
+    def _check_settings_of_methods(self) -> None:
+        """Raise an error now rather than in each run if a setting is unknown or has a wrong value."""
+        variants = [{key: value} for key, values in self.vary.items() for value in values] or [{}]
+        for method, variant in itertools.product(self.methods, variants):
+            space = method.search.space if method.search else {}
+            tried = {key: values[0] for key, values in space.items() if isinstance(values, list)}
+            settings = {**self.settings_for(method), **variant, **tried}
+            layers = [override(key, value) for key, value in settings.items()]
+            resolve(merged({"method": {"name": method.method_name}}, *layers))
+        for key in self.settings:
+            if not any(_has_setting(method, key) for method in self.methods):
+                fields = {
+                    name for method in self.methods for name in METHODS.find(method.method_name).Config.model_fields
+                }
+                raise ConfigurationError(
+                    setting=key,
+                    got=self.settings[key],
+                    expected="a setting that a method of the study has",
+                    fix=near_matches(key.partition(".")[2], fields),
+                )
+
+    def settings_for(self, method: StudyMethod) -> dict[str, Any]:
+        """The settings for all runs as far as a method has them, and those of the method itself.
+
+        Example:
+            >>> values = {"name": "s", "backbones": ["minilm"], "tasks": ["tickets"], "methods": ["adapter", "vip"]}
+            >>> study = Study(**values, settings={"method.prompt_length": 20, "training.steps": 9})
+            >>> study.settings_for(study.methods[0])
+            {'training.steps': 9}
+        """
+        shared = {key: value for key, value in self.settings.items() if _has_setting(method, key)}
+        return {**shared, **method.settings}
 
     @property
     def heading(self) -> str:
         """The title, or the name."""
         return self.title or self.name
+
+
+def _has_setting(method: StudyMethod, key: str) -> bool:
+    """Whether a method has a setting. Those of other sections do not depend on it."""
+    section, _, name = key.partition(".")
+    return section != "method" or name in METHODS.find(method.method_name).Config.model_fields
 
 
 def list_studies() -> list[str]:
@@ -273,16 +327,17 @@ def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[
                 expected="a study with a part `small:`",
                 fix="write one, with what it replaces: settings, seeds, tasks, ...",
             )
-        unknown = set(small) - {*REPLACEABLE, "settings"}
+        unknown = set(small) - set(IN_SMALL)
         if unknown:
             raise ConfigurationError(
                 setting=f"study.small.{min(unknown)}",
                 got=small[min(unknown)],
                 expected="a part that may be smaller",
-                fix=near_matches(min(unknown), (*REPLACEABLE, "settings")),
+                fix=near_matches(min(unknown), IN_SMALL),
             )
         whole = _with_changes(whole, small)
-    whole = _with_changes(whole, {key: value for key, value in (changes or {}).items() if value is not None})
+    wanted = {key: value for key, value in (changes or {}).items() if value is not None}
+    whole = _fill_given(_with_changes(whole, _as_given(whole, wanted)))
     try:
         return Study.model_validate({**whole, "scale": scale})
     except ValidationError as error:
@@ -297,6 +352,40 @@ def _with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
         if kind in changes and kind in values:
             result[kind] = _choose_entries(values[kind], changes[kind])
     return result
+
+
+def _as_given(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes whose backbones are the `given` ones, if the study makes its backbones from those of the user.
+
+    Names among the study's entries choose entries, here as elsewhere.
+    """
+    entries = [entry for entry in values.get("backbones") or () if isinstance(entry, Mapping)]
+    if "backbones" not in changes or not any(entry.get("backbone") == GIVEN for entry in entries):
+        return dict(changes)
+    names = [entry["name"] for entry in entries]
+    chosen = [choice for choice in changes["backbones"] if isinstance(choice, Mapping) or str(choice) in names]
+    given = [str(choice) for choice in changes["backbones"] if choice not in chosen]
+    result = {key: value for key, value in changes.items() if key != "backbones"}
+    return result | ({"backbones": chosen} if chosen else {}) | ({"given": given} if given else {})
+
+
+def _fill_given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the given backbones as sources. With several of them, each entry is there for each of them."""
+    result = dict(values)
+    sources = result.pop("given", None) or ()
+    backbones: list[Any] = []
+    for entry in result.get("backbones") or ():
+        if not isinstance(entry, Mapping) or entry.get("backbone") != GIVEN:
+            backbones.append(entry)
+            continue
+        if not sources:
+            raise ConfigurationError(
+                setting="backbone", got="", expected="a backbone to begin with", fix="give one, or set `given:`"
+            )
+        for source in sources:
+            name = entry["name"] if len(sources) == 1 else f"{source} {entry['name']}"
+            backbones.append({**entry, "name": name, "backbone": source})
+    return {**result, "backbones": backbones}
 
 
 def _choose_entries(entries: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from softcue.errors import FolderInUseError, SoftcueError, first_line
 from softcue.studies.execution import BackbonePool, execute, remove_large_cue
@@ -72,18 +72,18 @@ class Worker:
         return result is not None and result["digest"] == run.digest
 
     def _execute(self, run: StudyRun, path: Path) -> None:
-        with _log_to(path / LOG):
+        with _log_to(path / LOG) as log:
             try:
                 result = execute(run, path, self.folder.runs, self.backbones)
             except BaseException:
-                traceback.print_exc()
+                log.write(traceback.format_exc().encode())
                 raise
         self.folder.finish(run, result)
         remove_large_cue(run, path, result)
 
 
 @contextmanager
-def _log_to(path: Path) -> Iterator[None]:
+def _log_to(path: Path) -> Iterator[BinaryIO]:
     """Write what this process prints into a file instead, also what libraries print."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -92,7 +92,7 @@ def _log_to(path: Path) -> Iterator[None]:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
-            yield
+            yield log
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -101,14 +101,16 @@ def _log_to(path: Path) -> Iterator[None]:
                 os.close(descriptor)
 
 
-def serve_runs(connection: Connection, place: str) -> None:
+def serve_runs(connection: Connection, place: str, parent: int) -> None:
     """The main function of a worker process: execute the runs that arrive, until the other end is closed.
 
+    `parent` is the process that has started it: without that process it ends too.
+
     Example:
-        multiprocessing.get_context("spawn").Process(target=serve_runs, args=(connection, "studies/quick"))
+        get_context("spawn").Process(target=serve_runs, args=(connection, "studies/quick", os.getpid()))
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends its workers
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     worker = Worker(place)
     while True:
         try:

@@ -1,0 +1,269 @@
+"""The runner: what it starts, what it keeps, what it tries again. Most tests use an engine without processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import check_error, run
+from study_grids import small_study
+
+from softcue.errors import RunError
+from softcue.studies.engines import LocalEngine
+from softcue.studies.runner import StudyStatus, read_status, run_study
+from softcue.studies.runs import StudyRun
+from softcue.studies.store import StudyFolder, open_study
+from softcue.studies.study import make_study
+from softcue.studies.worker import Outcome, Worker
+
+VALUES: dict[str, Any] = {"name": "s", "backbones": ["minilm"], "tasks": ["tickets"], "methods": ["vip"], "seeds": 2}
+Behaviour = Callable[[StudyRun], Outcome]
+
+
+class FakeEngine:
+    """Ends each run at once, as a function says; a run that is done gets a result."""
+
+    def __init__(self, folder: StudyFolder, behaviour: Behaviour, num_workers: int = 2) -> None:
+        self.folder, self.behaviour, self.num_workers = folder, behaviour, num_workers
+        self.started: list[str] = []
+        self.stopped: dict[str, str] = {}
+        self._waiting: deque[StudyRun] = deque()
+        self.is_closed = False
+
+    @property
+    def num_free(self) -> int:
+        return self.num_workers - len(self._waiting)
+
+    def start(self, run: StudyRun) -> None:
+        assert self.num_free > 0
+        self.started.append(run.id)
+        self._waiting.append(run)
+
+    def wait(self, seconds: float) -> list[Outcome]:
+        if not self._waiting:
+            return []
+        run = self._waiting.popleft()
+        outcome = self.behaviour(run)
+        if outcome.state == "done":
+            scores = {"tickets": {"main": 50.0 + run.seed, "metrics": {}, "rows": 9, "split": "test"}}
+            result = {"digest": run.digest, "scores": scores, "validation": scores, "run_seconds": 1.0}
+            with self.folder.claim(run):
+                self.folder.finish(run, result)
+        return [outcome]
+
+    def stop(self, run: str, reason: str) -> None:
+        self.stopped[run] = reason
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def done(run: StudyRun) -> Outcome:
+    return Outcome(run.id, "done")
+
+
+def run_fake(
+    tmp_path: Path, behaviour: Behaviour = done, retries: int = 1, **values: Any
+) -> tuple[StudyStatus, FakeEngine]:
+    folder = open_study(tmp_path / "study")
+    engine = FakeEngine(folder, behaviour)
+    status = run_study(make_study({**VALUES, **values}), folder, engine, retries=retries)
+    assert engine.is_closed
+    return status, engine
+
+
+def test_finished_runs_are_not_started_again(tmp_path: Path) -> None:
+    _, first = run_fake(tmp_path)
+    assert len(first.started) == 2
+    status, second = run_fake(tmp_path, seeds=3)
+    assert second.started == ["minilm/tickets/vip/seed-2"]
+    assert len(status.done) == 3
+
+
+def test_a_crashed_run_is_tried_again_and_its_reason_kept(tmp_path: Path) -> None:
+    crashes = {"minilm/tickets/vip/seed-0": 1}
+
+    def crash_first(run: StudyRun) -> Outcome:
+        if crashes.get(run.id):
+            crashes[run.id] -= 1
+            return Outcome(run.id, "crashed", "the worker was ended by SIGKILL")
+        return done(run)
+
+    status, engine = run_fake(tmp_path, crash_first)
+    assert engine.started.count("minilm/tickets/vip/seed-0") == 2
+    assert not status.failed and len(status.done) == 2
+    assert [attempt["reason"] for attempt in status.failures["minilm/tickets/vip/seed-0"]] == [
+        "the worker was ended by SIGKILL"
+    ]
+
+
+def test_a_run_that_keeps_crashing_is_given_up(tmp_path: Path) -> None:
+    status, engine = run_fake(tmp_path, lambda run: Outcome(run.id, "crashed", "out of memory"), retries=2)
+    assert engine.started.count("minilm/tickets/vip/seed-0") == 3
+    assert status.failed["minilm/tickets/vip/seed-0"] == "out of memory"
+
+
+def test_a_failed_run_is_tried_again_only_by_the_next_command(tmp_path: Path) -> None:
+    status, engine = run_fake(tmp_path, lambda run: Outcome(run.id, "failed", "no such file"))
+    assert len(engine.started) == 2 and len(status.failed) == 2 and status.num_waiting == 0
+    status, engine = run_fake(tmp_path)
+    assert len(engine.started) == 2 and not status.failed
+
+
+def test_what_needs_a_failed_run_is_left_out(tmp_path: Path) -> None:
+    status, engine = run_fake(
+        tmp_path,
+        lambda run: Outcome(run.id, "failed", "bad rows") if run.seed == 1 else done(run),
+        ensembles=["vote"],
+    )
+    assert not any("ensemble" in name for name in engine.started)
+    assert status.num_waiting == 1
+
+
+def test_runs_of_chosen_settings_follow_the_search(tmp_path: Path) -> None:
+    line = {"name": "vip", "search": {"space": {"training.learning_rate": [0.1, 0.3]}}}
+    status, engine = run_fake(tmp_path, methods=[line])
+    assert [("search" in name) for name in engine.started] == [True, True, False, False]
+    assert status.plan.size == len(status.done) == 4 and status.plan.num_later == 0
+
+
+def test_a_run_of_another_process_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.studies.runner.BUSY_SECONDS", 0.01)
+    busy = ["minilm/tickets/vip/seed-0"]
+
+    def busy_first(run: StudyRun) -> Outcome:
+        if run.id in busy:
+            busy.remove(run.id)
+            return Outcome(run.id, "busy")
+        return done(run)
+
+    status, _ = run_fake(tmp_path, busy_first)
+    assert len(status.done) == 2 and not status.failures
+
+
+def test_results_of_other_settings_are_an_error_and_stay(tmp_path: Path) -> None:
+    run_fake(tmp_path)
+    before = (tmp_path / "study" / "study.yaml").read_text()
+    with pytest.raises(RunError, match="choose another folder"):
+        run_fake(tmp_path, settings={"training.steps": 9})
+    assert (tmp_path / "study" / "study.yaml").read_text() == before
+    assert len(read_status(open_study(tmp_path / "study")).done) == 2
+
+
+def test_folder_of_another_study_is_an_error(tmp_path: Path) -> None:
+    run_fake(tmp_path)
+    with pytest.raises(RunError, match="holds the study 's'"):
+        run_fake(tmp_path, name="other", tasks=["urgency"])
+
+
+def test_a_damaged_result_does_not_count(tmp_path: Path) -> None:
+    run_fake(tmp_path)
+    (tmp_path / "study/runs/minilm/tickets/vip/seed-0/result.json").write_text('{"digest": ')
+    assert len(read_status(open_study(tmp_path / "study")).done) == 1
+    _, engine = run_fake(tmp_path)
+    assert engine.started == ["minilm/tickets/vip/seed-0"]
+
+
+def test_time_left_comes_from_runs_of_the_same_method(tmp_path: Path) -> None:
+    folder = open_study(tmp_path / "study")
+    study = make_study({**VALUES, "methods": ["vip", "adapter"]})
+    status = read_status(folder, study)
+    assert status.seconds_left(2) is None
+    for planned in status.plan.runs[:1]:
+        status.results[planned.id] = {"run_seconds": 10.0}
+    assert status.seconds_left(1) == 30.0 and status.seconds_left(3) == 10.0
+
+
+def test_status_of_a_folder_without_a_study_is_an_error(tmp_path: Path) -> None:
+    check_error(run("study", "status", tmp_path), "softcue study run")
+
+
+def test_worker_scores_each_task_and_leaves_ordinary_cues(tmp_path: Path) -> None:
+    import softcue
+
+    folder = open_study(tmp_path / "study")
+    study = small_study(tmp_path, seeds=2, ensembles=["vote"])
+    worker = Worker(str(folder))
+    folder.begin(study)
+    for planned in read_status(folder, study).plan.runs:
+        outcome = worker.execute(planned.as_dict())
+        assert outcome.state == "done", outcome
+    status = read_status(folder)
+    assert len(status.done) == status.plan.size == 2 * 2 * 2 + 4
+    result = status.results["bert/desk/prompt-tuning/seed-0"]
+    cue = softcue.load(folder.runs / "bert/desk/prompt-tuning/seed-0/cue")
+    assert result["scores"]["desk"]["metrics"] == cue.scores["test"]
+    assert result["scores"]["desk"]["rows"] == 12 and result["steps"] == 2
+    assert result["trainable"] == cue.counts.gradient + cue.counts.head
+    vote = status.results["bert/desk/prompt-tuning/ensemble-vote"]
+    assert 0 <= vote["scores"]["desk"]["main"] <= 100
+
+
+def test_trial_of_a_search_reads_no_test_rows(tmp_path: Path) -> None:
+    line = {"name": "prompt-tuning", "search": {"space": {"method.prompt_length": [2, 3]}}}
+    study = small_study(tmp_path, methods=[line])
+    folder = open_study(tmp_path / "study")
+    planned = read_status(folder, study).plan.runs[0]
+    outcome = Worker(str(folder)).execute(planned.as_dict())
+    assert planned.trial and outcome.state == "done", outcome
+    result = folder.results()[planned.id]
+    assert result["scores"]["desk"]["split"] == "validation" and result["rows"]["test"] == 0
+
+
+def test_wrong_rows_are_a_failure_with_a_reason_and_a_log(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    (tmp_path / "tasks" / "desk-train.csv").write_text("text,team\n")
+    folder = open_study(tmp_path / "study")
+    planned = read_status(folder, study).plan.runs[0]
+    outcome = Worker(str(folder)).execute(planned.as_dict())
+    assert outcome.state == "failed" and "desk-train.csv" in outcome.reason
+    assert "Traceback" in folder.log_of(planned.id).read_text()
+
+
+def test_a_claimed_run_is_busy_for_others(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    folder = open_study(tmp_path / "study")
+    planned = read_status(folder, study).plan.runs[0]
+    with folder.claim(planned):
+        assert Worker(str(folder)).execute(planned.as_dict()).state == "busy"
+
+
+def test_large_cues_are_removed_when_they_are_scored(tmp_path: Path) -> None:
+    study = small_study(tmp_path, keep_below_mb=0.0001)
+    folder = open_study(tmp_path / "study")
+    planned = read_status(folder, study).plan.runs[0]
+    assert Worker(str(folder)).execute(planned.as_dict()).state == "done"
+    assert not (folder.runs / planned.id / "cue").exists() and folder.results()[planned.id]["cue_bytes"] > 100
+
+
+def test_joint_runs_score_every_task(tmp_path: Path) -> None:
+    line = {"name": "prompt-tuning", "settings": {"method.prompt_length": 2}}
+    study = small_study(tmp_path, methods=[line], regimes=[{"name": "together", "joint": True}], seeds=1)
+    folder = open_study(tmp_path / "study")
+    [planned] = read_status(folder, study).plan.runs
+    outcome = Worker(str(folder)).execute(planned.as_dict())
+    assert outcome.state == "done", outcome
+    assert set(folder.results()[planned.id]["scores"]) == {"desk", "shop"}
+
+
+def test_out_of_domain_tasks_are_scored_too(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    [desk, shop] = [task.model_dump() for task in study.tasks]
+    study = small_study(tmp_path, tasks=[{**desk, "score_on": [shop["task"]]}], methods=["linear-probe"], seeds=1)
+    folder = open_study(tmp_path / "study")
+    [planned] = read_status(folder, study).plan.runs
+    outcome = Worker(str(folder)).execute(planned.as_dict())
+    assert outcome.state == "done", outcome
+    assert len(folder.results()[planned.id]["scores"]) == 2
+
+
+@pytest.mark.processes
+def test_a_run_over_its_budget_is_stopped_and_counts_as_failed(tmp_path: Path) -> None:
+    study = small_study(tmp_path, minutes=0.0005, seeds=1, methods=["linear-probe"])
+    status = run_study(study, open_study(tmp_path / "study"), LocalEngine(str(tmp_path / "study"), 2))
+    assert len(status.failed) == 2 and all("budget" in reason for reason in status.failed.values())
+    check_error(run("study", "status", tmp_path / "nothing"), "check the path")
+    assert len(run("study", "status", tmp_path / "study", "--json").json["failed"]) == 2
