@@ -26,7 +26,7 @@ def test_the_command_prints_the_table_and_writes_all_files(app: typer.Typer, tmp
     write_study(folder, STUDY, failed={"minilm/urgency/vip/seed-2": "out of memory"})
     shown = CliRunner().invoke(app, [str(folder)])
     assert shown.exit_code == 0, shown.output
-    assert "Two methods" in shown.stdout and "average" in shown.stdout and "(2 of 3 runs)" in shown.stdout
+    assert "Two methods" in shown.stdout and "mean" in shown.stdout and "(2 of 3 runs)" in shown.stdout
     assert "11 of 12 runs are finished, 1 failed" in shown.stdout
     assert "failed: minilm/urgency/vip/seed-2: out of memory" in shown.stderr
     names = {path.name for path in (folder / "report").iterdir()}

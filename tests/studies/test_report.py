@@ -19,6 +19,7 @@ from softcue.studies.report import StudyReport, make_report
 from softcue.studies.report.latex import escape_latex
 from softcue.studies.runs import StudyRun
 from softcue.studies.store import StudyFolder
+from softcue.studies.study import list_studies, read_study
 
 METHODS = ["prompt-tuning", "vip", "linear-probe"]
 TWO_TASKS: dict[str, Any] = {"tasks": ["tickets", "urgency"], "methods": METHODS, "seeds": 3}
@@ -52,7 +53,7 @@ def test_a_cell_is_the_mean_and_the_sample_deviation_over_seeds(tmp_path: Path) 
     averages = [
         fmean(float(row["score"]) for row in scores if (row["method"], row["seed"]) == ("vip", seed)) for seed in "012"
     ]
-    average = table.cell("vip", "average")
+    average = table.cell("vip", "mean")
     assert (average.mean, average.spread) == (pytest.approx(fmean(averages)), pytest.approx(stdev(averages)))
     assert {"accuracy", "macro_f1", "trainable", "steps", "seconds", "processor_seconds"} <= scores[0].keys()
 
@@ -60,7 +61,7 @@ def test_a_cell_is_the_mean_and_the_sample_deviation_over_seeds(tmp_path: Path) 
 def test_the_best_and_the_second_of_each_column_are_marked_in_every_format(tmp_path: Path) -> None:
     report = make_report(write_study(tmp_path, TWO_TASKS, by_method))
     marks = {(row, column): cell["mark"] for (_, row, column), cell in cells_of(report).items()}
-    for column in ("tickets", "urgency", "average"):
+    for column in ("tickets", "urgency", "mean"):
         assert [marks[method, column] for method in METHODS] == ["second", "best", ""]
     assert "**76.0 ± 1.0**" in report.files["report.md"] and "_71.0 ± 1.0_" in report.files["report.md"]
     assert r"\textbf{76.0} {\scriptsize $\pm$ 1.0}" in report.files["report.tex"]
@@ -154,8 +155,8 @@ def test_an_axis_that_the_layout_does_not_name_joins_the_rows(tmp_path: Path) ->
     study = {**TWO_TASKS, "methods": METHODS[:2], "regimes": regimes, "backbones": ["minilm", "/models/bert-base"]}
     [table] = make_report(write_study(tmp_path, study, lambda run, task: by_method(run, task))).tables
     names = [line.name for line in table.lines]
-    assert names[0] == "prompt-tuning, minilm, K = 100" and len(names) == 8
-    assert "vip, bert-base, K = 500" in names
+    assert names[0] == "prompt-tuning / minilm / K = 100" and len(names) == 8
+    assert "vip / bert-base / K = 500" in names
     for line in table.lines:  # compared with rows of the same backbone and K
         assert line.cells[0].mark == ("best" if line.name.startswith("vip") else "second")
     assert set(table.baselines) == {"majority class", "zero-shot, minilm", "zero-shot, bert-base"}
@@ -166,22 +167,24 @@ def test_tasks_in_rows_turn_the_table(tmp_path: Path) -> None:
     report = make_report(write_study(tmp_path, {**TWO_TASKS, "layout": layout}, by_method))
     [table] = report.content.tables
     assert [column.text for column in table.columns] == [*METHODS, "majority class", "zero-shot"]
-    assert [name for name, _ in table.rows] == ["tickets (126 rows)", "urgency (126 rows)", "average"]
+    assert [name for name, _ in table.rows] == ["tickets (126 rows)", "urgency (126 rows)", "mean"]
     assert [cell.mark for cell in table.rows[0][1]] == ["second", "best", "", "", ""]
 
 
 def test_a_varied_number_is_an_axis_and_a_varied_name_has_points(tmp_path: Path) -> None:
-    numbers = make_report(write_study(tmp_path / "n", {**TWO_TASKS, "vary": {"method.prompt_length": [1, 5, 20]}}))
+    numbers = make_report(
+        write_study(tmp_path / "n", {**TWO_TASKS, "methods": METHODS[:2], "vary": {"method.prompt_length": [1, 5, 20]}})
+    )
     [group] = [group for group in numbers.charts if group.heading == "Score and prompt length"]
-    assert group.charts[0].count("<polyline") == 3 and "<polygon" in group.charts[0]
+    assert group.charts[0].count("<polyline") == 2 and "<polygon" in group.charts[0]
     study = {**TWO_TASKS, "methods": ["prompt-tuning"], "vary": {"method.init": ["labels", "uniform"]}}
     names = make_report(write_study(tmp_path / "i", study))
     [group] = [group for group in names.charts if group.heading == "Score and init"]
     assert group.charts[0].count("<circle") == 2 and ">labels<" in group.charts[0] and ">uniform<" in group.charts[0]
     assert "Score and cost" not in [group.heading for group in names.charts]  # all cost the same
     assert [line.name for line in names.tables[0].lines] == [
-        "prompt-tuning, init labels",
-        "prompt-tuning, init uniform",
+        "prompt-tuning / init labels",
+        "prompt-tuning / init uniform",
     ]
     assert [(pair.first, pair.second) for pair in names.content.pairs] == [("init labels", "init uniform")]
 
@@ -191,9 +194,9 @@ def test_out_of_domain_scores_have_their_columns_and_average(tmp_path: Path) -> 
     report = make_report(write_study(tmp_path / "plain", {**TWO_TASKS, "tasks": tasks}))
     [table] = report.tables
     names = [column.name for column in table.columns]
-    assert names == ["tickets", "urgency", "subj", "rte", "average", "average out of domain"]
+    assert names == ["tickets", "urgency", "subj", "rte", "mean", "mean out of domain"]
     cells = [table.cell("vip", name).mean or 0.0 for name in ("subj", "rte")]
-    assert table.cell("vip", "average out of domain").mean == pytest.approx(fmean(cells))
+    assert table.cell("vip", "mean out of domain").mean == pytest.approx(fmean(cells))
     assert "Out of domain: subj (trained on tickets), rte (trained on tickets)." in table.notes
     tasks = [{"name": "tickets", "score_on": ["urgency"]}, {"name": "urgency", "score_on": ["tickets"]}]
     [both] = make_report(write_study(tmp_path / "both", {**TWO_TASKS, "tasks": tasks})).tables
@@ -212,8 +215,8 @@ def test_joint_training_is_compared_with_separate_training(tmp_path: Path) -> No
     study = {**TWO_TASKS, "methods": METHODS[:2], "regimes": ["full", {"name": "joint", "joint": True}]}
     report = make_report(write_study(tmp_path, study, score))
     [table] = report.tables
-    assert [line.name for line in table.lines][:2] == ["prompt-tuning, full", "prompt-tuning, joint"]
-    assert table.cell("vip, joint", "tickets").mark == "best" and table.cell("vip, full", "tickets").mark == "second"
+    assert [line.name for line in table.lines][:2] == ["prompt-tuning / full", "prompt-tuning / joint"]
+    assert table.cell("vip / joint", "tickets").mark == "best" and table.cell("vip / full", "tickets").mark == "second"
     assert any(
         sentence.startswith("joint beats full on 2 of 2 tasks, +2.0 points") for sentence in report.content.sentences
     )
@@ -227,7 +230,15 @@ def test_ensembles_have_rows_that_are_compared_with_each_other(tmp_path: Path) -
     assert names == ["prompt-tuning", "prompt-tuning, vote of 5", "vip", "vip, vote of 5"]
     assert [table.cell(name, "tickets").mark for name in names] == ["second", "second", "best", "best"]
     assert table.cell("vip, vote of 5", "tickets").is_complete
-    assert len(report.content.pairs) == 1
+    pairs = {(pair.first, pair.second): pair for pair in report.content.pairs}
+    assert set(pairs) == {
+        ("prompt-tuning", "vip"),
+        ("prompt-tuning", "prompt-tuning, vote of 5"),
+        ("vip", "vip, vote of 5"),
+    }
+    joined = pairs["vip", "vip, vote of 5"]  # the ensemble scores 77 here, its members 77 to 81
+    assert joined.difference.value == pytest.approx(-2.0) and (joined.num_runs, joined.run_wins) == (10, (0, 8))
+    assert "An ensemble is compared with each of its members." in report.content.difference_notes
 
 
 def test_a_search_names_what_it_chose_and_its_runs_are_paired_in_order(tmp_path: Path) -> None:
@@ -272,7 +283,7 @@ def test_adapted_backbones_are_listed_and_compared(tmp_path: Path) -> None:
 
 REFERENCE = {
     "source": "Lester et al. 2021, table 9, T5",
-    "scores": {"vip": {"tickets": "99.9", "average": 88}, "model tuning": {"tickets": 97.1}},
+    "scores": {"vip": {"tickets": "99.9", "mean": 88}, "model tuning": {"tickets": 97.1}},
 }
 
 
@@ -298,7 +309,9 @@ def test_a_block_takes_the_papers_numbers_of_that_block(tmp_path: Path) -> None:
 def test_a_small_version_says_what_was_cut(tmp_path: Path) -> None:
     small = {"seeds": 2, "settings": {"training.epochs": 3}}
     report = make_report(write_study(tmp_path, {**TWO_TASKS, "name": "quick", "small": small}, scale="small"))
-    note = "This is a small version: seeds: 2 (full: 3), training.epochs 3 (full: as the recipe says)."
+    note = (
+        "This is a small version: seeds: 2 (full: 3); training.epochs 3 (the full study has the values of the recipe)."
+    )
     for name in ("index.html", "report.md", "report.tex"):
         assert note in report.files[name].replace("\\", "")
     assert make_report(write_study(tmp_path / "full", TWO_TASKS)).content.scale_note == ""
@@ -373,7 +386,7 @@ def test_the_page_is_one_file_with_well_formed_charts_for_both_schemes(tmp_path:
             ElementTree.fromstring(chart)
             assert "(across)" in chart and "(up)" in chart and "currentColor" in chart
     assert "softcue study run study.yaml" in page and "<details><summary>study.yaml</summary>" in page
-    assert json.loads(json.dumps(report.as_dict()))["tables"][0]["columns"] == ["tickets", "urgency", "average"]
+    assert json.loads(json.dumps(report.as_dict()))["tables"][0]["columns"] == ["tickets", "urgency", "mean"]
     [(title, columns, rows)] = report.text_tables()
     assert columns[0] == "method" and len(rows) == 5 and title == ""
 
@@ -397,3 +410,60 @@ def test_a_recipe_that_differs_by_task_names_its_tasks(tmp_path: Path) -> None:
     lines = make_report(folder).content.recipes
     assert "vip, default recipe: 5 vectors (urgency)" in lines
     assert "prompt-tuning, default recipe: 20 vectors (paper 100)" in lines
+
+
+def test_rows_by_training_task_show_the_chosen_tasks_and_match_the_papers_lines(tmp_path: Path) -> None:
+    others = ["subj", "rte"]
+    reference = {"source": "A paper, table 4", "scores": {"urgency / vip": {"rte": 40.5, "mean": 48.9}}}
+    study = {
+        "tasks": [{"name": "tickets", "score_on": others}, {"name": "urgency", "score_on": others}],
+        "methods": METHODS[:2],
+        "layout": {"rows": ["trained_on", "method"], "columns": ["task"], "tasks": others},
+        "reference": reference,
+    }
+    report = make_report(write_study(tmp_path, study, by_method), with_paper=True)
+    [table] = report.tables
+    assert [line.name for line in table.lines][::3] == ["tickets / prompt-tuning", "urgency / vip"]
+    assert [column.name for column in table.columns] == ["subj", "rte", "mean"]
+    assert [line.cells[0].mark for line in table.lines] == ["second", "best"] * 2  # of the same training task
+    [(_, cells)] = report.content.paper_tables[0].rows
+    assert [(cell.text, cell.small) for cell in cells] == [("40.5", "(76.0)"), ("48.9", "(76.0)")]
+    [pair] = report.content.pairs
+    assert (pair.num_tasks, pair.num_runs) == (2, 12)
+    assert {row["task"] for row in rows_of(report.files["scores.csv"])} == {"tickets", "urgency", *others}
+    assert "Score and cost" in [group.heading for group in report.charts]
+
+
+def test_methods_with_a_regime_of_their_own_are_compared_without_naming_it(tmp_path: Path) -> None:
+    methods = [
+        {"name": "vip", "regimes": ["alone"]},
+        {"name": "vip together", "method": "vip", "regimes": ["together"]},
+    ]
+    study = {**TWO_TASKS, "methods": methods, "regimes": ["alone", {"name": "together", "joint": True}]}
+    report = make_report(write_study(tmp_path, study))
+    assert [line.name for line in report.tables[0].lines] == ["vip", "vip together"]
+    assert [(pair.first, pair.second, pair.num_runs) for pair in report.content.pairs] == [("vip", "vip together", 6)]
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+@pytest.mark.parametrize("name", list_studies())
+def test_every_study_that_comes_with_softcue_has_a_report_with_its_papers_lines(
+    name: str, scale: str, tmp_path: Path
+) -> None:
+    study = read_study(name, scale=scale)
+    values = study.model_dump(mode="json")
+    report = make_report(write_study(tmp_path, values), with_paper=True)
+    for table in report.tables:
+        names = [line.name for line in table.lines]
+        assert len(set(names)) == len(names)
+        assert all(cell.is_complete or not cell.num_planned for line in table.lines for cell in line.cells)
+        assert all(cell.num_planned <= study.seeds for line in table.lines for cell in line.cells)
+    if study.reference is not None:
+        cells = [cell for table in report.content.paper_tables for _, row in table.rows for cell in row if cell.text]
+        num_matched = sum(bool(cell.small) for cell in cells)
+        names_in_paper = str(study.reference.model_dump())
+        has_same_names = any(f"'{method.name}'" in names_in_paper for method in study.methods) or scale == "full"
+        assert num_matched >= (0.5 * len(cells) if scale == "full" else has_same_names)
+    assert report.content.sentences
+    for text in report.files.values():
+        assert "/tmp" not in text

@@ -63,14 +63,14 @@ class _Average:
 def _averages(record: StudyRecord) -> dict[Line, _Average]:
     """The average of each line over the tasks it was trained on; lines without a score on all tasks are left out."""
     lines: dict[Line, list[Place]] = {}
-    for place in record.planned:
-        if record.is_in_domain(place):
-            lines.setdefault((place.backbone, place.method, place.regime, place.variant), []).append(place)
-    all_tasks = {place.task for places in lines.values() for place in places}
+    averaged = _averaged_places(record)
+    for place in averaged:
+        lines.setdefault((place.backbone, place.method, place.regime, place.variant), []).append(place)
+    all_tasks = {(record.source_of(place), place.task) for place in averaged}
     averages = {}
     for line, places in lines.items():
         cells = [record.by_place[place] for place in places]
-        if {place.task for place in places} != all_tasks or not all(cells):
+        if {(record.source_of(place), place.task) for place in places} != all_tasks or not all(cells):
             continue
         seeds = set.intersection(*({score.seed for score in cell} for cell in cells))
         of_seeds = [
@@ -81,8 +81,13 @@ def _averages(record: StudyRecord) -> dict[Line, _Average]:
     return averages
 
 
+def _averaged_places(record: StudyRecord) -> list[Place]:
+    """The cells of tasks that were trained on; if none of them is shown, all cells."""
+    return [place for place in record.planned if record.is_in_domain(place)] or list(record.planned)
+
+
 def _score_name(record: StudyRecord) -> str:
-    num_tasks = len({place.task for place in record.planned if record.is_in_domain(place)})
+    num_tasks = len({place.task for place in _averaged_places(record)})
     return f"mean score of {num_tasks} tasks" if num_tasks > 1 else "score"
 
 
@@ -107,13 +112,17 @@ def _against_cost(record: StudyRecord, key: str, x_name: str) -> list[str]:
         label = ", ".join(part for part in (record.label("method", method), variant) if part)
         low, high = average.band or (None, None)
         point = LabelledPoint(cost, average.mean, label, low, high)
-        series = charts.setdefault(record.label("regime", regime), {})
+        title = "" if record.is_regime_of_method else record.label("regime", regime)
+        series = charts.setdefault(title, {})
         series.setdefault(record.label("backbone", backbone), []).append(point)
     crowded = [(regime, series) for regime, series in charts.items() if sum(map(len, series.values())) > MOST_POINTS]
     for regime, series in crowded:
         if len(series) > 1:  # a chart for each backbone
             del charts[regime]
-            charts |= {f"{name}, {regime}": {name: points} for name, points in series.items()}
+            several_regimes = len(record.values_of("regime")) > 1 and regime
+            charts |= {
+                f"{name}, {regime}" if several_regimes else name: {name: points} for name, points in series.items()
+            }
     has_several = len(charts) > 1
     drawn = [
         points_chart(

@@ -41,10 +41,10 @@ def scores_csv(record: StudyRecord) -> str:
     Example:
         Path("scores.csv").write_text(scores_csv(record))
     """
-    metrics = list(dict.fromkeys(name for score in record.scores for name in score.metrics))
+    metrics = list(dict.fromkeys(name for score in record.all_scores for name in score.metrics))
     columns = [*AXES, "seed", "score", *metrics, "rows", "split", "trainable", "steps", "best_step", "run", *COSTS]
     lines: list[list[object]] = []
-    for score in record.scores:
+    for score in record.all_scores:
         result = score.result
         lines.append(
             [

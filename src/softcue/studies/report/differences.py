@@ -30,6 +30,7 @@ class PairOfLines:
     run_wins: tuple[int, int]  # the same for single runs
     num_runs: int  # pairs of runs
     num_seeds: int
+    is_ensemble: bool = False  # the second joins the predictions of the first's runs
 
     @property
     def num_tasks(self) -> int:
@@ -104,8 +105,8 @@ def compare_lines(record: StudyRecord) -> list[PairOfLines]:
         for first, second in itertools.combinations(record.values_of(axis), 2):
             if axis == "regime" and not (record.regimes[first].joint or record.regimes[second].joint):
                 continue  # more rows are better: nothing to test
-            if axis == "method" and {first, second} & record.bases.keys():
-                continue  # an ensemble has no seeds to pair
+            if axis == "method" and {first, second} & record.bases.keys() and record.bases.get(second) != first:
+                continue  # an ensemble is compared with its members only
             pair = _compare(record, axis, first, second)
             if pair is not None:
                 pairs.append(pair)
@@ -146,6 +147,8 @@ def difference_notes(pairs: Sequence[PairOfLines]) -> list[str]:
         "Runs with the same task, backbone, number of rows and seed are pairs; runs with different seeds, as after a "
         "search, are paired in their order. Intervals come from drawing tasks, and runs of each task, with replacement."
     ]
+    if any(pair.is_ensemble for pair in pairs):
+        notes.append("An ensemble is compared with each of its members.")
     concluded = [pair for pair in pairs if pair.has_enough]
     if any(pair.num_tasks == 1 for pair in concluded):
         notes.append("With one task an interval tells how runs differ, not how tasks do.")
@@ -171,7 +174,10 @@ def _compare(record: StudyRecord, axis: Axis, first: str, second: str) -> PairOf
     tasks: dict[str, list[list[float]]] = {}
     seeds: set[int] = set()
     for (task, setting), scores in sides[0].items():
-        pairs = _pair_runs(scores, sides[1].get((task, setting), {}), has_samples=setting in sampled)
+        later_scores = sides[1].get((task, setting), {})
+        if second in record.bases and later_scores:  # one score, compared with that of each member
+            later_scores = dict.fromkeys(scores, *later_scores.values())
+        pairs = _pair_runs(scores, later_scores, has_samples=setting in sampled)
         if pairs:
             tasks.setdefault(task, []).append([later - score for _, score, later in pairs])
             seeds.update(seed for seed, _, _ in pairs)
@@ -187,6 +193,7 @@ def _compare(record: StudyRecord, axis: Axis, first: str, second: str) -> PairOf
         _wins(runs),
         len(runs),
         len(seeds),
+        is_ensemble=second in record.bases,
     )
 
 
@@ -218,8 +225,10 @@ def _pair_runs(
 
 def _setting(record: StudyRecord, place: Place, axis: Axis) -> tuple[str, ...]:
     # Joint and separate training have different names for what they were trained on; tasks of their own are the same.
-    source = "" if record.is_in_domain(place) else place.trained_on
-    return (*place.without(axis, "trained_on"), source)
+    hidden: tuple[Axis, ...] = (axis, "trained_on")
+    if axis == "method" and record.is_regime_of_method:
+        hidden = (*hidden, "regime")
+    return (*place.without(*hidden), record.source_of(place))
 
 
 def _wins(differences: Iterable[float]) -> tuple[int, int]:

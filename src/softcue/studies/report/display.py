@@ -10,8 +10,9 @@ from typing import Any
 from softcue.drawing import MarkedCell
 from softcue.drawing.charts import short_number
 from softcue.studies.report.record import StudyRecord
-from softcue.studies.report.table import DIGITS, ResultTable, ScoreCell, TableColumn, TableLine
+from softcue.studies.report.table import DIGITS, SEPARATOR, ResultTable, ScoreCell, TableColumn, TableLine
 
+MOST_BASELINES = 6  # rows of a table
 DisplayRow = tuple[str, list[MarkedCell]]
 
 
@@ -54,11 +55,12 @@ def display_table(table: ResultTable) -> DisplayTable:
         (line.name, [*([MarkedCell(count)] if has_counts else []), *map(_marked, line.cells)])
         for line, count in zip(table.lines, counts, strict=True)
     ]
+    baselines, notes = _shown_baselines(table)
     quiet = [
         (name, [*([MarkedCell("")] if has_counts else []), *map(_baseline_cell, values)])
-        for name, values in table.baselines.items()
+        for name, values in baselines.items()
     ]
-    return DisplayTable(table.title, table.corner, columns, rows, quiet, table.notes, table.mark_scope)
+    return DisplayTable(table.title, table.corner, columns, rows, quiet, [*table.notes, *notes], table.mark_scope)
 
 
 def paper_table(record: StudyRecord, table: ResultTable) -> DisplayTable | None:
@@ -96,6 +98,16 @@ def cell_text(cell: MarkedCell) -> str:
     return " ".join(part for part in (cell.text, cell.small, cell.below) if part)
 
 
+def heading_text(cell: MarkedCell) -> str:
+    """The heading of a column in one piece of text.
+
+    Example:
+        >>> heading_text(MarkedCell("tickets", below="126 rows")), heading_text(MarkedCell("mean"))
+        ('tickets (126 rows)', 'mean')
+    """
+    return f"{cell.text} ({cell.below})" if cell.below else cell.text
+
+
 def range_text(limits: tuple[int, int]) -> str:
     """Two numbers as a range, or one number if they are the same.
 
@@ -107,16 +119,29 @@ def range_text(limits: tuple[int, int]) -> str:
     return f"{low:,}" if low == high else f"{short_number(low)} to {short_number(high)}"
 
 
+def _shown_baselines(table: ResultTable) -> tuple[dict[str, list[float | None]], list[str]]:
+    """The baselines to show, and a note about those of very many backbones."""
+    if len(table.baselines) <= MOST_BASELINES:
+        return table.baselines, []
+    shared = {name: values for name, values in table.baselines.items() if "," not in name}
+    num_hidden = len(table.baselines) - len(shared)
+    return shared, [f"{num_hidden} baselines of single backbones are in table.csv."]
+
+
 def _turned(table: ResultTable) -> DisplayTable:
-    columns = [MarkedCell(line.name, below=_trainable_text(line)) for line in table.lines]
-    columns += [MarkedCell(name) for name in table.baselines]
+    columns = [
+        MarkedCell(line.name, below=f"{text} trainable" if (text := _trainable_text(line)) else "")
+        for line in table.lines
+    ]
+    baselines, notes = _shown_baselines(table)
+    columns += [MarkedCell(name) for name in baselines]
     rows = []
     for number, column in enumerate(table.columns):
         rows_text = _rows_text(column)
         name = f"{column.name} ({rows_text})" if rows_text else column.name
         cells = [_marked(line.cells[number]) for line in table.lines]
-        rows.append((name, [*cells, *(_baseline_cell(values[number]) for values in table.baselines.values())]))
-    return DisplayTable(table.title, "", columns, rows, notes=table.notes, mark_scope=table.mark_scope)
+        rows.append((name, [*cells, *(_baseline_cell(values[number]) for values in baselines.values())]))
+    return DisplayTable(table.title, "", columns, rows, notes=[*table.notes, *notes], mark_scope=table.mark_scope)
 
 
 def _marked(cell: ScoreCell) -> MarkedCell:
@@ -144,8 +169,12 @@ def _paper_cell(value: object, ours: ScoreCell) -> MarkedCell:
 
 
 def _ours(table: ResultTable, line: str, column: str) -> ScoreCell:
+    if table.is_turned:
+        return table.cell(column, line)
+    # The paper's line may name what all our rows share, such as the only training task.
+    shorter = SEPARATOR.join(part for part in line.split(SEPARATOR) if part not in table.implied)
     cell = table.cell(line, column)
-    return cell if not table.is_turned or cell.mean is not None else table.cell(column, line)
+    return cell if cell.mean is not None else table.cell(shorter, column)
 
 
 def with_notes_once(tables: Sequence[DisplayTable]) -> list[DisplayTable]:

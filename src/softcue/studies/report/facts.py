@@ -87,23 +87,33 @@ def scale_note(record: StudyRecord) -> str:
     """What a small version of a study leaves out, if it is one.
 
     Example:
-        scale_note(record)     # "This is a small version: seeds: 2 (full: 3), training.epochs 3 (full: ...)."
+        scale_note(record)     # "This is a small version: seeds: 2 (full: 3); training.epochs 3 (...)."
     """
     study = record.study
     if study.scale != "small":
         return ""
     full = read_study(study.name) if study.name in list_studies() else None
-    parts = []
+    parts: list[str] = []
+    new: list[str] = []  # settings that the full study leaves to the recipe
     for key in study.small:
         if key == "settings":
             for setting, value in study.small["settings"].items():
-                now = study.settings.get(setting, value)
-                before = "" if full is None else f" (full: {_value(full.settings.get(setting), 'as the recipe says')})"
-                parts.append(f"{setting} {_value(now)}{before}")
+                words = f"{setting} {format_value(study.settings.get(setting, value))}"
+                if full is not None and setting in full.settings:
+                    parts.append(f"{words} (full: {format_value(full.settings[setting])})")
+                else:
+                    new.append(words)
         elif key in REPLACEABLE:
-            before = "" if full is None else f" (full: {_count(getattr(full, key))})"
-            parts.append(f"{key}: {_count(getattr(study, key))}{before}")
-    what = ", ".join(parts) or "fewer rows, steps or runs than the full study"
+            now, before = _count(getattr(study, key)), "" if full is None else _count(getattr(full, key))
+            if now != before:
+                parts.append(f"{key}: {now}{f' (full: {before})' if before else ''}")
+    for method in study.methods if "methods" in study.small else ():
+        settings = ", ".join(f"{setting} {format_value(value)}" for setting, value in method.settings.items())
+        parts += [f"{method.name} with {settings}"] if settings else []
+    if new:
+        left = " (the full study has the values of the recipe)" if full is not None else ""
+        parts.append(f"{', '.join(new)}{left}")
+    what = "; ".join(parts) or "fewer rows, steps or runs than the full study"
     return f"This is a small version: {record.plain(what)}. Its scores are not those of the full study."
 
 
@@ -316,10 +326,6 @@ def _plain_values(record: StudyRecord, value: Any) -> Any:
 
 def _backbone_of(record: StudyRecord, run: StudyRun) -> str:
     return record.label("backbone", run.axes["backbone"])
-
-
-def _value(value: object, missing: str = "") -> str:
-    return missing if value is None else format_value(value)
 
 
 def _count(value: object) -> str:

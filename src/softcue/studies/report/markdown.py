@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from softcue.drawing import MarkedCell
 from softcue.studies.report.content import ReportContent
-from softcue.studies.report.display import DisplayTable, cell_text, text_rows, with_notes_once
+from softcue.studies.report.display import DisplayTable, cell_text, heading_text, text_rows, with_notes_once
 
 _SPECIAL = re.compile(r"([\\`*_|<>\[\]])")
 
@@ -52,7 +52,7 @@ def report_markdown(content: ReportContent) -> str:
 
 def _table_blocks(table: DisplayTable) -> list[str]:
     heading = [f"### {_plain(table.title)}"] if table.title else []
-    columns = [table.corner, *(cell_text(column) for column in table.columns)]
+    columns = [table.corner, *(heading_text(column) for column in table.columns)]
     rows = [[_plain(name), *map(_cell, cells)] for name, cells in text_rows(table)]
     return [*heading, _lines(map(_plain, columns), rows), " ".join(_plain(note) for note in table.all_notes("Italic"))]
 

@@ -68,8 +68,10 @@ class StudyRecord:
         self.study, self.status = study, status
         self.regimes: dict[str, Regime] = {regime.name: regime for regime in study.regimes}
         self.bases: dict[str, str] = {}  # name of an ensemble -> its method
-        self.planned = self._plan()
-        self.scores = sorted(self._scores(), key=lambda score: (*self.rank(score.place), score.seed))
+        shown = study.layout.tasks
+        self.planned = {place: count for place, count in self._plan().items() if not shown or place.task in shown}
+        self.all_scores = sorted(self._scores(), key=lambda score: (*self.rank(score.place), score.seed))
+        self.scores = [score for score in self.all_scores if score.place in self.planned]  # those that are shown
         if not self.scores:
             num_failed = len(status.failed)
             raise RunError(
@@ -170,6 +172,17 @@ class StudyRecord:
     def is_in_domain(self, place: Place) -> bool:
         """Whether the task is one that the prompt was trained on."""
         return place.trained_on == place.task or self.is_joint(place)
+
+    def source_of(self, place: Place) -> str:
+        """What the prompt was trained on if that is another task, else nothing."""
+        return "" if self.is_in_domain(place) else place.trained_on
+
+    @cached_property
+    def is_regime_of_method(self) -> bool:
+        """Whether each method has a regime of its own, so that methods are compared across regimes."""
+        pairs = {(place.method, place.regime) for place in self.planned}
+        sizes = {self.few_shot_of(place) for place in self.planned}
+        return len(pairs) == len(self.values_of("method")) and len(sizes) == 1
 
     def is_joint(self, place: Place) -> bool:
         """Whether the prompt was trained on all tasks together."""

@@ -10,7 +10,7 @@ from softcue.files import convert_write_errors, write_atomically
 from softcue.studies.report.charts import ChartGroup, make_charts
 from softcue.studies.report.content import ReportContent, make_content
 from softcue.studies.report.csv_files import differences_csv, scores_csv, table_csv
-from softcue.studies.report.display import cell_text, text_rows
+from softcue.studies.report.display import cell_text, heading_text, text_rows
 from softcue.studies.report.latex import report_latex
 from softcue.studies.report.markdown import report_markdown
 from softcue.studies.report.page import report_page
@@ -98,7 +98,7 @@ class StudyReport:
         return [
             (
                 table.title,
-                [table.corner, *(cell_text(column) for column in table.columns)],
+                [table.corner, *(heading_text(column) for column in table.columns)],
                 [[name, *map(cell_text, cells)] for name, cells in text_rows(table)],
             )
             for table in self.content.tables

@@ -13,6 +13,8 @@ from softcue.studies.report.record import AXES, Place, StudyRecord, spread_of
 from softcue.studies.study import Axis
 
 Mark = Literal["", "best", "second"]
+SEPARATOR = " / "  # between the names of a row's axes, as `reference` of a study has them
+AVERAGE = "mean"  # its column there
 DIGITS = 1  # of a score in a table; scores that look the same share a mark
 
 
@@ -91,6 +93,7 @@ class ResultTable:
     lines: list[TableLine]
     baselines: dict[str, list[float | None]]
     is_turned: bool = False
+    implied: frozenset[str] = frozenset()  # names that all rows would share, and which are left out
     mark_scope: str = ""  # among which cells the marks are given; empty if there are none
     notes: list[str] = field(default_factory=list)
 
@@ -138,7 +141,7 @@ class _Arrangement:
         return (*_values(place, self.columns), source)
 
     def name(self, axes: Sequence[Axis], values: Sequence[str]) -> str:
-        return ", ".join(self.record.label(axis, value) for axis, value in zip(axes, values, strict=True) if value)
+        return SEPARATOR.join(self.record.label(axis, value) for axis, value in zip(axes, values, strict=True) if value)
 
     def column_name(self, values: Sequence[str]) -> str:
         *plain, source = values
@@ -157,8 +160,12 @@ def _arrange(record: StudyRecord) -> _Arrangement:
         rows, columns = columns, rows
     if "task" in varying - mentioned:
         columns = (*columns, "task")
-    joining = [axis for axis in AXES if axis in varying - mentioned and axis not in ("task", "trained_on")]
     blocks = tuple(axis for axis in layout.blocks if axis in varying)
+    joining: list[Axis] = []
+    for axis in AXES:
+        shown = (*rows, *joining, *columns, *blocks, "trained_on", "task")
+        if axis in varying - mentioned and axis not in shown and not _is_determined(record, axis, shown):
+            joining.append(axis)
     sources: dict[str, set[str]] = {}
     for place in record.planned:
         sources.setdefault(place.task, set()).add(place.task if record.is_in_domain(place) else place.trained_on)
@@ -170,6 +177,16 @@ def _arrange(record: StudyRecord) -> _Arrangement:
     )
     # The method of a row comes first, then what tells rows of a method apart.
     return _Arrangement(record, tuple(dict.fromkeys((*rows, *joining))), columns, blocks, is_turned, arrows)
+
+
+def _is_determined(record: StudyRecord, axis: Axis, by: Sequence[Axis]) -> bool:
+    """Whether the values of some axes leave no choice for another, as each method may have a regime of its own."""
+    values: dict[tuple[str, ...], set[str]] = {}
+    for place in record.planned:
+        # Joint training has another name for what was trained on, which would tell its regime.
+        key = _values(replace(place, trained_on=record.source_of(place)), by)
+        values.setdefault(key, set()).add(getattr(place, axis))
+    return all(len(choices) == 1 for choices in values.values())
 
 
 def _with_some(axes: tuple[Axis, ...], varying: set[Axis], fallback: Axis) -> tuple[Axis, ...]:
@@ -220,16 +237,22 @@ def _make_table(
     baselines = _baselines(record, arrangement, places, columns)
     table = ResultTable(
         arrangement.name(arrangement.blocks, block),
-        ", ".join(block),
-        ", ".join(_axis_name(axis) for axis in arrangement.rows),
+        SEPARATOR.join(_values(places[0], record.study.layout.blocks)),
+        SEPARATOR.join(_axis_name(axis) for axis in arrangement.rows),
         columns_shown,
         lines,
         {name: [*values, *[None] * (len(columns_shown) - len(columns))] for name, values in baselines.items()},
         arrangement.is_turned,
+        frozenset(
+            record.label(axis, value)
+            for axis in record.study.layout.rows
+            if len(record.values_of(axis)) == 1
+            for value in record.values_of(axis)
+        ),
     )
     scope = ""
     if any(cell.mark for line in lines for cell in line.cells):
-        alike = " with the same backbone, number of training rows and kind (single or ensemble)"
+        alike = " of the same backbone, training task and number of training rows, ensembles apart"
         scope = f"{'row' if table.is_turned else 'column'}, among complete cells{alike if len(set(groups)) > 1 else ''}"
     return replace(table, mark_scope=scope, notes=_notes(record, arrangement, table, places))
 
@@ -258,9 +281,10 @@ def _average_groups(
         groups.setdefault(key, []).append(number)
     result = []
     for (is_outside, values), numbers in groups.items():
-        name = ", ".join(part for part in (arrangement.name(others, values), "average") if part)
+        name = SEPARATOR.join(part for part in (arrangement.name(others, values), AVERAGE) if part)
+        has_both = len({side for side, _ in groups}) > 1
         if len(numbers) > 1:
-            result.append((f"{name} out of domain" if is_outside else name, numbers))
+            result.append((f"{name} out of domain" if is_outside and has_both else name, numbers))
     return result
 
 
@@ -287,7 +311,7 @@ def _average(
 def _mark_group(
     record: StudyRecord, arrangement: _Arrangement, row: tuple[str, ...], places: Sequence[Place]
 ) -> tuple[object, ...]:
-    """Rows of a group are compared with each other: those of the same backbone and the same number of rows.
+    """Rows of a group are compared with each other: those with the same backbone, training task and number of rows.
 
     Ensembles are compared with ensembles. If rows are all of one method, they are all compared.
     """
@@ -296,7 +320,8 @@ def _mark_group(
         return ()
     backbone = members[0].backbone if "backbone" in arrangement.rows else ""
     few_shot = record.few_shot_of(members[0]) if "regime" in arrangement.rows else 0
-    return backbone, few_shot, record.is_ensemble(members[0])
+    source = members[0].trained_on if "trained_on" in arrangement.rows else ""
+    return backbone, source, few_shot, record.is_ensemble(members[0])
 
 
 def _mark(grid: list[list[ScoreCell]], groups: Sequence[tuple[object, ...]]) -> None:
