@@ -2,15 +2,14 @@
 # make test   run the tests                       make check   format, lint, types, import direction
 # make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
-# make bench  speed and memory against peers      make results the tables of docs/results.md (about an hour)
-#                                                 make few-shot methods x tasks x seeds (two hours; resumes)
+# make bench  speed and memory against peers      softcue study list   the tables of papers, each from one file
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-numeric test-processes test-slow check format bench few-shot superglue codebooks transfer adaptation results clean
+.PHONY: demo test test-numeric test-processes test-slow check format bench adaptation clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -55,27 +54,10 @@ bench: $(VENV)/.bench $(VENV)/.serve
 	$(BIN)/python -m benchmarks.tables.write_benchmarks train predict models few-shot growth serve \
 		$(if $(wildcard $(DATA)),--data $(DATA))
 
-# make results DATA=folder-with-subj T5=folder-of-a-t5
 DATA ?= data
-few-shot: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.tables.few_shot_scores --data $(DATA)
-
-# make superglue T5=folder-of-a-t5
-superglue: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.tables.superglue --data $(DATA) --t5 $(T5)
-
-transfer: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.tables.transfer --data $(DATA) --t5 $(T5)
-
 # make adaptation TEXT=folder-of-plain-text T5=folder-of-a-t5
 adaptation: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.tables.adaptation --text $(TEXT) --data $(DATA) $(if $(T5),--t5 $(T5))
-
-codebooks: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.tables.codebooks --data $(DATA) --t5 $(T5)
-
-results: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.tables.results --data $(DATA) $(if $(T5),--t5 $(T5))
 
 clean:
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

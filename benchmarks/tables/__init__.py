@@ -1,4 +1,4 @@
-"""Scripts that make the tables of docs/results.md, and those that write docs/benchmarks.md. Each prints Markdown.
+"""Scripts that write docs/benchmarks.md, and the one that measures LM adaptation.
 
-python -m benchmarks.tables.results --data data
+python -m benchmarks.tables.write_benchmarks train
 """

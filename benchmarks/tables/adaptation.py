@@ -24,7 +24,7 @@ from typing import Literal
 from matplotlib.figure import Figure
 
 import softcue
-from benchmarks.tables.grid import format_mean, print_header, print_row
+from benchmarks.tables.markdown import format_mean, print_header, print_row
 from softcue.adaptation import adapt
 from softcue.errors import RunError
 from softcue.files import lock_folder

@@ -101,7 +101,10 @@ def make_run(
             "backbone": {**run.backbone_settings, "name": backbone.name},
             "method": {"name": run.method},
             "task": task_settings(run),
-            "training": {"seed": run.seed},
+            "training": {
+                "seed": run.seed,
+                "report_group": runs_folder.absolute().parent.name,
+            },  # trackers group by study
             "mixture": {"tasks": list(run.tasks)} if is_joint else {},
         },
         *(override(key, value) for key, value in {**run.settings, **(changes or {})}.items()),

@@ -53,7 +53,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """The runs that can be named so far, and how many more will follow from their results."""
 
     runs: list[StudyRun]
@@ -75,7 +75,7 @@ def run_from_dict(values: Mapping[str, Any]) -> StudyRun:
     return StudyRun(**{**values, **lists})
 
 
-def plan_runs(study: Study, results: Mapping[str, Result]) -> Plan:
+def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
     """List the runs of a study. Runs that follow from results, such as those of chosen settings, join when these exist.
 
     Example:
@@ -100,7 +100,7 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> Plan:
             runs += cell_runs
             num_later += later
     adaptations_first = sorted(range(len(runs)), key=lambda number: _order(runs[number], number))
-    return Plan([runs[number] for number in adaptations_first], num_later)
+    return StudyPlan([runs[number] for number in adaptations_first], num_later)
 
 
 def _order(run: StudyRun, number: int) -> tuple[int, int, int]:
@@ -168,11 +168,10 @@ class _Cell:
     def _run(self, seed: int, chosen: Mapping[str, Any], trial: str = "") -> StudyRun:
         study, regime = self.study, self.regime
         variant, variant_settings = self.variant
-        settings: dict[str, Any] = {}
-        for task in self.tasks:
-            settings |= task.settings
-        settings |= regime.settings
-        settings = {**study.settings_for(self.method), **settings, **self.method.settings, **variant_settings, **chosen}
+        settings = study.settings_for(self.method)
+        for layer in (*(task.settings for task in self.tasks), regime.settings, self.backbone.settings):
+            settings |= layer
+        settings |= {**self.method.settings, **variant_settings, **chosen}
         if regime.few_shot:
             # The budget of rows belongs to runs on all rows.
             settings = {key: value for key, value in settings.items() if key != "task.train_rows"}
@@ -196,7 +195,7 @@ class _Cell:
             axes=axes,
             seed=seed,
             backbone=_adapted_id(self.backbone) if adaptation else self.backbone.source,
-            backbone_settings=_backbone_settings({**settings, **self.backbone.settings}),
+            backbone_settings=_backbone_settings(settings),
             method=self.method.method_name,
             recipe=self.method.recipe or study.recipe,
             tasks=tuple(task.source for task in self.tasks),
