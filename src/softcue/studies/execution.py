@@ -67,6 +67,7 @@ def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackboneP
         **facts,
         "run_seconds": round(time.monotonic() - started, 2),
         "processor_seconds": round(time.process_time() - processor_started, 2),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "threads": run.threads,
         "processor": processor_name(),
         "versions": package_versions(),
