@@ -467,3 +467,20 @@ def test_every_study_that_comes_with_softcue_has_a_report_with_its_papers_lines(
     assert report.content.sentences
     for text in report.files.values():
         assert "/tmp" not in text
+
+
+def test_health_values_of_methods_are_means_over_runs(tmp_path: Path) -> None:
+    folder = write_study(tmp_path, TWO_TASKS)
+    for number, path in enumerate(sorted(folder.runs.rglob("result.json"))):
+        result = json.loads(path.read_text())
+        if result["axes"]["method"] == "vip":
+            result["health"] = {"perplexity": 10.0 + 2 * (number % 2), "codes_reset": 1.0}
+        path.write_text(json.dumps(result))
+    columns, rows = make_report(folder).content.health_table
+    assert columns == ["method", "perplexity", "codes reset"]
+    assert rows == [["vip", "11", "1"]]
+    assert "Health of the prompts" in make_report(folder).files["report.md"]
+
+
+def test_without_health_values_there_is_no_table_of_them(tmp_path: Path) -> None:
+    assert "Health of the prompts" not in make_report(write_study(tmp_path, TWO_TASKS)).files["index.html"]

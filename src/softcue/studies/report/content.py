@@ -26,6 +26,12 @@ from softcue.studies.report.facts import (
 from softcue.studies.report.record import StudyRecord
 from softcue.studies.report.table import ResultTable
 
+HEALTH_NOTE = (
+    "Means over runs of what each method reports after its last step. Prompt variation: how far prompts differ between "
+    "inputs, relative to their size; 0 is a prompt that does not read the input. Perplexity: codes in use. Prompt ratio: "
+    "size of the quantised prompt relative to the prompt."
+)
+
 
 @dataclass(frozen=True)
 class ReportContent:
@@ -68,6 +74,17 @@ class ReportContent:
             for line in self.costs
         ]
         return columns, rows
+
+    @property
+    def health_table(self) -> tuple[list[str], list[list[object]]]:
+        """Columns and rows of what methods report about themselves; no rows if none does."""
+        names = list(dict.fromkeys(name for line in self.costs for name in line.health))
+        rows: list[list[object]] = [
+            [line.name, *(f"{line.health[name]:.4g}" if name in line.health else "-" for name in names)]
+            for line in self.costs
+            if line.health
+        ]
+        return ["method", *(name.replace("_", " ") for name in names)], rows
 
     @property
     def cost_note(self) -> str:

@@ -40,6 +40,7 @@ class CostLine:
     seconds: float  # of training
     processor_seconds: float  # of the whole run
     megabytes: float | None
+    health: dict[str, float]  # values that the method reports at the end, such as the codes in use
 
 
 @dataclass(frozen=True)
@@ -236,9 +237,16 @@ def cost_lines(record: StudyRecord) -> list[CostLine]:
                 fmean(float(result.get("seconds", 0.0)) for result in results),
                 fmean(float(result.get("processor_seconds", 0.0)) for result in results),
                 fmean(peaks) if peaks else None,
+                _mean_health([result.get("health") or {} for result in results]),
             )
         )
     return lines
+
+
+def _mean_health(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each value that all runs report."""
+    names = [name for name in values[0] if all(name in run_values for run_values in values)]
+    return {name: fmean(run_values[name] for run_values in values) for name in names}
 
 
 def failed_runs(record: StudyRecord) -> list[FailedRun]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from softcue.drawing import MarkedCell
-from softcue.studies.report.content import ReportContent
+from softcue.studies.report.content import HEALTH_NOTE, ReportContent
 from softcue.studies.report.display import DisplayTable, cell_text, heading_text, text_rows, with_notes_once
 
 _SPECIAL = re.compile(r"([\\`*_|<>\[\]])")
@@ -39,6 +39,8 @@ def report_markdown(content: ReportContent) -> str:
         adapted = [[entry.name, entry.steps, f"{entry.perplexity:.2f}"] for entry in content.adapted]
         blocks += ["## Adapted backbones", _table(["backbone", "steps", "perplexity"], adapted)]
     blocks += ["## Costs", _table(*content.cost_table), _plain(content.cost_note)]
+    if content.health_table[1]:
+        blocks += ["## Health of the prompts", _table(*content.health_table), _plain(HEALTH_NOTE)]
     if content.failed:
         failed = [[entry.run, entry.reason, entry.num_attempts] for entry in content.failed]
         blocks += ["## Failed runs", _table(["run", "reason", "attempts"], failed)]

@@ -8,7 +8,7 @@ from html import escape
 from softcue.drawing import html_table, marked_table, side_by_side
 from softcue.inspection.page import html_page, note_parts
 from softcue.studies.report.charts import ChartGroup
-from softcue.studies.report.content import ReportContent
+from softcue.studies.report.content import HEALTH_NOTE, ReportContent
 from softcue.studies.report.display import DisplayTable, with_notes_once
 
 
@@ -42,6 +42,8 @@ def report_page(content: ReportContent, charts: Sequence[ChartGroup]) -> str:
         rows = [[entry.name, entry.steps, entry.perplexity, f"{entry.seconds:.0f}"] for entry in content.adapted]
         parts += ["<h2>Adapted backbones</h2>", html_table(["backbone", "steps", "perplexity", "seconds"], rows)]
     parts += ["<h2>Costs</h2>", html_table(*content.cost_table), *note_parts([content.cost_note])]
+    if content.health_table[1]:
+        parts += ["<h2>Health of the prompts</h2>", html_table(*content.health_table), *note_parts([HEALTH_NOTE])]
     if content.failed:
         failed = [[entry.run, entry.reason, entry.num_attempts] for entry in content.failed]
         parts += ["<h2>Failed runs</h2>", html_table(["run", "reason", "attempts"], failed)]
