@@ -28,8 +28,8 @@ from softcue.studies.report.table import ResultTable
 
 HEALTH_NOTE = (
     "Means over runs of what each method reports after its last step. Prompt variation: how far prompts differ between "
-    "inputs, relative to their size; 0 is a prompt that does not read the input. Perplexity: codes in use. Prompt ratio: "
-    "size of the quantised prompt relative to the prompt."
+    "inputs, relative to their size; 0 is a prompt that does not read the input. Perplexity: codes in use. Prompt "
+    "ratio: size of the quantised prompt relative to the prompt."
 )
 
 
