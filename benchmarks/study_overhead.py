@@ -2,7 +2,7 @@
 
     python -m benchmarks.study_overhead [--runs 40] [--output FOLDER]
 
-Short runs on a sample task with MiniLM; one worker. The overhead of a run is the time from the start of the first run to
+Short runs on a sample task with MiniLM; one worker. The overhead of a run is the time from the end of the first run to
 the end of the last one, less the time that the worker spends executing, divided by the runs. Prints Markdown.
 """
 

@@ -103,7 +103,7 @@ def test_settings_survive_a_yaml_file(tmp_path: Path) -> None:
         ("training.learning_rate=1e-3", 0.001),
         ("training.learning_rate=1E-3", 0.001),
         ("training.learning_rate=0.3", 0.3),
-        ("training.tensorboard=true", True),
+        ("training.parameter_scaling=true", True),
         ("training.optimizer=adafactor", "adafactor"),
         ("backbone.max_length=null", None),
         ("task.text=first, second", ("first", "second")),

@@ -41,6 +41,7 @@ STEP_KEYS = ("steps", "evaluate_every")
 RENAMED_KEYS = {
     "training.prompt_rate": "training.learning_rate",
     "training.network_rate": "training.network_learning_rate",
+    "training.tensorboard": "training.report_to=tensorboard",
 }
 
 
@@ -167,7 +168,7 @@ def resolve(
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     method_class = METHODS.find(method_name)
     below = recipe_settings(recipe, method_name, kind, form) if kind else {}
-    whole = merged(_without_steps(below, settings), settings, {"method": {"name": method_name}})
+    whole = merged(_without_steps(below, settings), _with_trackers(settings), {"method": {"name": method_name}})
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
@@ -214,6 +215,17 @@ def _without_steps(recipe: Settings, settings: Settings) -> Settings:
         return recipe
     training = {key: value for key, value in recipe.get("training", {}).items() if key not in STEP_KEYS}
     return {**recipe, "training": training}
+
+
+def _with_trackers(settings: Settings) -> Settings:
+    """Settings with `training.tensorboard`, which config.yaml of earlier versions has, as `training.report_to`."""
+    training = settings.get("training", {})
+    if not isinstance(training, Mapping) or not isinstance(training.get("tensorboard"), bool):
+        return settings
+    rest = {key: value for key, value in training.items() if key != "tensorboard"}
+    if training["tensorboard"] and not rest.get("report_to"):
+        rest["report_to"] = ["tensorboard"]
+    return {**settings, "training": rest}
 
 
 def method_config(values: Mapping[str, Any]) -> MethodConfig:

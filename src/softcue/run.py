@@ -31,6 +31,7 @@ from softcue.training import Checkpoints, Processes, TaskData, Trainer, Training
 from softcue.training.batches import stream_seed
 from softcue.training.optimizers import group_parameters
 from softcue.training.progress import ProgressRecorder
+from softcue.training.trackers import Reports, TrackedRun, check_installed, flatten, name_run
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -57,6 +58,7 @@ class Run:
     ) -> None:
         self.folder, self.is_joint, self.recipe = folder, is_joint, check_recipe(recipe)
         requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
+        check_installed(requested.training.report_to)
         self.splits = self._read_rows(requested, tables or {})
         self.processes = Processes()
         self.backbone = backbone or load_backbone(requested.backbone)
@@ -113,6 +115,7 @@ class Run:
             if recorder is not None:
                 self._write(cues, result)
                 recorder.warn(result.warnings)
+                recorder.final_scores = self._final_scores(cues)
             self.processes.wait()
         for cue, folder in zip(cues, self.cue_folders, strict=True):
             cue.path = folder
@@ -230,9 +233,9 @@ class Run:
             self.folder,
             trainer.num_steps,
             progress,
-            self.config.training.tensorboard,
             score_name="mean score" if self.is_joint else tasks[0].main_metric,
             num_validation_rows=sum(len(splits.validation) for splits in self.splits),
+            reports=self._reports(),
         )
         for line in self._describe():
             recorder.note(line)
@@ -242,6 +245,28 @@ class Run:
         recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
         trainer.listener = recorder
         return recorder
+
+    def _reports(self) -> Reports:
+        """The trackers that the settings name, with what they are told about the run."""
+        config = self.config
+        group = config.training.report_group
+        tags = {
+            "method": config.method.name,
+            "backbone": Path(self.backbone.name).name,
+            "task": ", ".join(splits.task.name for splits in self.splits),
+        }
+        settings = flatten({"recipe": self.recipe, **config.as_settings()})
+        run = TrackedRun(self.folder, name_run(self.folder, group), group, settings, tags)
+        return Reports(run, config.training.report_to)
+
+    def _final_scores(self, cues: Sequence[Cue]) -> dict[str, float]:
+        """The scores of the written cues by split and metric; of several tasks, by task as well."""
+        return {
+            f"{f'{cue.task.name}/' if self.is_joint else ''}{split}/{metric}": value
+            for cue in cues
+            for split, scores in cue.scores.items()
+            for metric, value in scores.items()
+        }
 
     def _write(self, cues: Sequence[Cue], result: TrainingResult) -> None:
         """Write the cue folders, then remove files that are no longer needed."""
@@ -259,7 +284,8 @@ class Run:
         if self.config.backbone.dropout:
             settings["backbone_dropout"] = self.config.backbone.dropout
         settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of the files it reads
-        settings["training"]["init_from"] = first_cues
+        settings["training"] = {**self.config.training.without_reporting(), "init_from": first_cues}
+        settings["training"]["tensorboard"] = False  # a setting of earlier versions, whose runs can be resumed
         tasks = [portable(splits.task).model_dump(mode="json") for splits in self.splits]
         facts = [settings, tasks, vars(self.backbone.fingerprint), str(self.backbone.dtype)]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -328,7 +354,7 @@ class Run:
             for split in scores
         }
         training = {
-            **config.training.model_dump(mode="json"),
+            **config.training.without_reporting(),
             "steps_done": result.state.step,
             "best_step": result.state.best_step,
             "train_rows": len(splits.train),

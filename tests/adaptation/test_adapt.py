@@ -66,6 +66,15 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "step"]
 
 
+def test_an_adaptation_reports_to_trackers_which_are_no_part_of_it(tmp_path: Path, text: Path) -> None:
+    adapted = run(tmp_path / "model", text, new="tiny", report_to="tensorboard")
+    assert list((tmp_path / "model/tensorboard").glob("events.*"))
+    again = run(tmp_path / "model", text, new="tiny", resume=True)
+    assert again.history == adapted.history
+    with pytest.raises(ConfigurationError, match=r"adapt\.report_to: got 'tensorbord'; .* did you mean 'tensorboard'"):
+        run(tmp_path / "other", text, new="tiny", report_to="tensorbord")
+
+
 @pytest.mark.parametrize("objective", ["prefix-lm", "span-corruption"])
 def test_a_new_model_learns_and_cues_can_be_trained_on_its_folder(tmp_path: Path, text: Path, objective: str) -> None:
     adapted = run(tmp_path / "model", text, new="tiny", objective=objective, steps=12, checkpoint_every=0)

@@ -47,8 +47,8 @@ def test_commands_of_the_makefile_and_the_docs_exist() -> None:
     files = [ROOT / name for name in ("Makefile", "README.md", "docs/benchmarks.md", "docs/results.md")]
     text = "\n".join(path.read_text("utf-8") for path in files)
     modules = set(re.findall(r"-m (benchmarks[\w.]*)", text))
-    paths = {ROOT / path for path in re.findall(r"`(benchmarks/[\w/]+\.py)", text)}
-    assert len(modules) > 5
+    paths = {ROOT / path for path in re.findall(r"[` ](benchmarks/[\w/-]+\.(?:py|yaml))", text)}
+    assert len(modules) > 2 and len(paths) > 5
     for module in modules:
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module

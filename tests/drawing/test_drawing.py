@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from softcue.drawing import (
+    LabelledPoint,
+    MarkedCell,
     bar_chart,
     curves_chart,
     heat_table,
@@ -17,6 +19,8 @@ from softcue.drawing import (
     html_table,
     legend,
     line_chart,
+    marked_table,
+    points_chart,
     scatter_chart,
     side_by_side,
     sparkline,
@@ -108,6 +112,92 @@ def test_more_curves_than_colours_differ_by_their_dashes() -> None:
     chart = curves_chart("many", {str(number): [(1.0, number), (2.0, number)] for number in range(12)}, "step")
     styles = re.findall(r'stroke="(#\w+)" stroke-width="2" stroke-linejoin="round" stroke-dasharray="([^"]*)"', chart)
     assert len(styles) == len(set(styles)) == 12
+
+
+def test_curves_differ_by_the_shape_of_their_points_too() -> None:
+    chart = curves_chart("few", {name: [(1.0, 1.0), (2.0, 3.0)] for name in "abcde"}, "step")
+    picture, legend_of_curves = chart.split("</svg>", 1)
+    shapes = {"<circle": 2, "<rect": 2, "<path": 6}
+    assert {shape: picture.count(shape) for shape in shapes} == shapes
+    assert {shape: legend_of_curves.count(shape) for shape in shapes} == {s: n // 2 for s, n in shapes.items()}
+    long = curves_chart("long", {"a": [(float(step), 0.0) for step in range(500)]}, "step")
+    assert 1 < long.split("</svg>")[0].count("<circle") <= 10
+
+
+@pytest.mark.parametrize(
+    ("points", "ticks"),
+    [
+        ([(100, 1.0), (500, 1.0), (1000, 2.0)], ["100", "200", "500", "1K"]),
+        ([(384, 1.0), (23e6, 2.0)], ["1K", "10K", "100K", "1M", "10M"]),
+    ],
+)
+def test_logarithmic_axes_have_round_numbers(points: list[tuple[float, float]], ticks: list[str]) -> None:
+    chart = curves_chart("x", {"a": points}, "rows", is_log_x=True)
+    assert re.findall(r'text-anchor="middle"[^>]*>([^<]*)<', chart)[:-1] == ticks
+
+
+LABEL = re.compile(r'<text x="([\d.-]+)" y="([\d.-]+)" font-size="11" text-anchor="(\w+)"[^>]*>(method[^<]*)<')
+
+
+def label_boxes(chart: str) -> list[tuple[float, float, float, float]]:
+    boxes = []
+    for x, y, anchor, text in LABEL.findall(chart):
+        width = 6.2 * len(text)
+        left = float(x) - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        boxes.append((left, float(y) - 9, left + width, float(y) + 2))
+    return boxes
+
+
+def test_names_of_points_are_inside_the_picture_and_do_not_cover_each_other() -> None:
+    points = [LabelledPoint(10.0 ** (3 + number % 3), 80 + number * 0.3, f"method {number}") for number in range(9)]
+    chart = points_chart("a < b", {"minilm": points}, "trainable parameters", is_log_x=True)
+    ElementTree.fromstring(chart)
+    boxes = label_boxes(chart)
+    assert len(boxes) == 9
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        assert left >= 0 and right <= 400 and top >= 0 and bottom <= 240
+        for other in boxes[:number]:
+            is_beside = right <= other[0] or other[2] <= left
+            assert is_beside or bottom <= other[1] + 0.5 or other[3] <= top + 0.5
+
+
+def test_points_have_a_shape_per_series_lines_for_their_spread_and_no_impossible_place() -> None:
+    series = {
+        "minilm": [LabelledPoint(0.0, 80.0, "free"), LabelledPoint(100.0, 80.0, "a & b", 79.0, 81.0)],
+        "t5": [LabelledPoint(100.0, 70.0, "method"), LabelledPoint(math.nan, 70.0, "nowhere")],
+    }
+    chart = points_chart("cost", series, "seconds", is_log_x=True)
+    ElementTree.fromstring(chart)
+    assert "a &amp; b" in chart and "free" not in chart and "nowhere" not in chart
+    assert chart.count('stroke-opacity=".6"') == 1  # the line of the spread
+    picture, legend_of_series = chart.split("</svg>", 1)
+    assert picture.count("<circle") == picture.count("<rect") == 1
+    assert "minilm" in legend_of_series and "t5" in legend_of_series
+    assert "minilm" not in points_chart("cost", {"minilm": series["minilm"]}, "seconds")
+    assert points_chart("cost", {"minilm": series["minilm"][:1]}, "seconds", is_log_x=True) == ""
+
+
+def test_an_axis_of_names_cuts_those_that_do_not_fit() -> None:
+    names = ["labels", "a very long name of an initial value & more", "words", "uniform"]
+    points = [LabelledPoint(float(number), 80.0 + number, "here") for number in range(4)]
+    chart = points_chart("init", {"vip": points}, "init", x_names=names)
+    ElementTree.fromstring(chart)
+    assert re.findall(r'text-anchor="middle"[^>]*>([^<]*)</text>', chart)[:4] == [
+        "labels",
+        "a very long…",
+        "words",
+        "uniform",
+    ]
+
+
+def test_marked_tables_are_bold_and_underlined_with_quiet_rows_last() -> None:
+    cells = [MarkedCell("90.1", "± 0.4", "best"), MarkedCell("<b>", mark="second")]
+    table = marked_table(
+        [MarkedCell("a < b", below="126 rows"), MarkedCell("c")], [("vip", cells)], [("majority", cells)], "method"
+    )
+    ElementTree.fromstring(table)
+    assert '<b title="best">90.1</b>' in table and '<u title="second">&lt;b&gt;</u>' in table
+    assert table.index(">vip<") < table.index("font-style: italic") < table.index(">majority<")
 
 
 def test_histograms_of_groups_show_shares() -> None:

@@ -246,7 +246,7 @@ def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
         text="text",
         label="label",
         backbone=tiny("bert"),
-        overrides={**OVERRIDES, "training.tensorboard": True},
+        overrides={**OVERRIDES, "training.report_to": "tensorboard"},
         progress=False,
     )
     assert list((tmp_path / "cue/tensorboard").glob("events.*"))

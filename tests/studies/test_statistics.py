@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from softcue.studies import Difference, bootstrap_difference, exact_mcnemar
+from softcue.studies.statistics import bootstrap_tasks, sign_test
 
 
 def rows_alone(count: int) -> list[list[int]]:
@@ -87,3 +88,50 @@ def test_seeds_are_drawn_too_and_their_mean_counts() -> None:
     runs = [lambda rows: (0.0, 0.0), lambda rows: (0.0, 2.0)]
     difference = bootstrap_difference(runs, rows_alone(4), draws=5000)
     assert (difference.value, difference.low, difference.high) == (1.0, 0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "chance"), [(5, 0, 2 / 32), (4, 1, 12 / 32), (9, 1, 22 / 1024), (3, 3, 1.0), (0, 0, 1.0)]
+)
+def test_the_sign_test_has_the_chances_of_a_fair_coin(won: int, lost: int, chance: float) -> None:
+    assert sign_test(won, lost) == sign_test(lost, won) == pytest.approx(chance)
+
+
+def list_all_draws(differences: list[list[list[float]]]) -> list[float]:
+    """The mean difference of every draw of tasks, and of runs of each task that is drawn; all are as likely."""
+    means_of_tasks = [
+        [
+            sum(sum(runs) / len(runs) for runs in settings) / len(settings)
+            for settings in itertools.product(*(itertools.product(runs, repeat=len(runs)) for runs in task))
+        ]
+        for task in differences
+    ]
+    values = []
+    for tasks in itertools.product(range(len(differences)), repeat=len(differences)):
+        for means in itertools.product(*(means_of_tasks[task] for task in tasks)):
+            values.append(sum(means) / len(means))
+    return values
+
+
+@pytest.mark.parametrize(
+    "differences",
+    [
+        [[[1.0, 3.0]], [[-1.0, 2.0]]],
+        [[[1.0, 3.0, 5.0]]],  # one task: only its runs are drawn
+        [[[1.0, 3.0], [0.0, 8.0]], [[2.0, -4.0], [1.0, 1.0]]],  # two settings of each task
+        [[[1.0]], [[2.0]], [[4.0]]],
+    ],
+)
+def test_tasks_and_their_runs_are_drawn_as_all_equally_likely_draws_say(differences: list[list[list[float]]]) -> None:
+    listed = np.array(list_all_draws(differences))
+    difference = bootstrap_tasks(differences, draws=100_000)
+    assert difference.value == pytest.approx(listed.mean())
+    # Percentiles of few different values jump, so shares are compared: 2.5 % lie below, 2.5 % above.
+    assert (listed < difference.low - 1e-9).mean() <= 0.03 <= (listed <= difference.low + 1e-9).mean() + 0.01
+    assert (listed > difference.high + 1e-9).mean() <= 0.03 <= (listed >= difference.high - 1e-9).mean() + 0.01
+    assert difference == bootstrap_tasks(differences, draws=100_000)
+
+
+def test_many_runs_of_one_task_do_not_outweigh_another_task() -> None:
+    assert bootstrap_tasks([[[10.0] * 9], [[0.0]]]).value == 5.0
+    assert bootstrap_tasks([[[10.0], [20.0, 20.0]], [[0.0]]]).value == 7.5

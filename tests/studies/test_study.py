@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from study_grids import small_study
 
 from softcue.errors import ConfigurationError
-from softcue.studies.runs import Plan, plan_runs, run_from_dict
+from softcue.studies.runs import StudyPlan, plan_runs, run_from_dict
 from softcue.studies.search import propose
 from softcue.studies.study import Search, list_studies, make_study, read_study
 
@@ -86,7 +86,7 @@ def search_study(**search: Any) -> dict[str, Any]:
     return {**VALUES, "tasks": ["tickets"], "methods": [line], "seeds": 3}
 
 
-def results_of(plan: Plan, scores: dict[str, float]) -> dict[str, dict[str, Any]]:
+def results_of(plan: StudyPlan, scores: dict[str, float]) -> dict[str, dict[str, Any]]:
     return {
         planned.id: {"validation": {"tickets": {"main": scores[planned.trial]}}}
         for planned in plan.runs

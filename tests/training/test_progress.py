@@ -16,7 +16,7 @@ STEP = {"epoch": 0.0, "loss": 0.25, "rate_factor": 1.0, "rows": 16}
 
 def record(folder: Path, first: int, steps: list[int]) -> list[dict[str, object]]:
     """Record steps after step number `first`, and an evaluation after each; returns the lines of metrics.jsonl."""
-    with ProgressRecorder(folder, num_steps=9, show_progress=False, use_tensorboard=False) as recorder:
+    with ProgressRecorder(folder, num_steps=9, show_progress=False) as recorder:
         recorder.start(first)
         for step in steps:
             recorder("step", {"step": step, **STEP})
@@ -60,7 +60,7 @@ def test_the_bar_shows_name_loss_score_and_best_score(tmp_path: Path, monkeypatc
     monkeypatch.setenv("COLUMNS", "120")
     folder = tmp_path / "my [bold] cue"
     folder.mkdir()
-    with ProgressRecorder(folder, num_steps=9, show_progress=True, use_tensorboard=False) as recorder:
+    with ProgressRecorder(folder, num_steps=9, show_progress=True) as recorder:
         recorder.start(3)
         [task] = recorder.bar.tasks
         assert (task.completed, task.total, task.fields["loss"], task.fields["score"]) == (3, 9, "-", "-")
@@ -82,7 +82,7 @@ def test_the_bar_is_one_line_in_a_terminal_of_any_width(
     monkeypatch.setenv("COLUMNS", str(width))
     folder = tmp_path / "tickets"
     folder.mkdir()
-    recorder = ProgressRecorder(folder, 9999, show_progress=True, use_tensorboard=False, num_validation_rows=66)
+    recorder = ProgressRecorder(folder, 9999, show_progress=True, num_validation_rows=66)
     recorder.start(0)
     recorder("step", {"step": 1234, **STEP})
     recorder("evaluation", {"step": 1234, "score": 50.0, "best_score": 75.0})
@@ -99,7 +99,7 @@ def test_a_file_gets_a_line_per_evaluation_with_the_number_of_rows(
 ) -> None:
     folder = tmp_path / "tickets"
     folder.mkdir()
-    with ProgressRecorder(folder, 9, True, False, score_name="accuracy", num_validation_rows=66) as recorder:
+    with ProgressRecorder(folder, 9, True, score_name="accuracy", num_validation_rows=66) as recorder:
         recorder.note("prompt-tuning on [minilm]")
         recorder.start(0)
         recorder("step", {"step": 3, **STEP})
@@ -115,14 +115,14 @@ def test_a_file_gets_a_line_between_evaluations_that_are_far_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("softcue.training.progress.SECONDS_BETWEEN_LINES", 0.0)
-    with ProgressRecorder(tmp_path, 9, show_progress=True, use_tensorboard=False) as recorder:
+    with ProgressRecorder(tmp_path, 9, show_progress=True) as recorder:
         recorder.start(0)
         recorder("step", {"step": 3, **STEP})
     assert "step 3/9, loss 0.250" in capsys.readouterr().err
 
 
 def test_without_progress_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressRecorder(tmp_path, 9, show_progress=False, use_tensorboard=False) as recorder:
+    with ProgressRecorder(tmp_path, 9, show_progress=False) as recorder:
         recorder.note("prompt-tuning")
         recorder.start(0)
         recorder("evaluation", {"step": 3, "score": 50.0, "best_score": 75.0})
@@ -130,7 +130,7 @@ def test_without_progress_nothing_is_printed(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_warnings_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ProgressRecorder(tmp_path, num_steps=1, show_progress=False, use_tensorboard=False) as recorder:
+    with ProgressRecorder(tmp_path, num_steps=1, show_progress=False) as recorder:
         recorder.warn(["label '[x]' is never predicted"])
     captured = capsys.readouterr()
     assert captured.out == ""

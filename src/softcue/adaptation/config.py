@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from softcue.training.trackers import TrackerNames
+
 Objective = Literal["prefix-lm", "span-corruption"]
 T5_STEPS = 1_000_000  # T5's pre-training, whose schedule an adaptation continues
 
@@ -54,7 +56,9 @@ class AdaptationConfig(BaseModel):
     num_samples: int = Field(5, ge=0, description="held-out rows that the adapted model writes on at the end")
     sample_tokens: int = Field(64, ge=1, description="the longest text it writes for a sample")
     seed: int = Field(0, ge=0, description="decides the order of chunks, split points, gaps and new weights")
-    tensorboard: bool = Field(False, description="also write event files for tensorboard")
+    report_to: TrackerNames = Field(
+        (), description="trackers that get every step and perplexity: tensorboard, wandb, mlflow, trackio"
+    )
 
     def rate_at(self, step: int, is_new: bool) -> float:
         """The learning rate of step number `step` (from 0); `is_new` says that the model began with random weights.

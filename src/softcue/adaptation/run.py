@@ -40,6 +40,7 @@ from softcue.training import Processes
 from softcue.training.batches import stream_seed
 from softcue.training.loop import peak_megabytes
 from softcue.training.progress import ProgressRecorder
+from softcue.training.trackers import Reports, TrackedRun, check_installed, flatten, name_run
 
 REPORT_FILE = "adaptation.json"  # written last: a folder that has it is finished
 FEWEST_TOKENS = 250  # that a passage of 2,000 characters may have, to hold out enough of them
@@ -104,6 +105,7 @@ class AdaptationRun:
         held_out: Names | None,
     ) -> None:
         self.folder, self.config = folder, config
+        check_installed(config.report_to)
         if (backbone is None) == (new is None):
             raise ConfigurationError(
                 setting="backbone",
@@ -150,6 +152,7 @@ class AdaptationRun:
             )
             if recorder is not None:
                 self._write(loop, adapted)
+                recorder.final_scores = {"perplexity": adapted.perplexity}
             self.processes.wait()
         return adapted
 
@@ -216,9 +219,9 @@ class AdaptationRun:
             self.folder,
             self.config.steps,
             progress,
-            self.config.tensorboard,
             score_name="held-out perplexity",
             num_validation_rows=len(loop.held_out),
+            reports=self._reports(),
         )
         need, num_rows = self._memory(loop)
         free = free_memory(loop.backbone.device)
@@ -236,6 +239,13 @@ class AdaptationRun:
             )
         loop.listener = recorder
         return recorder
+
+    def _reports(self) -> Reports:
+        """The trackers that the settings name, with what they are told about the run."""
+        model = Path(self.name).name if self.new is None else f"new {self.new}"
+        settings = flatten({"adapt": self.config.model_dump(mode="json")})
+        tags = {"objective": self.config.objective, "backbone": model}
+        return Reports(TrackedRun(self.folder, name_run(self.folder, ""), "", settings, tags), self.config.report_to)
 
     def _describe(self, loop: AdaptationLoop) -> list[str]:
         """Lines for the user: what is trained on what."""
@@ -286,7 +296,8 @@ class AdaptationRun:
     def _digest(self, origin: str) -> str:
         """Digest of everything that makes two adaptations the same."""
         held_out = "" if self.held_out is None else self.held_out.digest()
-        facts = [self.config.model_dump(mode="json"), self.text.digest(), held_out, origin]
+        settings = self.config.model_dump(mode="json", exclude={"report_to"})
+        facts = [{**settings, "tensorboard": False}, self.text.digest(), held_out, origin]  # as before report_to
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _check_output(self, resume: bool, overwrite: bool) -> None:

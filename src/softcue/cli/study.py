@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softcue.cli import study_report
 from softcue.cli.config import KindOfRecipe
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from softcue.studies.study import Study
 
 app = typer.Typer(help="Whole tables of runs from one file, resumed, reported and compared.", no_args_is_help=True)
+app.command("report")(study_report.report)
 
 
 class EngineName(enum.StrEnum):

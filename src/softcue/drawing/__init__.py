@@ -14,10 +14,13 @@ from softcue.drawing.charts import (
     scatter_chart,
     side_by_side,
 )
+from softcue.drawing.points import LabelledPoint, points_chart
 from softcue.drawing.sparkline import sparkline
-from softcue.drawing.tables import heat_table, html_table, text_table, value_table
+from softcue.drawing.tables import MarkedCell, heat_table, html_table, marked_table, text_table, value_table
 
 __all__ = [
+    "LabelledPoint",
+    "MarkedCell",
     "bar_chart",
     "curves_chart",
     "curves_legend",
@@ -27,6 +30,8 @@ __all__ = [
     "html_table",
     "legend",
     "line_chart",
+    "marked_table",
+    "points_chart",
     "scatter_chart",
     "side_by_side",
     "sparkline",

@@ -11,6 +11,7 @@ from softcue.drawing.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
+    LETTER_WIDTH,
     ORANGE,
     RIGHT,
     TOP,
@@ -24,7 +25,6 @@ GREY = "#8a8f98"
 # the first series is what the others are compared with
 SERIES_COLOURS = (GREY, BLUE, ORANGE, "#2f9e77", "#a65fb0", "#c2504f")
 BAR_SHARE = 0.8  # of the room of a name that its bars take
-CHARACTER_WIDTH = 6.2  # of a name below the axis, about
 TURNED = 35.0  # degrees
 
 
@@ -66,7 +66,7 @@ def bar_chart(
             f'stroke-opacity="{opacity}"/>'
         )
         parts.append(axis_label(LEFT - 6, y + 4, format_tick(value), "end"))
-    longest = max(len(name) for name in names) * CHARACTER_WIDTH
+    longest = max(len(name) for name in names) * LETTER_WIDTH
     slope = TURNED if longest > room else 0.0  # names that would run into each other are turned
     total_height = HEIGHT + longest * math.sin(math.radians(slope))
     for number, name in enumerate(names):

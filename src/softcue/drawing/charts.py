@@ -17,16 +17,21 @@ DASHES = ("", "7 4", "2 3")  # of the curves after as many as there are colours
 WIDTH, HEIGHT = 400, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 38  # margins: the plot lies inside
 MAX_CURVE_POINTS, MAX_SCATTER_POINTS, MAX_DOTS = 200, 1500, 40
+MARKERS_OF_LONG_CURVES = 8
+LETTER_WIDTH = 6.2  # of a text of an axis, about
+MOST_LOG_SPAN = 6  # powers of ten that all have a number on an axis
+NUM_MARKERS = 5  # shapes: circle, square, triangle, diamond, cross
 
 
 @dataclass(frozen=True)
-class _Axes:
+class ChartAxes:
     """The ranges of a chart's two axes; a logarithmic axis holds powers of ten."""
 
     x: tuple[float, float]
     y: tuple[float, float]
     is_log: bool = False  # the axis of values, y
     is_log_x: bool = False
+    x_names: tuple[str, ...] = ()  # of the places 0, 1, 2, ... instead of numbers
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """The position of a point in the picture."""
@@ -68,8 +73,8 @@ def line_chart(
         return ""
     drawn = group_means(finite, MAX_CURVE_POINTS)
     marked = [] if best is None else [best]
-    axes = _Axes(
-        _range([x for x, _ in finite]), _range([y for _, y in [*drawn, *marked]], min_span, margin=0.06), is_log
+    axes = ChartAxes(
+        axis_range([x for x, _ in finite]), axis_range([y for _, y in [*drawn, *marked]], min_span, margin=0.06), is_log
     )
     places = [axes.place(x, y) for x, y in drawn]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -83,7 +88,7 @@ def line_chart(
         x, y = axes.place(*best)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="none" stroke="currentColor" stroke-width="1.5"/>')
         x_name += f" (circle: best, {best[1]:.4g} at {best[0]:g})"
-    return _svg(title, axes, x_name, "".join(parts))
+    return chart_frame(title, axes, x_name, "".join(parts))
 
 
 def curves_chart(
@@ -117,8 +122,8 @@ def curves_chart(
             shaded[name] = edge
     values = [y for points in [*drawn.values(), *shaded.values()] for _, y in points]
     margin = 0.04 if is_log_x else 0.0
-    x_range = _range([x for points in drawn.values() for x, _ in points], margin=margin)
-    axes = _Axes(x_range, _range(values, min_span, margin=0.06), is_log, is_log_x)
+    x_range = axis_range([x for points in drawn.values() for x, _ in points], margin=margin)
+    axes = ChartAxes(x_range, axis_range(values, min_span, margin=0.06), is_log, is_log_x)
     parts = []
     for number, (name, points) in enumerate(drawn.items()):
         colour, dash = _style(number)
@@ -129,13 +134,13 @@ def curves_chart(
             f'stroke-linejoin="round" stroke-dasharray="{dash or "none"}"><title>{escape(name)}</title></polyline>'
             for segment in segments[name]
         ]
-        if len(points) <= MAX_DOTS:
-            parts += [
-                _dot(axes.place(x, y), 3, colour, f"{name}, {x_name} {axes.x_text(x)}: {axes.y_text(y)}")
-                for x, y in points
-            ]
+        every = 1 if len(points) <= MAX_DOTS else math.ceil(len(points) / MARKERS_OF_LONG_CURVES)
+        parts += [
+            marker(number, axes.place(x, y), 3.5, colour, f"{name}, {x_name} {axes.x_text(x)}: {axes.y_text(y)}")
+            for x, y in points[every // 2 :: every]
+        ]
     legend = curves_legend(list(drawn)) if has_legend else ""
-    return f"<div>{_svg(title, axes, x_name, ''.join(parts))}{legend}</div>"
+    return f"<div>{chart_frame(title, axes, x_name, ''.join(parts))}{legend}</div>"
 
 
 def curves_legend(names: Sequence[str]) -> str:
@@ -145,7 +150,7 @@ def curves_legend(names: Sequence[str]) -> str:
         >>> curves_legend(["vip", "a<b"]).count("<span")
         2
     """
-    return _legend([_legend_key(name, *_style(number)) for number, name in enumerate(names)])
+    return _legend([_legend_key(name, *_style(number), marker_number=number) for number, name in enumerate(names)])
 
 
 def histograms(title: str, groups: Mapping[str, Sequence[float]], x_name: str, num_bars: int = 20) -> str:
@@ -159,9 +164,9 @@ def histograms(title: str, groups: Mapping[str, Sequence[float]], x_name: str, n
     finite = {name: values for name, values in finite.items() if values}
     if not finite:
         return ""
-    low, high = _range([value for values in finite.values() for value in values])
+    low, high = axis_range([value for values in finite.values() for value in values])
     shares = {name: _shares(values, low, high, num_bars) for name, values in finite.items()}
-    axes = _Axes((low, high), (0.0, max(map(max, shares.values()))))
+    axes = ChartAxes((low, high), (0.0, max(map(max, shares.values()))))
     parts, keys = [], []
     for number, (name, heights) in enumerate(shares.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -171,7 +176,7 @@ def histograms(title: str, groups: Mapping[str, Sequence[float]], x_name: str, n
             title_of_bar = f"{escape(name)}, {start:.3g} to {end:.3g}: {height:.1f} %"
             parts.append(_bar(axes, start, end, height, colour, title_of_bar, style))
         keys.append(_legend_key(f"{name} ({len(finite[name]):,})", colour, ""))
-    return f"<div>{_svg(title, axes, x_name, ''.join(parts))}{_legend(keys)}</div>"
+    return f"<div>{chart_frame(title, axes, x_name, ''.join(parts))}{_legend(keys)}</div>"
 
 
 def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: str = BLUE) -> str:
@@ -184,8 +189,8 @@ def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: 
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
         return ""
-    both = _range([value for point in finite for value in point])
-    axes = _Axes(both, both)
+    both = axis_range([value for point in finite for value in point])
+    axes = ChartAxes(both, both)
     every = math.ceil(len(finite) / MAX_SCATTER_POINTS)
     (x1, y1), (x2, y2) = axes.place(both[0], both[0]), axes.place(both[1], both[1])
     diagonal = (
@@ -196,7 +201,7 @@ def scatter_chart(title: str, points: Points, x_name: str, y_name: str, colour: 
         _dot(axes.place(x, y), 3.5, colour, f"{x_name} {x:.4g}, {y_name} {y:.4g}", opacity=0.6)
         for x, y in finite[::every]
     )
-    return _svg(title, axes, f"{x_name} (across), {y_name} (up)", diagonal + dots)
+    return chart_frame(title, axes, f"{x_name} (across), {y_name} (up)", diagonal + dots)
 
 
 def histogram(
@@ -216,14 +221,14 @@ def histogram(
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    low, high = limits or _range(finite)
+    low, high = limits or axis_range(finite)
     counts = _counts(finite, low, high, num_bars)
-    axes = _Axes((low, high), (0.0, float(max(counts))))
+    axes = ChartAxes((low, high), (0.0, float(max(counts))))
     bars = []
     for number, count in enumerate(counts):
         start, end = _limits_of_bar(low, high, number, num_bars)
         bars.append(_bar(axes, start, end, count, colour, f"{start:.3g} to {end:.3g}: {count:,}"))
-    return _svg(title, axes, x_name, "".join(bars))
+    return chart_frame(title, axes, x_name, "".join(bars))
 
 
 def side_by_side(charts: Sequence[str]) -> str:
@@ -280,7 +285,7 @@ def _style(number: int) -> tuple[str, str]:
     return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def _path(axes: _Axes, points: Points) -> str:
+def _path(axes: ChartAxes, points: Points) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in (axes.place(*point) for point in points))
 
 
@@ -302,7 +307,7 @@ def _limits_of_bar(low: float, high: float, number: int, num_bars: int) -> tuple
     return low + (high - low) * number / num_bars, low + (high - low) * (number + 1) / num_bars
 
 
-def _bar(axes: _Axes, start: float, end: float, height: float, colour: str, title: str, style: str = "") -> str:
+def _bar(axes: ChartAxes, start: float, end: float, height: float, colour: str, title: str, style: str = "") -> str:
     (x1, y1), (x2, y2) = axes.place(start, height), axes.place(end, 0)
     return (
         f'<rect x="{x1 + 0.5:.1f}" y="{y1:.1f}" width="{max(0.5, x2 - x1 - 1):.1f}" height="{y2 - y1:.1f}" '
@@ -310,10 +315,12 @@ def _bar(axes: _Axes, start: float, end: float, height: float, colour: str, titl
     )
 
 
-def _legend_key(name: str, colour: str, dash: str) -> str:
+def _legend_key(name: str, colour: str, dash: str, marker_number: int | None = None) -> str:
+    shape = "" if marker_number is None else marker(marker_number, (13, 6), 4, colour)
+    width = 4 if marker_number is None else 2
     line = (
-        f'<svg width="26" height="10" aria-hidden="true" style="flex: none"><line x1="1" x2="25" y1="5" y2="5" '
-        f'stroke="{colour}" stroke-width="4" stroke-dasharray="{dash or "none"}"/></svg>'
+        f'<svg width="26" height="12" aria-hidden="true" style="flex: none"><line x1="1" x2="25" y1="6" y2="6" '
+        f'stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dash or "none"}"/>{shape}</svg>'
     )
     return f'<span style="display: inline-flex; align-items: center; gap: 5px">{line}{escape(name)}</span>'
 
@@ -323,18 +330,26 @@ def _legend(keys: Sequence[str]) -> str:
     return f'<div style="{style}">{"".join(keys)}</div>'
 
 
-def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
-    """The picture: title, grid and axes around its content."""
+def chart_frame(title: str, axes: ChartAxes, x_name: str, content: str) -> str:
+    """The picture of a chart: title, grid and axes around its content, which is SVG.
+
+    Example:
+        >>> chart_frame("loss", ChartAxes((0, 1), (0, 1)), "step", "").count("<svg")
+        1
+    """
     name = escape(title)
     parts = [f'<text x="4" y="17" font-size="13" font-weight="600" fill="currentColor">{name}</text>']
-    for value in round_ticks(*axes.y):
+    for value in log_ticks(*axes.y) if axes.is_log else round_ticks(*axes.y):
         _, y = axes.place(axes.x[0], value)
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             'stroke-opacity=".15"/>'
         )
         parts.append(axis_label(LEFT - 6, y + 4, short_number(10**value) if axes.is_log else format_tick(value), "end"))
-    for value in round_ticks(*axes.x):
+    for number, text in enumerate(axes.x_names):
+        x, y = axes.place(number, axes.y[0])
+        parts.append(axis_label(x, y + 16, escape(_cut(text, len(axes.x_names))), "middle"))
+    for value in () if axes.x_names else log_ticks(*axes.x) if axes.is_log_x else round_ticks(*axes.x):
         x, y = axes.place(value, axes.y[0])
         parts.append(axis_label(x, y + 16, short_number(10**value) if axes.is_log_x else format_tick(value), "middle"))
     parts.append(axis_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(x_name), "middle"))
@@ -343,6 +358,12 @@ def _svg(title: str, axes: _Axes, x_name: str, content: str) -> str:
         'style="width: 100%; height: auto; font-family: system-ui, sans-serif" xmlns="http://www.w3.org/2000/svg">'
         f"{''.join(parts)}{content}</svg>"
     )
+
+
+def _cut(name: str, count: int) -> str:
+    """A name that fits below an axis with so many names."""
+    room = int((WIDTH - LEFT - RIGHT) / count / LETTER_WIDTH)
+    return name if len(name) <= room else f"{name[: max(1, room - 1)].rstrip()}…"
 
 
 def axis_label(x: float, y: float, text: str, anchor: str) -> str:
@@ -358,6 +379,35 @@ def axis_label(x: float, y: float, text: str, anchor: str) -> str:
     )
 
 
+def marker(number: int, place: tuple[float, float], radius: float, colour: str, title: str = "") -> str:
+    """A point of the curve or series with this number. Shapes differ, so that colour is not the only difference.
+
+    Example:
+        >>> [marker(number, (5, 5), 3, "#888")[1:8] for number in (0, 1, 2)]
+        ['circle ', 'rect x=', 'path d=']
+    """
+    x, y = place
+    hint = f"<title>{escape(title)}</title>" if title else ""
+    shape = number % NUM_MARKERS
+    if shape == 0:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}">{hint}</circle>'
+    if shape == 1:
+        start, side = radius * 0.9, radius * 1.8
+        place_of_box = f'x="{x - start:.1f}" y="{y - start:.1f}" width="{side:.1f}" height="{side:.1f}"'
+        return f'<rect {place_of_box} fill="{colour}">{hint}</rect>'
+    far, half = radius * 1.3, radius * 0.65
+    if shape == 4:
+        lines = f"M{x - half * 1.5:.1f},{y - half * 1.5:.1f} l{half * 3:.1f},{half * 3:.1f} m0,{-half * 3:.1f} "
+        lines += f"l{-half * 3:.1f},{half * 3:.1f}"
+        return f'<path d="{lines}" stroke="{colour}" stroke-width="2.2" fill="none">{hint}</path>'
+    corners = {
+        2: [(x, y - far), (x + far, y + half * 1.6), (x - far, y + half * 1.6)],
+        3: [(x, y - far), (x + far, y), (x, y + far), (x - far, y)],
+    }[shape]
+    lines = " ".join(f"{corner_x:.1f},{corner_y:.1f}" for corner_x, corner_y in corners)
+    return f'<path d="M{lines}Z" fill="{colour}">{hint}</path>'
+
+
 def _dot(place: tuple[float, float], radius: float, colour: str, title: str, opacity: float = 1.0) -> str:
     x, y = place
     return (
@@ -366,8 +416,13 @@ def _dot(place: tuple[float, float], radius: float, colour: str, title: str, opa
     )
 
 
-def _range(values: Sequence[float], min_span: float = 0.0, margin: float = 0.0) -> tuple[float, float]:
-    """The lowest and the highest value with a margin (a share of the span); apart from each other if they are equal."""
+def axis_range(values: Sequence[float], min_span: float = 0.0, margin: float = 0.0) -> tuple[float, float]:
+    """The lowest and the highest value with a margin (a share of the span); apart from each other if they are equal.
+
+    Example:
+        >>> axis_range([2.0, 4.0], margin=0.5), axis_range([10.0])
+        ((1.0, 5.0), (9.5, 10.5))
+    """
     low, high = min(values), max(values)
     span = max(high - low, min_span)
     if not span:
@@ -389,6 +444,22 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Where a logarithmic axis has numbers, as powers of ten: at 10, 100, 1000, or also at 20 and 50 if it is short.
+
+    Example:
+        >>> [round(10**power) for power in log_ticks(1.9, 3.1)], log_ticks(2.0, 6.5)
+        ([100, 200, 500, 1000], [2.0, 3.0, 4.0, 5.0, 6.0])
+    """
+    span = high - low
+    if span > MOST_LOG_SPAN:
+        return round_ticks(low, high)
+    factors = (1,) if span > 2.2 else (1, 2, 5)
+    powers = [power + math.log10(factor) for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
+    ticks = [power for power in powers if low - 1e-9 <= power <= high + 1e-9]
+    return ticks if len(ticks) > 1 else round_ticks(low, high)
 
 
 def format_tick(value: float) -> str:

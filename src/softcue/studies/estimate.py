@@ -40,7 +40,7 @@ class RowCounts:
 
 
 @dataclass(frozen=True)
-class Speed:
+class MethodSpeed:
     """How fast a method trains on a backbone, measured on a few rows."""
 
     trainable: int
@@ -146,7 +146,7 @@ class _Schedule:
         return steps, math.ceil(steps / (self.evaluate_every or per_epoch))
 
 
-def _seconds(speed: Speed, schedule: _Schedule, rows: RowCounts) -> float:
+def _seconds(speed: MethodSpeed, schedule: _Schedule, rows: RowCounts) -> float:
     """The time of a run: preparation, steps, evaluations, and at the end test rows with their baselines."""
     steps, evaluations = schedule.counts(rows.train) if speed.step else (0, 1)
     longer = (rows.tokens + speed.prompt_length) / (speed.tokens + speed.prompt_length)
@@ -154,7 +154,7 @@ def _seconds(speed: Speed, schedule: _Schedule, rows: RowCounts) -> float:
     return longer * (rows.train * speed.preparation + steps * speed.step + predicted * speed.row)
 
 
-def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tuple[Speed, _Schedule]:
+def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tuple[MethodSpeed, _Schedule]:
     """Take a few steps of a run on some of its rows.
 
     Example:
@@ -187,7 +187,7 @@ def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tu
     counts = trial.models[0].counts()
     preparation = prepared - started + (0.0 if steps else evaluation)
     return (
-        Speed(
+        MethodSpeed(
             trainable=counts.gradient + counts.head,
             step=step,
             row=evaluation / max(1, num_validation),

@@ -67,6 +67,7 @@ def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackboneP
         **facts,
         "run_seconds": round(time.monotonic() - started, 2),
         "processor_seconds": round(time.process_time() - processor_started, 2),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "threads": run.threads,
         "processor": processor_name(),
         "versions": package_versions(),
@@ -100,7 +101,10 @@ def make_run(
             "backbone": {**run.backbone_settings, "name": backbone.name},
             "method": {"name": run.method},
             "task": task_settings(run),
-            "training": {"seed": run.seed},
+            "training": {
+                "seed": run.seed,
+                "report_group": runs_folder.absolute().parent.name,
+            },  # trackers group by study
             "mixture": {"tasks": list(run.tasks)} if is_joint else {},
         },
         *(override(key, value) for key, value in {**run.settings, **(changes or {})}.items()),

@@ -160,7 +160,7 @@ def compare_methods(
         backbone = backbone_name if _has_backbone_settings(arguments) else load_backbone(backbone_name)
         for method, seed in itertools.product(methods, range(seeds)):
             folder = Path(output_dir) / _slug(backbone_name) / method / f"seed-{seed}"
-            cue = _train(folder, backbone, method, seed, arguments)
+            cue = _train(folder, backbone, method, seed, arguments, Path(output_dir).resolve().name)
             rows, split = _rows_of(folder, cue, arguments.get("test"), arguments.get("validation"))
             evaluation = cue.evaluate_set(rows, baselines=False)[0]
             assert evaluation.scored_rows is not None
@@ -226,17 +226,24 @@ def _has_backbone_settings(arguments: Mapping[str, Any]) -> bool:
     )
 
 
-def _train(folder: Path, backbone: str | Backbone, method: str, seed: int, arguments: Mapping[str, Any]) -> Cue:
+def _train(
+    folder: Path, backbone: str | Backbone, method: str, seed: int, arguments: Mapping[str, Any], group: str
+) -> Cue:
     settings = {"progress": False, **arguments}
     overrides = settings.pop("overrides", None) or {}
-    if settings.get("few_shot"):
-        sample = {"task.sample_seed": seed}
-        overrides = (
-            {**overrides, **sample} if isinstance(overrides, Mapping) else [*overrides, f"task.sample_seed={seed}"]
-        )
+    group_words = {"training.report_group": group}  # the user may name another
+    sample_words = {"task.sample_seed": seed} if settings.get("few_shot") else {}
+    if isinstance(overrides, Mapping):
+        overrides = {**group_words, **overrides, **sample_words}
+    else:
+        overrides = [*_as_words(group_words), *overrides, *_as_words(sample_words)]
     settings |= {"method": method, "seed": seed, "resume": not settings.get("overwrite"), "overrides": overrides}
     cue: Cue = train(folder, backbone=backbone, **settings)
     return cue
+
+
+def _as_words(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{path}={json.dumps(value)}" for path, value in settings.items()]
 
 
 def _rows_of(folder: Path, cue: Cue, test: Any, validation: Any) -> tuple[EvaluationSet, str]:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from softcue.errors import RunError
 from softcue.studies.engines import StudyEngine
-from softcue.studies.runs import Plan, Result, StudyRun, plan_runs
+from softcue.studies.runs import Result, StudyPlan, StudyRun, plan_runs
 from softcue.studies.store import Failure, StudyFolder
 from softcue.studies.study import Study
 from softcue.studies.worker import Outcome
@@ -22,7 +22,7 @@ BUSY_SECONDS = 5.0  # until a run that another process holds is looked at again
 class StudyStatus:
     """How far a study is."""
 
-    plan: Plan
+    plan: StudyPlan
     results: dict[str, Result]
     failures: dict[str, list[Failure]]
     running: dict[str, float] = field(default_factory=dict)  # run -> seconds so far

@@ -53,7 +53,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """The runs that can be named so far, and how many more will follow from their results."""
 
     runs: list[StudyRun]
@@ -75,7 +75,7 @@ def run_from_dict(values: Mapping[str, Any]) -> StudyRun:
     return StudyRun(**{**values, **lists})
 
 
-def plan_runs(study: Study, results: Mapping[str, Result]) -> Plan:
+def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
     """List the runs of a study. Runs that follow from results, such as those of chosen settings, join when these exist.
 
     Example:
@@ -100,7 +100,7 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> Plan:
             runs += cell_runs
             num_later += later
     adaptations_first = sorted(range(len(runs)), key=lambda number: _order(runs[number], number))
-    return Plan([runs[number] for number in adaptations_first], num_later)
+    return StudyPlan([runs[number] for number in adaptations_first], num_later)
 
 
 def _order(run: StudyRun, number: int) -> tuple[int, int, int]:

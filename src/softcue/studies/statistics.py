@@ -1,4 +1,4 @@
-"""Whether two scores on the same rows can be told apart: paired bootstrap, and McNemar's exact test."""
+"""Whether two scores can be told apart, on the same rows or over tasks and seeds: paired bootstrap and exact tests."""
 
 from __future__ import annotations
 
@@ -98,7 +98,50 @@ def exact_mcnemar(num_only_first: int, num_only_second: int) -> float:
         >>> exact_mcnemar(0, 0), round(exact_mcnemar(2, 10), 4)
         (1.0, 0.0386)
     """
+    return sign_test(num_only_first, num_only_second)
+
+
+def sign_test(num_won: int, num_lost: int) -> float:
+    """Compute the two-sided p-value of the exact sign test. Ties are left out.
+
+    It is the chance of so uneven a split into won and lost comparisons, if both were as likely.
+
+    Example:
+        >>> sign_test(5, 0), sign_test(4, 1), sign_test(0, 0)
+        (0.0625, 0.375, 1.0)
+    """
     from scipy.stats import binomtest
 
-    num_different = num_only_first + num_only_second
-    return float(binomtest(num_only_first, num_different).pvalue) if num_different else 1.0
+    num_decided = num_won + num_lost
+    return float(binomtest(num_won, num_decided).pvalue) if num_decided else 1.0
+
+
+def bootstrap_tasks(
+    differences: Sequence[Sequence[Sequence[float]]], seed: int = 0, draws: int = MOST_DRAWS
+) -> Difference:
+    """Compute a mean difference over tasks and its interval by drawing tasks, and runs of each, with replacement.
+
+    `differences` has for each task, and for each setting in which the task was trained (such as a backbone), the
+    differences of the runs with the same seed. A task counts as the mean of its settings, a setting as that of its
+    runs. A task that is drawn brings all its settings; the runs of each are drawn anew.
+
+    Example:
+        >>> difference = bootstrap_tasks([[[2.0, 3.0, 2.5]], [[1.0, 0.5, 1.5]], [[4.0, 4.5, 3.5]]])
+        >>> difference.value, difference.is_significant, difference.num_units
+        (2.5, True, 3)
+    """
+    generator = np.random.default_rng(seed)
+    num_tasks = len(differences)
+    values = np.zeros(draws)
+    runs = [[np.asarray(setting, dtype=np.float64) for setting in task] for task in differences]
+    for _ in range(num_tasks):  # places to fill, in all draws at once
+        drawn = generator.integers(num_tasks, size=draws)
+        for number, settings in enumerate(runs):
+            places = np.flatnonzero(drawn == number)
+            for setting in settings:
+                chosen = generator.integers(len(setting), size=(len(places), len(setting)))
+                values[places] += setting[chosen].mean(axis=1) / len(settings) / num_tasks
+    # Rounded: sums of differences that cancel out are not exactly zero.
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).round(9) + 0.0
+    mean = fmean(fmean(fmean(setting) for setting in task) for task in differences)
+    return Difference(mean, float(low), float(high), num_tasks)

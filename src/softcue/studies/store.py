@@ -234,8 +234,9 @@ def _parse_study(folder: StudyFolder, text: str | None) -> Study:
             fix="check the path",
         )
     values: Mapping[str, Any] = yaml.safe_load(text)
-    # It was written at its scale already.
-    return make_study({**values, "small": {}}).model_copy(update={"scale": values["scale"]})
+    # It was written at its scale already; what that scale replaced is kept for reports.
+    kept = {"scale": values["scale"], "small": values.get("small") or {}}
+    return make_study({**values, "small": {}}).model_copy(update=kept)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

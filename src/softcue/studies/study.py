@@ -339,7 +339,8 @@ def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[
     wanted = {key: value for key, value in (changes or {}).items() if value is not None}
     whole = _fill_given(_with_changes(whole, _as_given(whole, wanted)))
     try:
-        return Study.model_validate({**whole, "scale": scale})
+        # A study that was written at its small scale stays one.
+        return Study.model_validate({**whole, "scale": scale if scale != "full" else whole.get("scale", scale)})
     except ValidationError as error:
         raise as_configuration_error("study", error) from error
 

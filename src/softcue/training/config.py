@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from softcue.training.trackers.registry import TrackerNames
+
+REPORTING_KEYS = {"report_to", "report_group"}
 
 
 class TrainingConfig(BaseModel):
@@ -54,4 +58,18 @@ class TrainingConfig(BaseModel):
     evaluation_batch_size: int = Field(64, ge=1, description="rows per forward pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")
     init_from: str = Field("", description="a cue folder to start from: a first stage on other rows, such as NLI")
-    tensorboard: bool = Field(False, description="also write event files for tensorboard")
+    report_to: TrackerNames = Field(
+        (), description="trackers that get every step, evaluation and score: tensorboard, wandb, mlflow, trackio"
+    )
+    report_group: str = Field(
+        "", description="trackers show runs of one group together; a comparison takes the name of its folder"
+    )
+
+    def without_reporting(self) -> dict[str, Any]:
+        """Plain values of the settings that decide what is learned: all but where it is reported.
+
+        Example:
+            >>> "report_to" in TrainingConfig(report_to="tensorboard").without_reporting()
+            False
+        """
+        return self.model_dump(mode="json", exclude=REPORTING_KEYS)

@@ -1,4 +1,4 @@
-"""Reports of a running training: the progress bar, metrics.jsonl and tensorboard."""
+"""Reports of a running training: the progress bar, metrics.jsonl and trackers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from softcue.errors import MissingExtraError
 from softcue.files import write_atomically
+from softcue.training.trackers import EndState, Reports
 
 WIDE_TERMINAL = 80  # columns from which the bar has room for its title, itself and the speed
 SECONDS_BETWEEN_LINES = 30.0  # in a file: a line of progress at least this often
@@ -33,7 +33,8 @@ class ProgressRecorder:
     """Records the steps and evaluations of a trainer. Text goes to standard error; standard output is for results.
 
     A terminal gets a progress bar. A file, a pipe or a log gets a line per evaluation, and one every 30 seconds
-    between them. `score_name` and `num_validation_rows` say what the scores of evaluations are.
+    between them. `score_name` and `num_validation_rows` say what the scores of evaluations are. `reports` are the
+    trackers, if there are any.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class ProgressRecorder:
         folder: Path,
         num_steps: int,
         show_progress: bool,
-        use_tensorboard: bool,
         score_name: str = "score",
         num_validation_rows: int = 0,
+        reports: Reports | None = None,
     ) -> None:
         self.folder, self.num_steps = folder, num_steps
         self.score_name, self.num_validation_rows = score_name, num_validation_rows
@@ -52,7 +53,8 @@ class ProgressRecorder:
         self.has_bar = show_progress and (self.console.is_terminal or self.console.is_jupyter)
         self.bar = Progress(*_bar_columns(self.console.width), console=self.console, disable=not self.has_bar)
         self.title = escape(folder.name)
-        self.board = _tensorboard(folder) if use_tensorboard else None
+        self.reports = reports
+        self.final_scores: dict[str, float] = {}  # for the trackers, once the run has them
         self._bar_task: TaskID | None = None
         self._first_step = 0
         self._started = self._last_line = time.monotonic()
@@ -61,6 +63,9 @@ class ProgressRecorder:
 
     def start(self, step: int) -> None:
         """Show progress from a step on. Lines in metrics.jsonl of later steps are removed: those steps run again."""
+        if self.reports is not None:
+            for line in self.reports.start(step):
+                self.note(line)
         path = self.folder / "metrics.jsonl"
         kept: list[str] = []
         if step and path.is_file():
@@ -76,10 +81,8 @@ class ProgressRecorder:
         """Record one step or one evaluation."""
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as handle:
             handle.write(json.dumps({"kind": kind, **values}) + "\n")
-        if self.board is not None:
-            for name, value in values.items():
-                if name != "step" and isinstance(value, (int, float)):
-                    self.board.add_scalar(f"{kind}/{name}", value, values["step"])
+        if self.reports is not None:
+            self.warn(self.reports.log(kind, values))
         if self._bar_task is None:
             return
         if kind == "step":
@@ -137,8 +140,8 @@ class ProgressRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
-        if self.board is not None:
-            self.board.close()
+        if self.reports is not None:
+            self.warn(self.reports.finish(self.final_scores, _end_state(kind)))
 
 
 def _bar_columns(width: int) -> list[ProgressColumn]:
@@ -150,12 +153,11 @@ def _bar_columns(width: int) -> list[ProgressColumn]:
     return [TextColumn("{task.description}"), BarColumn(bar_width=8), numbers, *speed, TimeRemainingColumn()]
 
 
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("tensorboard", "tensorboard") from error
-    return SummaryWriter(folder / "tensorboard")
+def _end_state(kind: type[BaseException] | None) -> EndState:
+    """How a run ended, by the exception that ended it: a signal is no `Exception`."""
+    if kind is None:
+        return "finished"
+    return "failed" if issubclass(kind, Exception) else "killed"
 
 
 def _step_of(line: str) -> int:
