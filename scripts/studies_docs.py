@@ -44,8 +44,8 @@ softcue study status studies/vip-table1-superglue
 
 - The papers' settings are taken (`--recipe paper`), unless `--recipe default` is given.
 - `--backbone` replaces the backbones of a study. Those of the papers are large; the default for encoders is `minilm`.
-- `--scale small` has fewer tasks, rows, steps and seeds. A run takes about a minute on one core with a model as small
-  as MiniLM or T5-small. Its scores say whether everything works, not what the papers claim.
+- `--scale small` has fewer tasks, rows, steps and seeds: a run is meant for one to three minutes on one core with a
+  model as small as MiniLM or T5-small. Its scores do not tell whether a paper's claim holds at its own size.
 - Without `--data`, rows come from the hub. Tasks below "files" are not there: `--data` names a folder with their
   published files ([tasks.md](tasks.md)).
 - A study of your own is a YAML file of the same form as those in `src/softcue/studies/library/`.
