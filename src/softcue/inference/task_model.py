@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import ConfigurationError
-from softcue.inputs.collate import collate
+from softcue.inputs.collate import batch_by_length, collate
 from softcue.inputs.formatter import ANSWER_PREFIX, TOKENS_AT_ONCE, InputFormatter
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
@@ -29,6 +29,7 @@ class StepOutput(NamedTuple):
     aux_loss: Tensor | float = 0.0  # a mean over the micro-batch's rows
     statistics: Mapping[str, Tensor] = {}  # sums over the micro-batch's rows
     compared: Tensor | None = None  # [B ...] for a loss that compares the rows of a whole step
+    features: Tensor | None = None  # [B R] the vectors that the head reads, if asked for
 
 
 class TaskModel(nn.Module):
@@ -266,13 +267,31 @@ class TaskModel(nn.Module):
             forward_pass = replace(forward_pass, precomputed_features=batch.representation)
         return forward_pass, prompt
 
-    def forward(self, backbone: Backbone, batch: Batch, dropout: Dropout | None = None) -> StepOutput:
+    def forward(
+        self, backbone: Backbone, batch: Batch, dropout: Dropout | None = None, with_features: bool = False
+    ) -> StepOutput:
         """A training pass: the readout's loss, the prompt's auxiliary loss and its statistics."""
         forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target, dropout)
         loss = self.readout.loss(forward_pass, batch)
+        features = None
+        if with_features and self.readout.summary is not None:
+            features = forward_pass.features(self.readout.summary)
         if prompt is None:
-            return StepOutput(loss)
-        return StepOutput(loss, prompt.aux_loss, prompt.statistics, prompt.compared)
+            return StepOutput(loss, features=features)
+        return StepOutput(loss, prompt.aux_loss, prompt.statistics, prompt.compared, features)
+
+    @torch.no_grad()
+    def features(self, backbone: Backbone, rows: Sequence[TokenizedRow], batch_size: int) -> Tensor:
+        """The vectors that the head reads for these rows, with the prompts as they are now. [N R]"""
+        assert self.readout.summary is not None
+        self.eval()
+        view = self.method.view_of(backbone)
+        parts: dict[int, Tensor] = {}
+        for numbers in batch_by_length([self.length(row) for row in rows], batch_size, self.tokens_at_once):
+            batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
+            vectors = self.read(view, batch)[0].features(self.readout.summary)
+            parts |= dict(zip(numbers, vectors.cpu(), strict=True))
+        return torch.stack([parts[number] for number in range(len(rows))])
 
     def compared(self, backbone: Backbone, batch: Batch) -> Tensor | None:
         """The vectors of `StepOutput.compared` alone, without a pass of the backbone."""

@@ -59,6 +59,7 @@ class PooledHead(Readout):
             width = backbone.mask_width
             if backbone.word_head is None:
                 self._notes = [f"{backbone.name} has no masked-word head: the head reads the mask's last hidden state"]
+        self.feature_width = width
         self.head = make_head(config.head, width, num_outputs, config.dropout, config.head_init)
 
     @property

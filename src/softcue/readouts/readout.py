@@ -46,6 +46,11 @@ class ReadoutConfig(BaseModel):
         description="solved: a linear head starts as the linear probe of the training rows; words: with pooling=mask "
         "its rows start as the word vectors of the labels' words",
     )
+    refit: bool = Field(
+        False,
+        description="solve a linear head again on the vectors of the trained prompt at the end, and keep it if the "
+        "validation rows score higher",
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
     mask_phrase: str = Field(
         " {mask}", description="label-words on encoders, and pooling=mask: the phrase after the text"
@@ -105,6 +110,7 @@ class Readout(nn.Module, ABC):
 
     use_answer_prefix = False  # the backbone writes the target; decoders get a marker where it begins
     summary: Summary | None = None  # the pooling whose vector the head reads; None: no such head
+    feature_width = 0  # R of that vector
     needs_target = False  # training feeds the target's tokens to the backbone
     shared_computation: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
     decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together

@@ -52,6 +52,16 @@ class TrainingConfig(BaseModel):
     )
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
     warmup_share: float = Field(0.0, ge=0, lt=1, description="the same as a share of all steps, if warmup_steps is 0")
+    contrastive: float = Field(
+        0.0,
+        ge=0,
+        description="weight of a supervised contrastive term on the vectors that a head with classes reads: rows of "
+        "one class in a batch are drawn together (Khosla et al. 2020)",
+    )
+    contrastive_temperature: float = Field(0.1, gt=0, description="divides the similarities of the contrastive term")
+    evaluate_start: bool = Field(
+        False, description="also evaluate before the first step, so that training cannot end worse than it began"
+    )
     clip_norm: float = Field(0.0, ge=0, description="largest gradient norm; 0 does not clip")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0 evaluates after each epoch")
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")

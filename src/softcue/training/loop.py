@@ -24,6 +24,7 @@ from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.training.batches import epoch_batches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 from softcue.training.config import TrainingConfig
+from softcue.training.contrastive import supervised_contrastive
 from softcue.training.joint_model import JointModel
 from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
@@ -163,7 +164,7 @@ class Trainer:
         for _ in closed_form_solutions or ():
             self.state.step += 1
             self._evaluate()
-        if not self.needs_training:
+        if not self.needs_training or (self.config.evaluate_start and self._is_at_start(closed_form_solutions)):
             self._evaluate()
         with torch.random.fork_rng(devices=[]):
             while closed_form_solutions is None and self.state.step < self.num_steps and not self.state.is_over:
@@ -172,6 +173,8 @@ class Trainer:
         self.model.load_state_dict(self.best)
         self.model.eval()
         evaluations = self._best_evaluations or self._score_validation()
+        if closed_form_solutions is None:
+            evaluations = self._refit_heads(evaluations)
         return TrainingResult(
             self.state,
             evaluations,
@@ -180,6 +183,31 @@ class Trainer:
             peak_megabytes(self.backbone.device),
             self._warnings(evaluations),
         )
+
+    def _is_at_start(self, closed_form_solutions: object) -> bool:
+        return closed_form_solutions is None and self.state.step == 0
+
+    def _refit_heads(self, evaluations: list[Evaluation]) -> list[Evaluation]:
+        """Solve the heads that ask for it again on the vectors of the trained prompts; keep those that score higher."""
+        kept = list(evaluations)
+        for number, task in enumerate(self.tasks):
+            readout = task.model.readout
+            if not readout.config.refit or readout.linear is None:
+                continue
+            rows = [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number]
+            before = {name: value.clone() for name, value in readout.state_dict().items()}
+            features = task.model.features(self.backbone, rows, self.config.evaluation_batch_size)
+            readout.solve(features, [row.label for row in rows if row.label is not None])
+            refitted = self._score_validation()[number]
+            is_better = refitted.main > kept[number].main
+            prefix = "" if len(self.tasks) == 1 else f"{task.model.task.name}/"
+            entry = {f"{prefix}refit_score": refitted.main, f"{prefix}refit_kept": float(is_better)}
+            self.state.health = {**self.state.health, **entry}
+            if is_better:
+                kept[number] = refitted
+            else:
+                readout.load_state_dict(before)
+        return kept
 
     def _step(self) -> None:
         """One optimizer step."""
@@ -235,11 +263,17 @@ class Trainer:
         if self.backbone_dropout:
             seed = stream_seed(self.config.seed, "backbone dropout", self.state.step)
             dropout = Dropout(self.backbone_dropout, seed)
+        contrast = self._contrast_pieces(rows, pieces, dropout, loss_sum)
         for model, positions in pieces:
             with self._as_part_of_batch(rows, positions) as batch:
-                output: StepOutput = model(self.backbone, batch, dropout)
+                output: StepOutput = model(self.backbone, batch, dropout, with_features=self._contrasts(model))
             loss = output.loss.total * weights[model] + output.aux_loss * (len(positions) / num_rows)
+            if output.features is not None and contrast is None:
+                assert batch.labels is not None
+                loss = loss + self._contrastive_loss(output.features, batch.labels, len(positions) / num_rows)
             loss_sum += loss.detach()
+            if output.features is not None and contrast is not None:
+                loss = loss + (output.features * contrast[model][positions]).sum()  # its gradient is that of the loss
             _add(statistics, output.statistics)
             if output.compared is not None and encoder is not None:
                 if gradient is None:
@@ -299,6 +333,50 @@ class Trainer:
             loss_sum += loss.detach()
             _add(statistics, sums)
         return torch.autograd.grad(loss, compared)[0]
+
+    def _contrasts(self, model: TaskModel) -> bool:
+        """Whether the contrastive term applies to a task: to heads with classes."""
+        has_classes = model.readout.task.has_classes and model.readout.summary is not None
+        return self.config.contrastive > 0 and has_classes and not model.has_frozen_features
+
+    def _contrastive_loss(self, features: Tensor, labels: Tensor, share: float) -> Tensor:
+        """The contrastive term of a task's rows in a batch, weighted by their share of it."""
+        if labels.is_floating_point():  # probabilities: no classes to draw together
+            return features.sum() * 0.0
+        loss = supervised_contrastive(features.float(), labels, self.config.contrastive_temperature)
+        return self.config.contrastive * share * loss
+
+    def _contrast_pieces(
+        self, rows: Sequence[int], pieces: Sequence[tuple[TaskModel, list[int]]], dropout: Dropout | None, loss: Tensor
+    ) -> dict[TaskModel, Tensor] | None:
+        """The gradient of the contrastive term at the features of all rows, by task; None if no piece needs it.
+
+        A piece that has all rows of its task computes the term itself. Otherwise features are computed twice: here
+        without gradient for all rows, and again with each piece. The main process adds the loss.
+        """
+        groups = [group for group in self._group_by_task(rows, range(len(rows))) if self._contrasts(group[0])]
+        is_whole = self.processes.world_size == 1 and len(pieces) == len({id(model) for model, _ in pieces})
+        if not groups or is_whole:
+            return None
+        gradients = {}
+        for model, positions in groups:
+            features = torch.zeros(len(rows), model.readout.feature_width, device=self.backbone.device)
+            with torch.no_grad():
+                for piece_model, piece_positions in pieces:
+                    if piece_model is model:
+                        with self._as_part_of_batch(rows, piece_positions) as batch:
+                            output: StepOutput = model(self.backbone, batch, dropout, with_features=True)
+                        assert output.features is not None
+                        features[piece_positions] = output.features.float()
+            self.processes.total(features).requires_grad_()
+            labels = torch.tensor([self.rows[rows[position]].label for position in positions])
+            term = self._contrastive_loss(
+                features[positions], labels.to(self.backbone.device), len(positions) / len(rows)
+            )
+            if self.processes.is_main:
+                loss += term.detach()
+            gradients[model] = torch.autograd.grad(term, features)[0]
+        return gradients
 
     def _group_by_task(self, rows: Sequence[int], positions: Sequence[int]) -> list[tuple[TaskModel, list[int]]]:
         """Positions in a batch, grouped by the task of their rows."""
