@@ -113,6 +113,16 @@ def test_a_failed_run_is_tried_again_only_by_the_next_command(tmp_path: Path) ->
     assert len(engine.started) == 2 and not status.failed
 
 
+def test_failures_of_an_earlier_command_are_not_counted_while_they_are_tried_again(tmp_path: Path) -> None:
+    run_fake(tmp_path, lambda run: Outcome(run.id, "failed", "no such file"))
+    folder = open_study(tmp_path / "study")
+    assert len(read_status(folder).failed) == 2
+    counts: list[int] = []
+    engine = FakeEngine(folder, done)
+    run_study(make_study(VALUES), folder, engine, listener=lambda status, outcome: counts.append(len(status.failed)))
+    assert set(counts) == {0}
+
+
 def test_what_needs_a_failed_run_is_left_out(tmp_path: Path) -> None:
     status, engine = run_fake(
         tmp_path,

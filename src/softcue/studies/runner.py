@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from softcue.errors import RunError
@@ -26,6 +26,7 @@ class StudyStatus:
     results: dict[str, Result]
     failures: dict[str, list[Failure]]
     running: dict[str, float] = field(default_factory=dict)  # run -> seconds so far
+    tried_again: set[str] = field(default_factory=set)  # runs that failed before and wait for another attempt
 
     @property
     def done(self) -> list[StudyRun]:
@@ -38,7 +39,10 @@ class StudyStatus:
         return {
             run.id: attempts[-1]["reason"]
             for run in self.plan.runs
-            if run.id not in self.results and run.id not in self.running and (attempts := self.failures.get(run.id))
+            if run.id not in self.results
+            and run.id not in self.running
+            and run.id not in self.tried_again
+            and (attempts := self.failures.get(run.id))
         }
 
     @property
@@ -112,6 +116,7 @@ class _Runner:
         self.study, self.folder, self.engine, self.listener = study, folder, engine, listener
         self.retries = retries
         self.status = read_status(folder, study)
+        self.status.tried_again = set(self.status.failures)
         self._check_results()
         self._started: dict[str, float] = {}
         self._num_crashes: dict[str, int] = {}
@@ -159,13 +164,16 @@ class _Runner:
             if result is not None:
                 results = {**self.status.results, run.id: result}
                 # Only a result can bring new runs; they join at the end of a search.
-                self.status = StudyStatus(plan_runs(self.study, results), results, self.status.failures)
+                self.status = replace(self.status, plan=plan_runs(self.study, results), results=results)
         else:
             self.folder.add_failure(run, outcome.reason)
             self.status.failures[run.id] = self.folder.failures_of(run.id)
             self._num_crashes[run.id] = self._num_crashes.get(run.id, 0) + 1
             if outcome.state == "failed" or self._num_crashes[run.id] > self.retries:
                 self._given_up.add(run.id)
+                self.status.tried_again.discard(run.id)
+            else:
+                self.status.tried_again.add(run.id)
         self.listener(self.status, outcome)
 
     def _stop_overdue(self) -> None:
