@@ -111,6 +111,7 @@ EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
     "prefix-tuning": (METHODS["prefix-tuning"], _DEEP),
     "prompt-tuning late": (METHODS["prompt-tuning"], {"insert_layer": 1}),
     "compacter": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7}),
+    "p-tuning-v2 parallel": (METHODS["p-tuning-v2"], {"rule": "parallel"}),
 }
 # The other methods and settings; these run on one family of each kind.
 ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
@@ -131,6 +132,8 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "m-idpg-phm L": (METHODS["m-idpg-phm"], {**_PHM, "sharing": "L"}),
     "m-idpg-phm first": (METHODS["m-idpg-phm"], {**_PHM, "input": "first"}),
     "m-idpg-phm replace": (METHODS["m-idpg-phm"], {**_PHM, "rule": "replace"}),
+    "m-idpg-phm parallel": (METHODS["m-idpg-phm"], {**_PHM, "rule": "parallel"}),
+    "p-tuning-v2 parallel late": (METHODS["p-tuning-v2"], {"rule": "parallel", "insert_layer": 1}),
     "m-idpg-phm words": (METHODS["m-idpg-phm"], {**_PHM, "representation": "words"}),
     "m-idpg-phm normed": (METHODS["m-idpg-phm"], {**_PHM, "residual": True, "layer_norm": True}),
     "s-idpg-phm late": (METHODS["s-idpg-phm"], {**_PHM, "insert_layer": 1}),
@@ -192,6 +195,9 @@ def make_model(
     )
     for parameter in model.readout.parameters():
         parameter.data.normal_(std=0.5)
+    if values.get("rule") == "parallel":  # its values start at zero
+        for parameter in model.method.parameters():
+            parameter.data += 0.2 * torch.randn(parameter.shape)
     if model.method.weights is not None:  # they start as a copy: move them away
         for parameter in model.method.weights.parameters():
             parameter.data += 0.05 * torch.randn(parameter.shape)

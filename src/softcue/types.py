@@ -120,13 +120,16 @@ class WordVectors(Protocol):
 
 @dataclass(frozen=True)
 class LayerPrompt:
-    """The values one layer takes at the positions of the prompt. A field that is None changes nothing."""
+    """The values one layer takes at the prompt's positions, or beside them. A field that is None changes nothing."""
 
     states: Tensor | None = None  # [B P D] for the input states of the layer
     adds: Tensor | None = None  # [B] bool: rows where `states` are added; in other rows they replace. None: add in all
     keys: Tensor | None = None  # [B P K] replace the output of the key projection
     values: Tensor | None = None  # [B P K] replace the output of the value projection
     sets: Tensor | None = None  # [B] bool: rows that take `keys` and `values`; None: all
+    parallel_keys: Tensor | None = None  # [B P Q] of an attention beside the layer's, whose output is added to it
+    parallel_values: Tensor | None = None  # [B P Q]
+    parallel_mask: Tensor | None = None  # [B P] bool; None: all vectors of all rows
 
 
 # (layer, hidden [B T D], mask [B T]) -> the prompt of that layer; `hidden` are the input states of the source text

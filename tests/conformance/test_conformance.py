@@ -66,8 +66,11 @@ UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
             "prefix-tuning network",
             "p-tuning-v2 kv",
             "m-idpg-phm kv",
+            "p-tuning-v2 parallel",
         )
     },
+    # a decoder that writes step by step would lose a prompt that is in no cache
+    **{(family, case): (BackboneError, r"method\.rule") for case in CASES if "parallel" in case for family in DECODERS},
 }
 ALTERNATIVES = [("electra", "m-idpg-phm L"), ("electra", "m-idpg-phm kv"), ("deberta-v2", "p-tuning-v2")]
 COMBINATIONS = [
@@ -214,12 +217,13 @@ def test_deep_prompts_reach_every_layer(family: str, case: str) -> None:
         return view.read(batch, replace(prompt, layer_prompts=record), embeds).text(), given
 
     complete, given = read_without(None)
-    takes_keys = any(part is not None and part.keys is not None for part in given)
+    takes_keys = any(part is not None and part.states is None for part in given)
     first = 0 if takes_keys else 1  # at level 0, prompts of hidden states are the embeddings themselves
     assert [part is not None for part in given] == [layer >= first for layer in range(view.num_layers)]
     for part in given[first:]:
         assert part is not None
-        assert (part.states is None) == takes_keys == (part.keys is not None) == (part.values is not None)
+        assert (part.states is None) == takes_keys
+        assert takes_keys == ((part.keys is not None) != (part.parallel_keys is not None))
     for layer in range(first, view.num_layers):
         assert float((read_without(layer)[0] - complete)[batch.mask].abs().max()) > 1e-3
 
@@ -237,7 +241,8 @@ def test_generated_prompts_differ_between_inputs_on_every_level(family: str, cas
     forward_pass, _ = model.read(view, batch)
     assert forward_pass.prompt is not None
     make_layer_prompt = forward_pass.prompt.layer_prompts
-    levels: list[Tensor] = [] if case.endswith("kv") else [forward_pass.prompt.tokens]
+    has_keys = case.endswith(("kv", "parallel"))
+    levels: list[Tensor] = [] if has_keys else [forward_pass.prompt.tokens]
 
     def record(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
         assert make_layer_prompt is not None
@@ -248,7 +253,7 @@ def test_generated_prompts_differ_between_inputs_on_every_level(family: str, cas
     if make_layer_prompt is not None:
         replace(forward_pass, prompt=replace(forward_pass.prompt, layer_prompts=record)).text()
     num_levels = 1 if case.startswith("s-") else view.num_layers
-    assert len(levels) == num_levels * (2 if case.endswith("kv") else 1)
+    assert len(levels) == num_levels * (2 if has_keys else 1)
     for values in levels:
         for row in range(1, len(EXAMPLES)):
             assert float((values[row] - values[0]).abs().max()) > 1e-3

@@ -141,6 +141,16 @@ class Backbone:
         self.require("keys and values", "method.rule", "kv", "add or replace", advice)
         return self.structure.key_width
 
+    @property
+    def query_width(self) -> int:
+        """Q: the width of one token's queries over all heads, for prompts that are attended to beside the text."""
+        if self.kind == "decoder" or not self.structure.query_width:
+            reason = "its queries were not found" if self.kind != "decoder" else "decoding step by step would lose it"
+            self.limits.setdefault("parallel prompts", reason)
+        advice = "set method.rule=kv or add"
+        self.require("parallel prompts", "method.rule", "parallel", "kv, add or replace", advice)
+        return self.structure.query_width
+
     def require(self, check: str, setting: str, got: str, instead: str, advice: str) -> None:
         """Raise an error if this backbone failed a check that a setting needs.
 

@@ -116,5 +116,5 @@ def _is_changed_inside(base: nn.Module) -> bool:
     return (
         bool(active.sublayers)
         or active.noise is not None
-        or (layer_prompt is not None and layer_prompt.keys is not None)
+        or (layer_prompt is not None and (layer_prompt.keys is not None or layer_prompt.parallel_keys is not None))
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from softcue.backbones.layout import Layout
@@ -37,6 +38,7 @@ class ActivePass:
     layer_prompts: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, from the time its input is known
     num_rows: list[int] = field(default_factory=list)  # one number: rows of the layer that runs now
     num_runs: dict[int, int] = field(default_factory=dict)  # of a layer that several places share, by its identity
+    queries: dict[int, Tensor] = field(default_factory=dict)  # [B S Q] by layer, until its attention is done
 
 
 class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early and is no error
@@ -129,6 +131,8 @@ def install_hooks(model: Any) -> None:
             layer.register_forward_pre_hook(hook, with_kwargs=True)
         if is_source and all(layer.keys is not None for layer in stack.layers):
             _install_projection_hooks(layers, stack, owner)
+        if is_source and structure.query_width:
+            _install_parallel_hooks(layers, stack, owner, structure.head_width)
         sublayers = modules_of(layers, [layer.sublayers for layer in stack.layers])
         layer_numbers = [number for number, layer in enumerate(stack.layers) for _ in layer.sublayers]
         for sublayer, runs in _number_runs(sublayers, layer_numbers, first_sublayer):
@@ -146,6 +150,19 @@ def _install_projection_hooks(layers: Sequence[nn.Module], stack: Stack, owner: 
         for module, runs in _number_runs(modules, range(len(layers))):
             columns = projections[next(iter(runs.by_layer))]
             module.register_forward_hook(_make_projection_hook(runs, owner, which, columns))
+
+
+def _install_parallel_hooks(layers: Sequence[nn.Module], stack: Stack, owner: int, head_width: int) -> None:
+    """Install the hooks for prompts that are attended to beside the text, with a softmax of their own."""
+    projections = [layer.queries for layer in stack.layers]
+    modules = modules_of(layers, [[projection.module] for projection in projections if projection is not None])
+    for module, runs in _number_runs(modules, range(len(layers))):
+        queries = projections[next(iter(runs.by_layer))]
+        assert queries is not None
+        module.register_forward_hook(_make_query_hook(runs, owner, queries))
+    modules = modules_of(layers, [[layer.attention_output or ""] for layer in stack.layers])
+    for module, runs in _number_runs(modules, range(len(layers))):
+        module.register_forward_pre_hook(_make_heads_hook(runs, owner, head_width))
 
 
 def _make_layer_hook(numbers: Sequence[int], owner: int, is_source: bool, noise_place: int) -> Any:
@@ -229,6 +246,63 @@ def _make_projection_hook(runs: RunNumbers, owner: int, which: str, projection: 
         return _replace_columns(output, placed, is_replaced.unsqueeze(2), projection.columns)
 
     return change_output
+
+
+def _make_query_hook(runs: RunNumbers, owner: int, projection: Projection) -> Any:
+    """Make a hook that keeps the queries of a layer whose prompt is attended to beside the text."""
+
+    def note_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        active = running_pass(owner)
+        if active is None:
+            return
+        layer_prompt = active.layer_prompts.get(runs.current)
+        if layer_prompt is not None and layer_prompt.parallel_keys is not None:
+            columns = [output[..., start:stop] for start, stop in projection.columns]
+            active.queries[runs.current] = columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+
+    return note_output
+
+
+def _make_heads_hook(runs: RunNumbers, owner: int, head_width: int) -> Any:
+    """Make a hook that adds the attention to the prompt to the joined outputs of the heads."""
+
+    def change_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        active = running_pass(owner)
+        queries = None if active is None else active.queries.pop(runs.current, None)  # [B S Q]
+        if active is None or queries is None:
+            return None
+        joined: Tensor = args[0]
+        added = parallel_attention(queries, active.layer_prompts[runs.current], head_width)
+        return (joined + added.to(joined.dtype).view_as(joined), *args[1:])
+
+    return change_input
+
+
+def parallel_attention(queries: Tensor, layer_prompt: LayerPrompt, head_width: int) -> Tensor:
+    """Return the attention to a prompt alone: softmax(q K^T / sqrt(d)) V for each head, joined. [B S Q]
+
+    Example:
+        >>> prompt = LayerPrompt(parallel_keys=torch.zeros(1, 2, 4), parallel_values=torch.ones(1, 2, 4))
+        >>> parallel_attention(torch.zeros(1, 3, 4), prompt, head_width=2).shape
+        torch.Size([1, 3, 4])
+    """
+    keys, values, mask = layer_prompt.parallel_keys, layer_prompt.parallel_values, layer_prompt.parallel_mask
+    assert keys is not None and values is not None
+    num_beams = len(queries) // len(keys)  # beam search repeats each row
+
+    def heads(vectors: Tensor) -> Tensor:  # [B X Q] -> [B H X d]
+        repeated = vectors.repeat_interleave(num_beams, dim=0) if len(vectors) < len(queries) else vectors
+        return repeated.to(queries.dtype).view(*repeated.shape[:2], -1, head_width).transpose(1, 2)
+
+    bias = None
+    if mask is not None:
+        repeated_mask = mask.repeat_interleave(num_beams, dim=0)
+        # Rows without such a prompt attend to values that are zero.
+        bias = (repeated_mask | ~repeated_mask.any(dim=1, keepdim=True))[:, None, None, :]  # [B 1 1 P]
+    attended: Tensor = functional.scaled_dot_product_attention(
+        heads(queries), heads(keys), heads(values), attn_mask=bias
+    )
+    return attended.transpose(1, 2).flatten(2)
 
 
 def _replace_columns(output: Tensor, placed: Tensor, is_replaced: Tensor, columns: Sequence[tuple[int, int]]) -> Tensor:

@@ -24,7 +24,7 @@ class Record(BaseModel):
 
 
 class Projection(Record):
-    """The columns of a module's output that hold the keys, or the values, of a layer."""
+    """The columns of a module's output that hold the keys, the values or the queries of a layer."""
 
     module: str  # path below the layer
     # Runs of columns, each from its first to behind its last: one run, or one per head if a module computes queries,
@@ -45,6 +45,8 @@ class LayerStructure(Record):
     keys: Projection | None = None
     values: Projection | None = None
     why_no_keys: str = ""  # the reason, where keys and values cannot be set
+    queries: Projection | None = None
+    attention_output: str | None = None  # the module that reads the joined outputs of all heads
 
 
 class Stack(Record):
@@ -74,6 +76,8 @@ class Structure(Record):
     hidden_width: int  # D of hidden states
     key_width: int  # K: the width of one token's keys over all heads; 0 if keys cannot be set
     why_no_keys: str = ""  # the reason, where keys and values cannot be set
+    query_width: int = 0  # Q: the width of one token's queries over all heads; 0 if they were not found
+    head_width: int = 1  # d: the width of one head
     why_no_sublayers: str = ""  # the reason, where the modules that enter residual sums were not found
 
     def from_layer(self, first_layer: int) -> Structure:

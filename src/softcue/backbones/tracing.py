@@ -196,9 +196,21 @@ class _Tracer:
             word_scale=word_scale,
             hidden_width=hidden_width,
             key_width=0 if why_no_keys else key_widths.pop(),
+            query_width=self._query_width(source),
+            head_width=head_width_of(getattr(self.source_module, "config", self.config)),
             why_no_keys=why_no_keys,
             why_no_sublayers=why_no_sublayers,
         )
+
+    def _query_width(self, source: Stack) -> int:
+        """The width of queries, which must be that of the joined heads in all layers; 0 if they were not found."""
+        if self.is_meta:
+            config = getattr(self.source_module, "config", self.config)
+            return int(getattr(config, "num_attention_heads", 0)) * head_width_of(config)
+        widths = {
+            layer.queries.num_columns if layer.queries and layer.attention_output else 0 for layer in source.layers
+        }
+        return widths.pop() if len(widths) == 1 else 0
 
     # The pass
 
@@ -465,7 +477,7 @@ class _Tracer:
         once = {path: module for path, module in projections.items() if run.num_calls.get(path, 0) == 1}
         if self.is_meta:
             return {"why_no_keys": _repeated_reason(repeated) if repeated else ""}
-        columns = self._columns_by_gradient(run, once)
+        columns, queries, outputs, inputs = self._columns_by_gradient(run, once)
         keys, values = ([path for path, parts in columns.items() if parts[which]] for which in (0, 1))
         reason = ""
         if len(keys) != 1 or len(values) != 1:
@@ -475,20 +487,48 @@ class _Tracer:
             reason = "its keys and values are not vectors of one width"
         if reason:
             return {"why_no_keys": reason}
-        return {
+        structure: dict[str, Any] = {
             name: Projection(module=paths[0], columns=_runs(columns[paths[0]][which]))
             for which, (name, paths) in enumerate((("keys", keys), ("values", values)))
         }
+        with_queries = [path for path, query_columns in queries.items() if query_columns]
+        readers = self._readers_of_heads(outputs[values[0]][1, 0, columns[values[0]][1]], inputs)
+        if len(with_queries) == 1 and len(readers) == 1:
+            query_columns = queries[with_queries[0]]
+            if len(query_columns) == inputs[readers[0]].shape[-1]:
+                structure["queries"] = Projection(module=with_queries[0], columns=_runs(query_columns))
+                structure["attention_output"] = readers[0]
+        return structure
+
+    def _readers_of_heads(self, value: Tensor, inputs: Mapping[str, Tensor]) -> list[str]:
+        """The modules that read the joined outputs of all heads.
+
+        In the row with one token attention weights are 1, so a head's output is the token's value [K] there. Several
+        heads may share a value.
+        """
+        head_width = head_width_of(getattr(self.source_module, "config", self.config))
+        readers = []
+        for path, states in inputs.items():
+            if len(states) != 2 or len(value) % head_width or states.shape[-1] % len(value):
+                continue
+            joined = states[1, 0]  # [Q]
+            repeated = value.view(-1, head_width).repeat_interleave(len(joined) // len(value), dim=0).flatten()
+            if relative_difference(joined, repeated) <= ROUGH_SAME_SHAPE_DIFFERENCE:
+                readers.append(path)
+        return readers
 
     def _columns_by_gradient(
         self, run: _LayerRun, modules: Mapping[str, nn.Module]
-    ) -> dict[str, tuple[list[int], list[int]]]:
-        """For each module the columns of its output that hold keys, and those that hold values."""
-        with _gradients(run, modules) as (output, outputs):
+    ) -> tuple[dict[str, tuple[list[int], list[int]]], dict[str, list[int]], dict[str, Tensor], dict[str, Tensor]]:
+        """For each module the columns of its output that hold keys and values, and those that hold queries.
+
+        Also the outputs and the inputs of the modules, each [B S X].
+        """
+        with _gradients(run, modules) as (output, outputs, inputs):
             paths = [path for path, value in outputs.items() if value.dim() == 3 and value.requires_grad]
             tensors = [outputs[path] for path in paths]
             if not tensors:
-                return {}
+                return {}, {}, {}, {}
             weights = _weights(output)
 
             def gradients_of(loss: Tensor) -> list[Tensor]:
@@ -500,6 +540,7 @@ class _Tracer:
 
             elsewhere = gradients_of((output[0, -2:] * weights).sum())
             alone = gradients_of((output[1, 0] * weights).sum())
+            last = gradients_of((output[0, -1] * weights).sum())
         reaching, sizes = {}, {}
         for path, other, single in zip(paths, elsewhere, alone, strict=True):
             columns = other[0, : LENGTH - 2].abs().amax(dim=0).nonzero().flatten()
@@ -512,7 +553,15 @@ class _Tracer:
         for path, columns in reaching.items():
             is_value = _majority(sizes[path][columns] > bound, head_width)
             by_module[path] = columns[~is_value].tolist(), columns[is_value].tolist()
-        return by_module
+        # A query acts at its position only, and not at all where there is only one token to attend to.
+        queries = {}
+        for path, at_last, single in zip(paths, last, alone, strict=True):
+            acts = at_last[0, -1].abs().float()
+            is_query = (acts > ZERO_GRADIENT * acts.max()) & (single[1, 0].abs().float() <= bound)
+            is_query[[column for part in by_module.get(path, ([], [])) for column in part]] = False
+            is_query = _majority(is_query, head_width)
+            queries[path] = is_query.nonzero().flatten().tolist()
+        return by_module, queries, {path: outputs[path].detach() for path in paths}, inputs
 
 
 def ordinary_words(num_words: int, special: Collection[int], count: int) -> list[int]:
@@ -558,16 +607,21 @@ def key_width_of(config: Any) -> int:
 
 
 @contextmanager
-def _gradients(run: _LayerRun, modules: Mapping[str, nn.Module]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Run a layer again with gradients: its output, and the outputs of some of its modules."""
+def _gradients(
+    run: _LayerRun, modules: Mapping[str, nn.Module]
+) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+    """Run a layer again with gradients: its output, and the outputs and inputs of some of its modules."""
     args, kwargs = run.inputs
     hidden = run.hidden.detach().clone().requires_grad_()
     outputs: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
 
     def note(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 outputs[path] = output
+            if arguments and isinstance(arguments[0], Tensor) and arguments[0].dim() == 3:
+                inputs[path] = arguments[0].detach()
 
         return hook
 
@@ -578,7 +632,7 @@ def _gradients(run: _LayerRun, modules: Mapping[str, nn.Module]) -> Iterator[tup
             output = run.layer(hidden, *args[1:], **kwargs)
         else:
             output = run.layer(**{**kwargs, "hidden_states": hidden})
-        yield output if isinstance(output, Tensor) else output[0], outputs
+        yield output if isinstance(output, Tensor) else output[0], outputs, inputs
 
 
 def _repeated_reason(paths: Sequence[str]) -> str:

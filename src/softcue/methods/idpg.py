@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 
 from softcue.backbones import Backbone, pool
 from softcue.errors import ConfigurationError
-from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers
+from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers, unit_keys, with_units
 from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import IDPG, GeneratorShape, PromptedLayers
 from softcue.sentence_vectors import SentenceVector
@@ -130,6 +130,8 @@ class IDPGMethod(Prompted):
             )
         width = backbone.width if representation is None else representation.width(backbone)
         _check(config, prompted_layers, width, backbone)
+        config = with_units(config, prompted_layers, backbone)
+        assert config.pooling != "auto"
         encoder = IDPG(
             prompted_layers,
             config.prompt_length,
@@ -148,6 +150,7 @@ class IDPGMethod(Prompted):
             partial(pool, pooling=config.pooling),
             config.residual,
             config.layer_norm,
+            config.units,
         )
         if generator is not None:
             _initialize(encoder, config, backbone, task, generator)
@@ -227,10 +230,14 @@ def _check(config: IDPGConfig, prompted_layers: PromptedLayers, width: int, back
 
 
 def _initialize(encoder: IDPG, config: IDPGConfig, backbone: Backbone, task: Task, generator: torch.Generator) -> None:
+    is_parallel = encoder.prompted_layers.rule == "parallel"
     for prompt_generator in encoder.generators:
-        prompt_generator.initialize(generator)  # type: ignore[operator]
+        prompt_generator.initialize(generator, starts_at_bias=is_parallel)  # type: ignore[operator]
     for number, bias in enumerate(encoder.biases):
-        if config.init == "uniform":
+        if is_parallel:
+            width = encoder.prompted_layers.key_width
+            bias.data.copy_(unit_keys(config.prompt_length, width, generator).flatten())
+        elif config.init == "uniform":
             bias.data.uniform_(-0.5, 0.5, generator=generator)
         elif config.init == "normal" or number > 0 or not encoder.prompted_layers.has_embedding_prompt:
             bias.data.normal_(std=config.init_std, generator=generator)

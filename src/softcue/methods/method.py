@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, get_args
+from typing import Any, ClassVar, Protocol, Self, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from torch import nn
+from torch import Tensor, nn
 
 from softcue.backbones import Backbone
+from softcue.backbones.attention_sizes import attention_sizes
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import NUMBERED_POSITIONS, InputFormatter, InsertAt
 from softcue.methods.backbone_weights import BackboneWeights
@@ -257,9 +258,16 @@ class DeepConfig(PromptedConfig):
     """Settings of methods that put prompts into every layer, or into the layers named."""
 
     rule: Rule = Field(
-        "add", description="how a layer takes its prompt: add to hidden states, replace them, or kv (keys and values)"
+        "add",
+        description="how a layer takes its prompt: add to hidden states, replace them, kv (keys and values), or "
+        "parallel (keys and values of an attention of their own, which is added to the layer's)",
     )
     layers: tuple[int, ...] = Field((), description="layers that get prompts, from 0; empty: all of them")
+    units: tuple[tuple[float, float], ...] = Field(
+        (),
+        description="rule=parallel: the size of each prompted layer's keys and values, in which prompts are measured; "
+        "empty: those of the backbone",
+    )
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -270,10 +278,13 @@ class DeepConfig(PromptedConfig):
         return tuple(part.strip() for part in layers.split(",")) if isinstance(layers, str) and layers else layers
 
 
+Deep = TypeVar("Deep", bound=DeepConfig)
+
+
 def make_prompted_layers(config: DeepConfig, backbone: Backbone, num_layers: int | None = None) -> PromptedLayers:
     """Return the layers that a configuration names, among the first `num_layers` of the backbone (unset: all)."""
     available = range(backbone.num_layers if num_layers is None else num_layers)
-    if config.rule == "kv" or len(available) > 1:
+    if config.rule in ("kv", "parallel") or len(available) > 1:
         advice = "use prompt-tuning: prompts of deeper layers do not work"
         backbone.require("layers", "method.name", config.name, "prompts among the words", advice)
     layers = tuple(sorted(set(config.layers))) or tuple(available)
@@ -291,8 +302,25 @@ def make_prompted_layers(config: DeepConfig, backbone: Backbone, num_layers: int
             expected="prompts in every layer, or the rules add and replace",
             fix="elsewhere the text would attend to empty positions",
         )
-    key_width = backbone.key_width if config.rule == "kv" else 0
+    widths = {"kv": lambda: backbone.key_width, "parallel": lambda: backbone.query_width}
+    key_width = widths[config.rule]() if config.rule in widths else 0
     return PromptedLayers(layers, config.rule, backbone.width, backbone.hidden_width, key_width)
+
+
+def with_units(config: Deep, prompted_layers: PromptedLayers, backbone: Backbone) -> Deep:
+    """Return the configuration with the sizes of the prompted layers' keys and values, if its rule needs them."""
+    if prompted_layers.rule != "parallel" or config.units:
+        return config
+    sizes = torch.ones(backbone.num_layers, 2) if backbone.word_table.is_meta else attention_sizes(backbone)
+    return config.model_copy(
+        update={"units": tuple((float(sizes[layer, 0]), float(sizes[layer, 1])) for layer in prompted_layers.layers)}
+    )
+
+
+def unit_keys(length: int, width: int, generator: torch.Generator | None) -> Tensor:
+    """Return keys from N(0, 1) in the layer's units, and values of zero: step 0 is the frozen model. [P 2Q]"""
+    keys = torch.zeros(length, width) if generator is None else torch.randn(length, width, generator=generator)
+    return torch.cat([keys, torch.zeros(length, width)], dim=1)
 
 
 class Prompted(Method):

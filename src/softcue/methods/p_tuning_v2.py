@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.inputs.formatter import InsertAt
-from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers
+from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers, unit_keys, with_units
 from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
 from softcue.prompts.prompt_tuning import uniform_vectors
 from softcue.tasks import Task
@@ -47,7 +47,9 @@ class PTuningV2(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Make a prompt for every layer."""
         assert isinstance(config, PTuningV2Config)
-        return cls(cls._make_encoder(config, make_prompted_layers(config, backbone), backbone, generator), config)
+        prompted_layers = make_prompted_layers(config, backbone)
+        config = with_units(config, prompted_layers, backbone)
+        return cls(cls._make_encoder(config, prompted_layers, backbone, generator), config)
 
     @classmethod
     def _make_encoder(
@@ -57,6 +59,11 @@ class PTuningV2(Prompted):
         backbone: Backbone,
         generator: torch.Generator | None,
     ) -> DeepPrompt:
+        if prompted_layers.rule == "parallel":
+            initial = [
+                unit_keys(config.prompt_length, prompted_layers.key_width, generator) for _ in prompted_layers.layers
+            ]
+            return DeepPrompt(prompted_layers, initial, config.dropout, config.units)
         initial = [
             _initial_vectors(config, prompted_layers.vector_width(layer), generator) for layer in prompted_layers.layers
         ]

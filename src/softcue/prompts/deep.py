@@ -1,8 +1,11 @@
-"""Prompts for every layer (P-tuning v2, prefix tuning), and the three rules by which a layer takes them.
+"""Prompts for every layer (P-tuning v2, prefix tuning), and the rules by which a layer takes them.
 
 `add` (IDPG's form of P-tuning v2): each layer adds its vectors to the hidden states at the prompt's positions.
 `replace`: its vectors replace these hidden states. `kv` (P-tuning v2, prefix tuning): its vectors are keys and values
-of the attention; the hidden states at the prompt's positions then influence no text token.
+of the attention; the hidden states at the prompt's positions then influence no text token. `parallel`: its vectors are
+keys and values of a second attention with a softmax of its own, whose output is added to that of the layer:
+    attention(text) + softmax(q K^T / sqrt(d)) V
+Such a prompt has no positions. While V is 0, the backbone computes what it computes without a prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from softcue.prompts.encoder import PromptEncoder, make_prompt
 from softcue.randomness import RowDropout
 from softcue.types import Instance, LayerPrompt, Prompt
 
-Rule = Literal["add", "replace", "kv"]
+Rule = Literal["add", "replace", "kv", "parallel"]
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,20 @@ class PromptedLayers:
     rule: Rule
     embedding_width: int  # D of embeddings
     hidden_width: int  # D of hidden states
-    key_width: int  # K of keys; 0 where the rule is not kv
+    key_width: int  # K of keys, with `parallel` that of queries; 0 with other rules
 
     def vector_width(self, layer: int) -> int:
-        """Return the width X of one prompt token's vector in a layer; with `kv` its key and its value together."""
-        if self.rule == "kv":
+        """Return the width X of one prompt token's vector in a layer; of keys and values both together."""
+        if self.key_width:
             return 2 * self.key_width
         return self.embedding_width if layer == 0 else self.hidden_width
 
     def make_layer_prompt(self, vectors: Tensor) -> LayerPrompt:
         """Return a layer's prompt, by the rule, from its vectors [B P X]."""
-        if self.rule == "kv":
+        if self.key_width:
             keys, values = vectors.chunk(2, dim=2)  # [B P K] each
+            if self.rule == "parallel":
+                return LayerPrompt(parallel_keys=keys, parallel_values=values)
             return LayerPrompt(keys=keys, values=values)
         if self.rule == "add":
             return LayerPrompt(states=vectors)
@@ -57,7 +62,31 @@ class PromptedLayers:
     @property
     def has_embedding_prompt(self) -> bool:
         """Whether a part of the prompt goes into the embeddings."""
-        return self.rule != "kv" and 0 in self.layers
+        return not self.key_width and 0 in self.layers
+
+    def num_positions(self, num_vectors: int) -> int:
+        """Return the number of positions that prompts of so many vectors take among the text's."""
+        return 0 if self.rule == "parallel" else num_vectors
+
+
+class Units(nn.Module):
+    """The sizes of each layer's own keys and values. Vectors in these units need no learning rate of their own.
+
+    Example:
+        >>> Units([(2.0, 0.5)])(torch.ones(1, 1, 4), 0).tolist()
+        [[[2.0, 2.0, 0.5, 0.5]]]
+    """
+
+    sizes: Tensor
+
+    def __init__(self, sizes: Sequence[tuple[float, float]]) -> None:
+        super().__init__()
+        # [L 2] of keys and of values. They are in the configuration, so the cue's tensors need not hold them.
+        self.register_buffer("sizes", torch.tensor(sizes), persistent=False)
+
+    def forward(self, vectors: Tensor, index: int) -> Tensor:
+        """Return the vectors [... 2K] of a prompted layer, by its index, in the layer's own size."""
+        return vectors * self.sizes[index].repeat_interleave(vectors.shape[-1] // 2)
 
 
 class DeepPrompt(PromptEncoder):
@@ -71,11 +100,18 @@ class DeepPrompt(PromptEncoder):
         torch.Size([2, 3, 8])
     """
 
-    def __init__(self, prompted_layers: PromptedLayers, initial: Sequence[Tensor], dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        prompted_layers: PromptedLayers,
+        initial: Sequence[Tensor],
+        dropout: float = 0.0,
+        units: Sequence[tuple[float, float]] = (),
+    ) -> None:
         super().__init__()
         self.prompted_layers = prompted_layers
         self.dropout = RowDropout(dropout)
-        self.prompt_length = initial[0].shape[0]
+        self.prompt_length = prompted_layers.num_positions(initial[0].shape[0])
+        self.units = Units(units) if units else None
         self.prompts = nn.ParameterList(nn.Parameter(values.clone()) for values in initial)  # each [P X]
 
     def vectors(self) -> list[Tensor]:
@@ -85,7 +121,10 @@ class DeepPrompt(PromptEncoder):
     def forward(self, instance: Instance) -> Prompt:
         """Return the same vectors for every row."""
         num_rows = len(instance.embeds)
-        vectors = dict(zip(self.prompted_layers.layers, self.vectors(), strict=True))
+        by_layer = self.vectors()
+        if self.units is not None:
+            by_layer = [self.units(vectors, index) for index, vectors in enumerate(by_layer)]
+        vectors = dict(zip(self.prompted_layers.layers, by_layer, strict=True))
         if self.prompted_layers.has_embedding_prompt:
             tokens = self.dropout(vectors.pop(0).expand(num_rows, -1, -1))  # [B P D]
         else:

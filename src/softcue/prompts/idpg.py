@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softcue.phm import check_divides, kronecker_sum
-from softcue.prompts.deep import PromptedLayers
+from softcue.prompts.deep import PromptedLayers, Units
 from softcue.prompts.encoder import PromptEncoder, make_prompt
 from softcue.randomness import RowDropout
 from softcue.types import Instance, LayerPrompt, Prompt
@@ -72,11 +72,16 @@ class Generator(nn.Module):
             self.w = nn.ParameterList(nn.Parameter(torch.zeros(i, o)) for i, o in sizes)
         self.dropout = RowDropout(shape.dropout)
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the initial values of the authors' runs: N(0, 0.05) for PHM, N(0, 0.02) for plain matrices."""
+    def initialize(self, generator: torch.Generator, starts_at_bias: bool = False) -> None:
+        """Draw the initial values of the authors' runs: N(0, 0.05) for PHM, N(0, 0.02) for plain matrices.
+
+        With `starts_at_bias` W2 is 0, so that the first prompt is b2 for every input.
+        """
         for name, parameter in self.named_parameters():
             if self.shape.phm_n or name != "bias":
                 parameter.data.normal_(std=self.shape.init_std, generator=generator)
+        if starts_at_bias:
+            (self.b if self.shape.phm_n else self.w)[1].data.zero_()
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         """Return W1 [R m] and W2 [m P*X], built once for all rows and layers of a pass."""
@@ -104,9 +109,12 @@ class IDPG(PromptEncoder):
         pool: Callable[[Tensor, Tensor], Tensor],
         residual: bool = False,
         layer_norm: bool = False,
+        units: Sequence[tuple[float, float]] = (),
     ) -> None:
         super().__init__()
-        self.prompted_layers, self.prompt_length, self.sharing = prompted_layers, length, sharing
+        self.prompted_layers, self.num_vectors, self.sharing = prompted_layers, length, sharing
+        self.prompt_length = prompted_layers.num_positions(length)
+        self.units = Units(units) if units else None
         self.reads_previous, self.pool, self.residual = reads_previous, pool, residual
         outputs = [length * prompted_layers.vector_width(layer) for layer in prompted_layers.layers]
         num_generators = len(outputs) if sharing == "L" else 1
@@ -126,7 +134,7 @@ class IDPG(PromptEncoder):
     def static_vectors(self) -> Tensor | None:
         """Return b2 among the embeddings: it is the same for every input."""
         has_prompt = self.prompted_layers.has_embedding_prompt
-        return self.biases[0].view(self.prompt_length, -1) if has_prompt else None
+        return self.biases[0].view(self.num_vectors, -1) if has_prompt else None
 
     def forward(self, instance: Instance) -> Prompt:
         """Generate the prompt of each row from its M(x)."""
@@ -145,7 +153,10 @@ class IDPG(PromptEncoder):
             # No layer comes before layer 0, so its generator reads M(x).
             reads_previous = self.reads_previous and layer > 0
             vectors = self.pool(hidden.float(), mask) if reads_previous else sentence  # [B R]
-            return self.prompted_layers.make_layer_prompt(self._generate(indices[layer], vectors, matrices))
+            generated = self._generate(indices[layer], vectors, matrices)
+            if self.units is not None:
+                generated = self.units(generated, indices[layer])
+            return self.prompted_layers.make_layer_prompt(generated)
 
         return replace(make_prompt(tokens), layer_prompts=layer_prompts if indices else None)
 
@@ -154,7 +165,7 @@ class IDPG(PromptEncoder):
         generator_index = index if self.sharing == "L" else 0
         output = self.generators[generator_index](vectors, matrices[generator_index])
         output = output + self.biases[0 if self.sharing == "S" else index]
-        tokens: Tensor = output.view(len(vectors), self.prompt_length, -1)
+        tokens: Tensor = output.view(len(vectors), self.num_vectors, -1)
         if "tokens" in self.norms:
             tokens = self.norms["tokens"](tokens)
         if self.residual:

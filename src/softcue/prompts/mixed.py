@@ -69,6 +69,7 @@ def _join_layer_prompts(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: in
             if name not in joined:
                 joined[name] = vectors.new_zeros(num_rows, length, vectors.shape[2])
             joined[name][rows, : vectors.shape[1]] = vectors
+    joined |= _join_parallel([(part, rows) for part, rows in parts if part.parallel_keys is not None], num_rows)
     # `adds` says which rows add to states rather than replace them, `sets` which rows set keys and values.
     for flag, vectors_name, default in (("adds", "states", True), ("sets", "keys", False)):
         flags = [(getattr(part, flag), rows) for part, rows in parts if getattr(part, vectors_name) is not None]
@@ -78,3 +79,20 @@ def _join_layer_prompts(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: in
             for row_flags, rows in flags:
                 joined[flag][rows] = True if row_flags is None else row_flags
     return LayerPrompt(**joined) if joined else None
+
+
+def _join_parallel(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: int) -> dict[str, Tensor]:
+    """Join vectors that are attended to beside the text; rows without any have values of zero and no mask."""
+    vectors = [(part.parallel_keys, part.parallel_values, rows) for part, rows in parts]
+    if not vectors or vectors[0][0] is None:
+        return {}
+    first = vectors[0][0]
+    length = max(keys.shape[1] for keys, _, _ in vectors if keys is not None)
+    joined = {name: first.new_zeros(num_rows, length, first.shape[2]) for name in ("parallel_keys", "parallel_values")}
+    mask = torch.zeros(num_rows, length, dtype=torch.bool, device=first.device)
+    for keys, values, rows in vectors:
+        assert keys is not None and values is not None
+        joined["parallel_keys"][rows, : keys.shape[1]] = keys
+        joined["parallel_values"][rows, : values.shape[1]] = values
+        mask[rows, : keys.shape[1]] = True
+    return {**joined, "parallel_mask": mask}
