@@ -35,7 +35,7 @@ END = SPECIAL.index("</s>")
 UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
     # methods for some kinds of backbone only
     **{
-        (family, case): (BackboneError, r"method\.name")
+        (family, case): (BackboneError, r"method\.(name|rule)")
         for case in CASES
         for family in FAMILIES
         if not works_on(case, family)
@@ -69,8 +69,6 @@ UNSUPPORTED: dict[tuple[str, str], tuple[type[Exception], str]] = {
             "p-tuning-v2 parallel",
         )
     },
-    # a decoder that writes step by step would lose a prompt that is in no cache
-    **{(family, case): (BackboneError, r"method\.rule") for case in CASES if "parallel" in case for family in DECODERS},
 }
 ALTERNATIVES = [("electra", "m-idpg-phm L"), ("electra", "m-idpg-phm kv"), ("deberta-v2", "p-tuning-v2")]
 COMBINATIONS = [

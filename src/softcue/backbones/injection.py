@@ -131,7 +131,7 @@ def install_hooks(model: Any) -> None:
             layer.register_forward_pre_hook(hook, with_kwargs=True)
         if is_source and all(layer.keys is not None for layer in stack.layers):
             _install_projection_hooks(layers, stack, owner)
-        if is_source and structure.query_width:
+        if is_source and all(layer.queries is not None for layer in stack.layers):
             _install_parallel_hooks(layers, stack, owner, structure.head_width)
         sublayers = modules_of(layers, [layer.sublayers for layer in stack.layers])
         layer_numbers = [number for number, layer in enumerate(stack.layers) for _ in layer.sublayers]
