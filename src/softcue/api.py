@@ -38,6 +38,7 @@ class TrainArguments(TypedDict, total=False):
     max_length: int | None
     allow_pickle: bool | None
     few_shot: int | None
+    shots_per_class: int | None
     seed: int | None
     init_from: str | Path | None
     skip_bad_rows: bool | None
@@ -76,6 +77,7 @@ def train(
     max_length: int | None = None,
     allow_pickle: bool | None = None,
     few_shot: int | None = None,
+    shots_per_class: int | None = None,
     seed: int | None = None,
     init_from: str | Path | None = None,
     skip_bad_rows: bool | None = None,
@@ -94,7 +96,8 @@ def train(
     have names: `epochs`, `learning_rate` (of prompt vectors), `network_learning_rate` (of heads, generators and
     adapters), `batch_size`, `prompt_length` and `max_length`. `overrides` sets any setting that `softcue config`
     lists: `{"training.patience": 3}`. The same setting with two values, as argument and as override, is an error;
-    arguments and overrides win over `config`. With `few_shot`, only that many training rows are used. `init_from`
+    arguments and overrides win over `config`. With `few_shot`, only that many training rows are used; with
+    `shots_per_class`, that many of each class. `init_from`
     starts from a finished cue of the same method and backbone. `skip_bad_rows` leaves out rows that cannot be used;
     without it they are an error. `allow_pickle` opens a backbone whose weights are a pickle, which can run code; a
     configuration file alone cannot say it.
@@ -135,6 +138,7 @@ def train(
             "text": text,
             "label": label,
             "few_shot": few_shot,
+            "shots_per_class": shots_per_class,
             "skip_bad_rows": skip_bad_rows,
             **files,
         },

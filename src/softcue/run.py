@@ -143,7 +143,7 @@ class Run:
             task_kind=tasks[0].kind if len(kinds) == 1 else "",
             num_rows=sum(len(splits.train) for splits in self.splits),
             has_several_tasks=self.is_joint,
-            is_few_shot=bool(config.task.few_shot),
+            is_few_shot=config.task.is_few_shot,
             tunes_backbone=config.method.tunes_backbone,
         )
 

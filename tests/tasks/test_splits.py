@@ -327,3 +327,31 @@ def test_limit_of_zero_keeps_all_rows_and_others_sample() -> None:
     assert limit_rows(rows, 10, seed=1) == sample(rows, 10, seed=1)
     for seed in range(5):
         assert Counter(row.target for row in limit_rows(rows, 10, seed, stratified=True))["rare"] == 1
+
+
+def labelled_rows(counts: dict[str, int]) -> list[dict[str, str]]:
+    return [{"text": f"{label} {number}", "label": label} for label, count in counts.items() for number in range(count)]
+
+
+def test_shots_per_class_are_as_many_of_each_and_the_rest_validates() -> None:
+    rows = labelled_rows({"a": 50, "b": 9, "c": 7})
+    splits = read_splits(TaskConfig(shots_per_class=4, validation_rows=20), {"train": rows})
+    assert Counter(example.target for example in splits.train) == {"a": 4, "b": 4, "c": 4}
+    assert len(splits.validation) == 20 and not set(splits.train) & set(splits.validation)
+    again = read_splits(TaskConfig(shots_per_class=4, validation_rows=20), {"train": rows})
+    others = read_splits(TaskConfig(shots_per_class=4, validation_rows=20, sample_seed=1), {"train": rows})
+    assert splits.train == again.train != others.train
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shots_per_class": 8}, "at most 7, the distinct rows of the class 'c'"),
+        ({"shots_per_class": 2, "few_shot": 6}, "set one of the two"),
+        ({"shots_per_class": 2, "train_rows": 6}, "set one of the two"),
+        ({"shots_per_class": 2, "kind": "generation"}, "task.few_shot instead"),
+    ],
+)
+def test_shots_per_class_that_cannot_be_drawn_are_an_error(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_splits(TaskConfig(**settings), {"train": labelled_rows({"a": 50, "b": 9, "c": 7})})

@@ -65,6 +65,9 @@ def train(
     ] = None,
     allow_pickle: AllowPickle = False,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
+    shots_per_class: Annotated[
+        int | None, typer.Option("--shots-per-class", help="Train on this many rows of each class only (seeded).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     init_from: Annotated[
         Path | None, typer.Option("--init-from", help="Start from the parameters of this cue.")
@@ -109,6 +112,7 @@ def train(
         "max_length": max_length,
         "allow_pickle": allow_pickle or None,
         "few_shot": few_shot,
+        "shots_per_class": shots_per_class,
         "seed": seed,
         "init_from": init_from,
         "skip_bad_rows": skip_bad_rows or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +56,9 @@ class TaskConfig(BaseModel):
         ge=0,
         description="train on this many rows, validate on other training rows (validation_rows, else 1000); 0 is off",
     )
+    shots_per_class: int = Field(
+        0, ge=0, description="as few_shot, with this many training rows of each class; 0 is off"
+    )
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
     validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
@@ -67,6 +70,11 @@ class TaskConfig(BaseModel):
     use_test_rows: bool = Field(True, description="false reads no test rows: a search must not see them")
     skip_bad_rows: bool = Field(False, description="leave out rows that cannot be used instead of stopping")
     sample_seed: int = Field(0, ge=0, description="decides which rows are sampled or held out")
+
+    @property
+    def is_few_shot(self) -> bool:
+        """Whether the run trains on a few rows and validates on other training rows."""
+        return bool(self.few_shot or self.shots_per_class)
 
     @field_validator("text", mode="before")
     @classmethod
@@ -143,7 +151,7 @@ def read_splits_of_each(
     splits_of_each = []
     for name in tasks:
         changes: dict[str, Any] = {"name": name}
-        if not config.few_shot:  # few_shot has its own sizes
+        if not config.is_few_shot:  # few_shot has its own sizes
             for key in ("train_rows", "validation_rows"):
                 changes[key] = min(getattr(config, key) or cap, cap)
         splits_of_each.append(read_splits(config.model_copy(update=changes), {}, check_task))
@@ -197,16 +205,16 @@ def read_splits(
         examples_from(origins[split], task, skip_bad_rows=skip_bad_rows) if _is_given(origins[split]) else []
         for split in ("validation", "test")
     )
-    if config.few_shot and not config.validation and "validation" not in objects:
+    if config.is_few_shot and not config.validation and "validation" not in objects:
         validation, test = _reserve_scored_rows(task, validation, test)
     elif config.hold_out_validation and not test:
         validation, test = [], validation
     if not config.use_test_rows:
         test = []
-    choose = _choose_few_shot if config.few_shot else _choose_rows
+    choose = _choose_few_shot if config.is_few_shot else _choose_rows
     train, validation = choose(config, task, train, validation)
     if task.has_classes and len({example.target for example in train}) < 2:
-        setting = "few_shot" if config.few_shot else "train_rows"
+        setting = "few_shot" if config.is_few_shot else "train_rows"
         raise ConfigurationError(
             setting=f"task.{setting}",
             got=getattr(config, setting),
@@ -271,10 +279,24 @@ def _choose_split(source: Any, split: str) -> Source:
 
 def _check_sampling(config: TaskConfig, task: Task) -> None:
     """Check, before any row is read, that the sampling settings fit each other and the task."""
-    if config.few_shot and config.train_rows:
+    if config.few_shot and config.shots_per_class:
         raise ConfigurationError(
-            setting="task.few_shot",
-            got=config.few_shot,
+            setting="task.shots_per_class",
+            got=config.shots_per_class,
+            expected=f"no task.few_shot beside it (here {config.few_shot})",
+            fix="set one of the two",
+        )
+    if config.shots_per_class and not task.has_classes:
+        raise ConfigurationError(
+            setting="task.shots_per_class",
+            got=config.shots_per_class,
+            expected=f"a task with classes, not {task.kind}",
+            fix="set task.few_shot instead",
+        )
+    if config.is_few_shot and config.train_rows:
+        raise ConfigurationError(
+            setting="task.few_shot" if config.few_shot else "task.shots_per_class",
+            got=config.few_shot or config.shots_per_class,
             expected=f"no task.train_rows beside it (here {config.train_rows})",
             fix="set one of the two",
         )
@@ -335,7 +357,13 @@ def _choose_few_shot(
 ) -> tuple[list[Example], list[Example]]:
     """K distinct training rows, and validation rows that are no copies: from the rest, or from a file of their own."""
     num_validation = config.validation_rows or FEW_SHOT_VALIDATION_ROWS
-    chosen, remaining = few_shot(train, config.few_shot, num_validation, config.sample_seed, config.stratified)
+    if config.shots_per_class:
+        _check_classes(config.shots_per_class, train)
+        num_train = config.shots_per_class * len({str(example.target) for example in train})
+        config = config.model_copy(update={"few_shot": num_train})
+    chosen, remaining = few_shot(
+        train, config.few_shot, num_validation, config.sample_seed, config.stratified, config.shots_per_class
+    )
     num_texts = len(distinct(train))
     origin, fix = f"{num_texts} distinct training texts", "lower it, or pass `validation=FILE`"
     if validation:
@@ -365,9 +393,22 @@ def _choose_few_shot(
     return chosen, remaining
 
 
+def _check_classes(num_rows: int, train: Sequence[Example]) -> None:
+    """Check that each class has so many distinct training rows."""
+    counts = Counter(str(example.target) for example in distinct(train))
+    rarest = min(counts, key=counts.__getitem__)
+    if counts[rarest] < num_rows:
+        raise ConfigurationError(
+            setting="task.shots_per_class",
+            got=num_rows,
+            expected=f"at most {counts[rarest]}, the distinct rows of the class '{rarest}'",
+            fix="lower it, or set task.few_shot with task.stratified=true",
+        )
+
+
 def _should_stream(config: TaskConfig, task: Task, origins: Mapping[str, Source]) -> bool:
     """Whether to sample training rows from a large file without loading it: nothing else may need the other rows."""
-    is_plain_sample = not config.few_shot and not config.stratified and _is_given(origins["validation"])
+    is_plain_sample = not config.is_few_shot and not config.stratified and _is_given(origins["validation"])
     has_labels = bool(task.labels) or not (task.has_classes or task.kind == "tags")
     is_large = size_of(origins["train"]) > MIN_STREAMED_BYTES
     return bool(config.train_rows) and is_plain_sample and has_labels and is_large
@@ -463,7 +504,7 @@ def sample(examples: Sequence[Example], num_rows: int, seed: int, stratified: bo
     if num_rows >= len(examples):
         return list(examples)
     if stratified:
-        chosen = set(_draw_stratified(examples, _random_order(len(examples), seed), num_rows))
+        chosen = set(_draw_by_class(examples, _random_order(len(examples), seed), num_rows))
     else:
         chosen = _draw_indices([example.group for example in examples], num_rows, seed)
     return [examples[index] for index in sorted(chosen)]
@@ -502,12 +543,18 @@ def _draw_indices(groups: Sequence[str], num_rows: int, seed: int) -> set[int]:
 
 
 def few_shot(
-    examples: Sequence[Example], num_train: int, num_validation: int, seed: int, stratified: bool = False
+    examples: Sequence[Example],
+    num_train: int,
+    num_validation: int,
+    seed: int,
+    stratified: bool = False,
+    per_class: int = 0,
 ) -> tuple[list[Example], list[Example]]:
     """Draw training rows, and validation rows from the rest; no row is a copy of another.
 
     Of the copies of a text only the first row is used. If too few rows are left, there are fewer validation rows. The
-    seed alone decides, in every process and Python version.
+    seed alone decides, in every process and Python version. With `per_class` there are so many training rows of each
+    class.
 
     Example:
         >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
@@ -517,7 +564,7 @@ def few_shot(
     """
     pool = distinct(examples)
     order = _random_order(len(pool), seed)
-    chosen = _draw_stratified(pool, order, num_train) if stratified else order[:num_train]
+    chosen = _draw_by_class(pool, order, num_train, per_class) if stratified or per_class else order[:num_train]
     used = {_identity(pool[index]) for index in chosen}
     remaining = [index for index in order if _identity(pool[index]) not in used][:num_validation]
     return [pool[index] for index in sorted(chosen)], [pool[index] for index in sorted(remaining)]
@@ -599,10 +646,11 @@ def _random_order(num_rows: int, seed: int) -> list[int]:
     return sorted(range(num_rows), key=keys.__getitem__)
 
 
-def _draw_stratified(examples: Sequence[Example], order: Sequence[int], num_rows: int) -> list[int]:
-    """The first indices of each class in that order, as many as its share of `num_rows`."""
+def _draw_by_class(examples: Sequence[Example], order: Sequence[int], num_rows: int, per_class: int = 0) -> list[int]:
+    """The first indices of each class in that order: `per_class` of each, else its share of `num_rows`."""
     classes: dict[str, list[int]] = {name: [] for name in sorted({str(example.target) for example in examples})}
     for index in order:
         classes[str(examples[index].target)].append(index)
-    counts = shares({name: len(indices) for name, indices in classes.items()}, num_rows)
+    sizes = {name: len(indices) for name, indices in classes.items()}
+    counts = dict.fromkeys(classes, per_class) if per_class else shares(sizes, num_rows)
     return [index for name, indices in classes.items() for index in indices[: counts[name]]]
