@@ -144,7 +144,8 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
         evaluation = first.evaluate(
             run.data or None, task=target, num_rows=run.settings.get("task.test_rows", 0), baselines=False
         )
-        scores[find_task(target).name] = {
+        name = find_task(target).name
+        scores[target if name in scores else name] = {  # the file of a task may have the name of another task
             "main": _main_score(evaluation, run.settings.get("task.metric", "")),
             "metrics": evaluation.scores,
             "rows": evaluation.num_rows,

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from softcue.studies.search import propose
-from softcue.studies.study import Regime, Study, StudyBackbone, StudyMethod, StudyTask
+from softcue.studies.study import Regime, Study, StudyBackbone, StudyMethod, StudyTask, name_value
 
 RunKind = Literal["train", "adapt", "ensemble"]
 Result = dict[str, Any]  # the content of result.json
@@ -145,7 +145,8 @@ class _Cell:
         rounds: list[list[tuple[dict[str, Any], float]]] = []  # finished ones: settings and validation scores
         while (proposals := propose(search, rounds)) is not None:
             trials = [(settings, self._trial_runs(settings)) for settings in proposals]
-            searched += [run for _, runs in trials for run in runs]
+            # optuna may propose the same again: its runs are there once.
+            searched = list({run.id: run for run in [*searched, *(run for _, runs in trials for run in runs)]}.values())
             if not all(run.id in results for _, runs in trials for run in runs):
                 num_tried = sum(map(len, rounds)) + len(proposals)
                 later = (search.trials - num_tried) * search.seeds if search.trials else 0
@@ -162,7 +163,7 @@ class _Cell:
     def _trial_runs(self, settings: Mapping[str, Any]) -> list[StudyRun]:
         search = self.method.search
         assert search is not None
-        name = ", ".join(f"{key.partition('.')[2]}={_short(value)}" for key, value in settings.items())
+        name = ", ".join(f"{key.partition('.')[2]}={name_value(value)}" for key, value in settings.items())
         return [self._run(seed, settings, trial=name) for seed in range(search.seeds)]
 
     def _run(self, seed: int, chosen: Mapping[str, Any], trial: str = "") -> StudyRun:
@@ -263,10 +264,6 @@ def _backbone_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _validation(result: Result) -> float:
     """The validation score of a run, the mean of several tasks."""
     return fmean(score["main"] for score in result["validation"].values())
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _folder_name(name: str) -> str:
