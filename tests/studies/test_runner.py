@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from command import check_error, run
-from study_grids import small_study
+from study_grids import small_study, write_task
 
 from softcue.errors import RunError
 from softcue.studies.engines import LocalEngine
+from softcue.studies.report import make_report
 from softcue.studies.runner import StudyStatus, read_status, run_study
-from softcue.studies.runs import StudyRun
+from softcue.studies.runs import StudyRun, plan_runs
 from softcue.studies.store import StudyFolder, open_study
 from softcue.studies.study import make_study
 from softcue.studies.worker import Outcome, Worker
@@ -165,6 +166,141 @@ def test_a_damaged_result_does_not_count(tmp_path: Path) -> None:
     assert len(read_status(open_study(tmp_path / "study")).done) == 1
     _, engine = run_fake(tmp_path)
     assert engine.started == ["minilm/tickets/vip/seed-0"]
+
+
+def result_file(tmp_path: Path, seed: int = 0) -> Path:
+    return tmp_path / f"study/runs/minilm/tickets/vip/seed-{seed}/result.json"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[7]",
+        "{}",
+        "[" * 50_000,
+        '{"digest": "x"}',
+        '{"digest": "DIGEST", "run_seconds": "long", "scores": {}}',
+        '{"digest": "DIGEST", "run_seconds": 1, "scores": {"tickets": {"main": "good"}}}',
+        '{"digest": "DIGEST", "run_seconds": 1, "scores": {}, "curve": [[1]]}',
+        '{"digest": "DIGEST", "run_seconds": 1, "scores": {}, "trial": "rate=1"}',
+        '{"digest": "DIGEST", "run_seconds": 1, "scores": {}, "kind": "adapt"}',
+        '{"digest": "DIGEST", "run_seconds": 1, "scores": {}, "threads": null}',
+    ],
+)
+def test_status_and_report_survive_a_file_that_is_no_result(tmp_path: Path, text: str) -> None:
+    status, _ = run_fake(tmp_path)
+    result_file(tmp_path).write_text(text.replace("DIGEST", status.plan.runs[0].digest))
+    folder = open_study(tmp_path / "study")
+    state = read_status(folder)
+    assert len(state.done) == 1 and state.seconds_left(1) is not None
+    assert make_report(folder).content.count_notes == ["1 of 2 runs are finished, 0 failed, 1 missing."]
+    assert folder.result_of("minilm/tickets/vip/seed-0") is None or text == '{"digest": "x"}'
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"attempts": 7}', '{"attempts": [{}, 3]}'])
+def test_a_damaged_list_of_failures_is_none(tmp_path: Path, text: str) -> None:
+    run_fake(tmp_path, lambda run: Outcome(run.id, "failed", "bad rows") if run.seed == 1 else done(run))
+    result_file(tmp_path, 1).with_name("failures.json").write_text(text)
+    assert not read_status(open_study(tmp_path / "study")).failed
+    status, _ = run_fake(tmp_path, lambda run: Outcome(run.id, "failed", "bad rows"))
+    assert list(status.failed.values()) == ["bad rows"]
+
+
+@pytest.mark.parametrize("text", ["", ": : [", "- a", "name: s\n", "scale: full\nname: 3\n"])
+def test_a_damaged_study_file_is_an_error(tmp_path: Path, text: str) -> None:
+    run_fake(tmp_path)
+    (tmp_path / "study" / "study.yaml").write_text(text)
+    check_error(run("study", "status", tmp_path / "study"), "study")
+    check_error(run("study", "report", tmp_path / "study"), "study")
+
+
+def test_more_seeds_make_ensembles_anew(tmp_path: Path) -> None:
+    run_fake(tmp_path, ensembles=["vote"])
+    status, engine = run_fake(tmp_path, ensembles=["vote"], seeds=3)
+    assert engine.started == ["minilm/tickets/vip/seed-2", "minilm/tickets/vip/ensemble-vote"]
+    assert len(status.done) == 4
+
+
+def test_a_longer_search_trains_what_it_now_chooses(tmp_path: Path) -> None:
+    def study(*rates: float) -> dict[str, Any]:
+        return {"methods": [{"name": "vip", "search": {"space": {"training.learning_rate": list(rates)}}}], "seeds": 1}
+
+    run_fake(tmp_path, **study(0.3, 0.1))
+    # The new trial is better than the one that was chosen; then only the report is read from the folder again.
+    path = tmp_path / "study/runs/minilm/tickets/vip/search-learning_rate=0.3/seed-0/result.json"
+    path.write_text(path.read_text().replace("50.0", "40.0"))
+    status, engine = run_fake(tmp_path, **study(0.3, 0.1))
+    assert engine.started == ["minilm/tickets/vip/seed-1"] and len(status.done) == 3
+    assert status.done[-1].settings["training.learning_rate"] == 0.1
+    assert len(read_status(open_study(tmp_path / "study")).done) == 3
+
+
+def test_a_run_that_is_tried_again_is_not_shown_as_failed(tmp_path: Path) -> None:
+    crashes = {"minilm/tickets/vip/seed-0": 1}
+    shown: list[int] = []
+
+    def crash_first(run: StudyRun) -> Outcome:
+        if crashes.get(run.id):
+            crashes[run.id] -= 1
+            return Outcome(run.id, "crashed", "no memory")
+        return done(run)
+
+    folder = open_study(tmp_path / "study")
+    study = make_study({**VALUES, "seeds": 4})
+    engine = FakeEngine(folder, crash_first)
+    run_study(
+        study, folder, engine, listener=lambda status, outcome: shown.extend([len(status.failed)] * bool(outcome))
+    )
+    assert shown == [1, 0, 0, 0, 0]  # when it had crashed, until it was started again
+
+
+def test_cues_that_an_ensemble_needs_are_kept(tmp_path: Path) -> None:
+    study = small_study(tmp_path, tasks=["tickets"], ensembles=["vote"], keep_below_mb=0)
+    assert [run.keep_below_mb for run in plan_runs(study, {}).runs if run.kind == "train"] == [float("inf")] * 4
+    alone = small_study(tmp_path, tasks=["tickets"], keep_below_mb=0)
+    assert {run.keep_below_mb for run in plan_runs(alone, {}).runs} == {0.0}
+
+
+def test_an_unfinished_run_with_other_settings_starts_again(tmp_path: Path) -> None:
+    """Its cue is written, its result is not: the study was killed between the two, and its settings changed."""
+    for steps in (2, 3):
+        study = small_study(tmp_path, settings={"training.steps": steps, "training.batch_size": 4})
+        planned = next(run for run in plan_runs(study, {}).runs if run.method == "prompt-tuning")
+        worker = Worker(str(tmp_path / "study"))
+        assert worker.execute(planned.as_dict()) == Outcome(planned.id, "done")
+        result = worker.folder.result_of(planned.id)
+        assert result is not None and result["steps"] == steps
+        (worker.folder.runs / planned.id / "result.json").unlink()
+
+
+def test_a_task_with_the_name_of_another_has_a_score_of_its_own(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    elsewhere = write_task(tmp_path / "elsewhere", "desk", num_rows=6)
+    values = study.model_dump(mode="json")
+    values["tasks"] = [{**values["tasks"][0], "score_on": [elsewhere]}]
+    planned = plan_runs(make_study(values), {}).runs[0]
+    worker = Worker(str(tmp_path / "study"))
+    assert worker.execute(planned.as_dict()).state == "done"
+    result = worker.folder.result_of(planned.id)
+    assert result is not None and [score["rows"] for score in result["scores"].values()] == [12, 6]
+
+
+def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: Path) -> None:
+    runs = plan_runs(small_study(tmp_path, methods=["linear-probe"]), {}).runs
+    engine = LocalEngine(str(tmp_path / "study"), num_workers=1)
+    try:
+        for planned in runs[:2]:
+            engine.start(planned)
+            outcomes: list[Outcome] = []
+            while not outcomes:
+                outcomes = engine.wait(60.0)
+            assert outcomes == [Outcome(planned.id, "done")]
+            [worker] = engine._workers
+            worker.process.kill()
+            worker.process.join()
+    finally:
+        engine.close()
 
 
 def test_time_left_comes_from_runs_of_the_same_method(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_half_a_search_chooses_nothing() -> None:
 
 def test_range_needs_a_number_of_trials() -> None:
     with pytest.raises(ValidationError, match="a number of trials"):
-        Search(space={"training.learning_rate": {"low": 0.1, "high": 1.0}})  # type: ignore[dict-item]
+        Search(space={"training.learning_rate": {"low": 0.1, "high": 1.0}})
 
 
 def test_optuna_proposes_the_same_after_an_interruption() -> None:

@@ -14,7 +14,9 @@ from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.configuration import merged, override
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import package_versions
+from softcue.errors import RunError
 from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, mean, vote
+from softcue.files import remove
 from softcue.machine import processor_name
 from softcue.run import Run, splits_of_run
 from softcue.studies.runs import Result, StudyRun
@@ -48,14 +50,22 @@ class BackbonePool:
 
 
 def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> Result:
-    """Execute a run in its folder. A run that was interrupted goes on where it was.
+    """Execute a run in its folder. A run that was interrupted goes on where it was, unless it was another one.
 
     Example:
         execute(run, Path("studies/mine/runs") / run.id, Path("studies/mine/runs"), BackbonePool())
     """
     started, processor_started = time.monotonic(), time.process_time()
     kinds = {"train": _train, "adapt": _adapt, "ensemble": _join}
-    facts = kinds[run.kind](run, folder, runs_folder, backbones)
+    try:
+        facts = kinds[run.kind](run, folder, runs_folder, backbones)
+    except RunError as error:
+        if error.setting != "resume":
+            raise
+        # It has no result, so it counts for nothing: an attempt with other settings, rows or versions has left it.
+        for leftover in ("cue", "model"):
+            remove(folder / leftover)
+        facts = kinds[run.kind](run, folder, runs_folder, backbones)
     return {
         "id": run.id,
         "digest": run.digest,

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from statistics import fmean
 from typing import Any, Literal
 
@@ -75,6 +76,15 @@ def run_from_dict(values: Mapping[str, Any]) -> StudyRun:
     return StudyRun(**{**values, **lists})
 
 
+def is_result_of(run: StudyRun, result: Result | None) -> bool:
+    """Whether a result was made by this run, with all its settings.
+
+    Example:
+        is_result_of(run, folder.result_of(run.id))
+    """
+    return result is not None and result.get("digest") == run.digest
+
+
 def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
     """List the runs of a study. Runs that follow from results, such as those of chosen settings, join when these exist.
 
@@ -137,7 +147,7 @@ class _Cell:
     def list_runs(self, results: Mapping[str, Result]) -> tuple[list[StudyRun], int]:
         """The runs of this cell, and how many more follow from their results."""
         study, search = self.study, self.method.search
-        num_ensembles = len(study.ensembles) if study.seeds > 1 and not self.regime.joint else 0
+        num_ensembles = self._num_ensembles
         if search is None:
             runs = [self._run(seed, {}) for seed in range(study.seeds)]
             return [*runs, *self._ensembles(runs[: num_ensembles and None])], 0
@@ -159,6 +169,11 @@ class _Cell:
         fresh_seeds = range(search.seeds, search.seeds + study.seeds)
         runs = [self._run(seed, best_settings) for seed in fresh_seeds]
         return [*searched, *runs, *self._ensembles(runs[: num_ensembles and None])], 0
+
+    @property
+    def _num_ensembles(self) -> int:
+        """How many ensembles join the cues of this cell, which are then kept however large they are."""
+        return len(self.study.ensembles) if self.study.seeds > 1 and not self.regime.joint else 0
 
     def _trial_runs(self, settings: Mapping[str, Any]) -> list[StudyRun]:
         search = self.method.search
@@ -204,7 +219,7 @@ class _Cell:
             score_on=self.tasks[0].score_on if is_single and not trial else (),
             data=study.data,
             threads=study.threads,
-            keep_below_mb=study.keep_below_mb,
+            keep_below_mb=inf if self._num_ensembles and not trial else study.keep_below_mb,
             trial=trial,
             needs=(_adapted_id(self.backbone),) if adaptation else (),
         )
