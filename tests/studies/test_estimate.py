@@ -45,6 +45,6 @@ def test_tasks_without_rows_are_named_and_nothing_is_written(tmp_path: Path, mon
     before = sorted(tmp_path.rglob("*"))
     ended = run("study", "plan", path)
     assert ended.code == 0 and "shop: its rows cannot be read" in ended.out
-    assert "hours with" in ended.out and sorted(tmp_path.rglob("*")) == before
+    assert "about a minute with" in ended.out and sorted(tmp_path.rglob("*")) == before
     facts: dict[str, Any] = run("study", "plan", path, "--json").json
     assert facts["runs"] == 8 and set(facts["problems"]) == {"shop"}

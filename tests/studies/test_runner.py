@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import check_error, run
-from study_grids import small_study, write_task
+from study_grids import small_study, write_backbone, write_task
 
-from softcue.errors import RunError
+from softcue.errors import ConfigurationError, RunError, TrainingError
+from softcue.studies import execution
 from softcue.studies.engines import LocalEngine
 from softcue.studies.report import make_report
 from softcue.studies.runner import StudyStatus, read_status, run_study
@@ -347,6 +349,52 @@ def test_trial_of_a_search_reads_no_test_rows(tmp_path: Path) -> None:
     assert planned.trial and outcome.state == "done", outcome
     result = folder.results()[planned.id]
     assert result["scores"]["desk"]["split"] == "validation" and result["rows"]["test"] == 0
+
+
+def test_a_trial_whose_training_breaks_down_has_the_lowest_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = execution._train
+
+    def break_down(run: StudyRun, *options: Any) -> dict[str, Any]:
+        if run.settings["training.learning_rate"] == 50.0:
+            raise TrainingError(setting="loss at step 1", got="nan", expected="a finite number", fix="lower the rate")
+        return train(run, *options)
+
+    monkeypatch.setattr(execution, "_train", break_down)
+    search = {"space": {"training.learning_rate": [50.0, 0.01]}}
+    method = {"name": "prompt-tuning", "settings": {"method.prompt_length": 2}, "search": search}
+    study = small_study(tmp_path, methods=[method], seeds=1)
+    folder = open_study(tmp_path / "study")
+    folder.begin(study)
+    worker = Worker(str(folder))
+    for _ in range(2):
+        for planned in read_status(folder).plan.runs:
+            assert worker.execute(planned.as_dict()) == Outcome(planned.id, "done")
+    status = read_status(folder)
+    assert len(status.done) == status.plan.size == 6
+    chosen = {planned.settings["training.learning_rate"] for planned in status.done if not planned.trial}
+    assert chosen == {0.01}
+    assert "broke down" in make_report(folder).files["index.html"]
+    # Without a search it is a failure, as before.
+    [planned] = plan_runs(small_study(tmp_path, methods=["prompt-tuning"], tasks=["tickets"], seeds=1), {}).runs
+    planned = replace(planned, settings={"training.learning_rate": 50.0})
+    assert worker.execute(planned.as_dict()).state == "failed"
+
+
+def test_unknown_tasks_are_an_error_before_any_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="tickets"):
+        run_fake(tmp_path, tasks=["tikets"])
+    with pytest.raises(ConfigurationError, match="an existing file"):
+        run_fake(tmp_path, tasks=[{"name": "tickets", "score_on": ["nowhere.yaml"]}])
+    assert not (tmp_path / "study").exists()
+
+
+def test_backbones_with_and_without_checkpointing_are_not_the_same(tmp_path: Path) -> None:
+    """It stays on for all that is trained on a backbone."""
+    pool, name = execution.BackbonePool(), write_backbone(tmp_path)
+    plain = pool.get(name, {"max_length": 64})
+    assert pool.get(name, {}) is plain is not pool.get(name, {"gradient_checkpointing": True})
 
 
 def test_wrong_rows_are_a_failure_with_a_reason_and_a_log(tmp_path: Path) -> None:

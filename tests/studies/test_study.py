@@ -140,6 +140,7 @@ def test_digest_knows_settings_and_not_the_place_of_data() -> None:
         return plan_runs(make_study({**VALUES, **changes}), {}).runs[0].digest
 
     assert digest() == digest(data="elsewhere") != digest(settings={"training.steps": 9})
+    assert digest() == digest(settings={"training.report_to": ["tensorboard"], "training.report_group": "mine"})
 
 
 def test_names_with_other_characters_have_folders_of_their_own() -> None:

@@ -25,6 +25,7 @@ class RecordedRun(BaseModel):
     digest: str
     kind: str = "train"
     trial: str = ""
+    broke_down: str = ""  # why a trial has no score
     run_seconds: FiniteFloat
     scores: dict[str, RecordedScore]
     validation: dict[str, RecordedScore] = Field(default_factory=dict)
@@ -45,8 +46,8 @@ class RecordedRun(BaseModel):
     def _check(self) -> Self:
         if self.kind == "adapt" and self.perplexity is None:
             raise ValueError("a perplexity")
-        if self.trial and not self.validation:
-            raise ValueError("a validation score")
+        if self.trial and not self.validation and not self.broke_down:
+            raise ValueError("a validation score, or why there is none")
         return self
 
 

@@ -13,6 +13,7 @@ from softcue.studies.runs import Result, StudyPlan, StudyRun, is_result_of, plan
 from softcue.studies.store import Failure, StudyFolder
 from softcue.studies.study import Study
 from softcue.studies.worker import Outcome
+from softcue.tasks import find_task
 
 POLL_SECONDS = 0.5
 BUSY_SECONDS = 5.0  # until a run that another process holds is looked at again
@@ -99,11 +100,23 @@ def run_study(
         run_study(read_study("quick"), open_study("studies/quick"), LocalEngine("studies/quick", 2))
     """
     try:
+        check_tasks(study)
         runner = _Runner(study, folder, engine, retries, listener)
         folder.begin(study)
         return runner.run()
     finally:
         engine.close()
+
+
+def check_tasks(study: Study) -> None:
+    """Raise an error if there is no such task: now, rather than in each of its runs. No rows are read.
+
+    Example:
+        check_tasks(read_study("quick"))
+    """
+    for task in study.tasks:
+        for source in (task.source, *task.score_on):
+            find_task(source)
 
 
 class _Runner:

@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 from softcue.studies.search import propose
 from softcue.studies.study import Regime, Study, StudyBackbone, StudyMethod, StudyTask, name_value
+from softcue.training.config import REPORTING_KEYS
 
 RunKind = Literal["train", "adapt", "ensemble"]
 Result = dict[str, Any]  # the content of result.json
 MAX_PART = 60  # characters of a part of a run's folder
+_REPORTING = {f"training.{key}" for key in REPORTING_KEYS}
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,12 @@ class StudyRun:
 
     @property
     def digest(self) -> str:
-        """What tells two runs with the same folder apart: a result counts only for the run it was made by."""
+        """What tells two runs with the same folder apart: a result counts only for the run it was made by.
+
+        Where a run reports to, and where its data are, is no part of what it learns.
+        """
         facts = {key: value for key, value in asdict(self).items() if key not in ("needs", "keep_below_mb", "data")}
+        facts["settings"] = {key: value for key, value in self.settings.items() if key not in _REPORTING}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class _Cell:
                 later = (search.trials - num_tried) * search.seeds if search.trials else 0
                 return searched, max(0, later) + study.seeds + num_ensembles
             rounds.append(
-                [(settings, fmean(_validation(results[run.id]) for run in runs)) for settings, runs in trials]
+                [(settings, fmean(validation_score(results[run.id]) for run in runs)) for settings, runs in trials]
             )
         tried = [trial for finished in rounds for trial in finished]
         best_settings, _ = max(tried, key=lambda trial: trial[1])  # the first of equals
@@ -276,9 +282,15 @@ def _backbone_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("backbone.")}
 
 
-def _validation(result: Result) -> float:
-    """The validation score of a run, the mean of several tasks."""
-    return fmean(score["main"] for score in result["validation"].values())
+def validation_score(result: Result) -> float:
+    """The validation score of a run, the mean of several tasks. A trial whose training broke down has the lowest.
+
+    Example:
+        >>> validation_score({"validation": {"rte": {"main": 60.0}, "cb": {"main": 70.0}}}), validation_score({})
+        (65.0, -inf)
+    """
+    scores = result.get("validation") or {}
+    return fmean(score["main"] for score in scores.values()) if scores else -inf
 
 
 def _folder_name(name: str) -> str:

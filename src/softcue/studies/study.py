@@ -38,7 +38,7 @@ GIVEN = "given"  # the source of a backbone that is made from the one of the use
 LISTS, MAPPINGS = ("backbones", "tasks", "methods", "regimes"), ("settings", "small")  # that changes are merged with
 # What the axes of a study decide. As a setting it would, for example, give test rows to the trials of a search.
 DECIDED = (
-    *("backbone.name", "method.name", "mixture.tasks", "training.seed", "training.report_group"),
+    *("backbone.name", "method.name", "mixture.tasks", "training.seed"),
     *("task.name", "task.few_shot", "task.sample_seed", "task.use_test_rows", "task.data"),
 )
 _NAME = re.compile(r"\w[\w.-]{0,99}")
