@@ -397,6 +397,32 @@ def test_backbones_with_and_without_checkpointing_are_not_the_same(tmp_path: Pat
     assert pool.get(name, {}) is plain is not pool.get(name, {"gradient_checkpointing": True})
 
 
+def test_a_url_keeps_failures_and_fetches_what_a_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two folders at one URL are two machines: each has a working folder of its own."""
+    study = make_study({**VALUES, "ensembles": ["vote"]})
+    *members, ensemble = plan_runs(study, {}).runs
+    url = f"file://{tmp_path / 'remote'}"
+    machines = []
+    for name in ("a", "b"):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+        machines.append(open_study(url))
+    for machine in machines:
+        machine.add_failure(members[0], f"no memory on {machine.path.parts[-3]}")
+    assert [attempt["reason"] for attempt in machines[0].failures()[members[0].id]] == [
+        "no memory on a",
+        "no memory on b",
+    ]
+    for text in ("old", "new"):  # the second time from a study that begins again at the same URL
+        for member in members:
+            with machines[0].claim(member) as folder:
+                (folder / "cue").mkdir()
+                (folder / "cue" / "cue.json").write_text(text)
+                machines[0].finish(member, {"digest": text, "run_seconds": 1.0, "scores": {}})
+        with machines[1].claim(ensemble):
+            cues = [machines[1].runs / member.id / "cue" / "cue.json" for member in members]
+            assert [cue.read_text() for cue in cues] == [text, text]
+
+
 def test_wrong_rows_are_a_failure_with_a_reason_and_a_log(tmp_path: Path) -> None:
     study = small_study(tmp_path)
     (tmp_path / "tasks" / "desk-train.csv").write_text("text,team\n")

@@ -10,6 +10,7 @@ runs/ID/log.txt            what the run printed
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -21,7 +22,7 @@ from typing import Any
 import yaml
 
 from softcue.errors import ConfigurationError, MissingExtraError, RunError
-from softcue.files import convert_write_errors, lock_folder, write_atomically, write_json
+from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically, write_json
 from softcue.studies.result_file import parse_failures, parse_result
 from softcue.studies.runs import Result, StudyRun
 from softcue.studies.study import SCALES, Study, make_study
@@ -161,7 +162,8 @@ class RemoteStudyFolder(StudyFolder):
             ) from error
         self._root = str(root).rstrip("/")
         # `path` is the working folder of this machine; what is finished is at the URL.
-        super().__init__(Path(tempfile.gettempdir()) / "softcue-studies" / self.url.replace("/", "_").replace(":", ""))
+        name = self.url.replace("/", "_").replace(":", "")
+        super().__init__(Path(tempfile.gettempdir()) / f"softcue-studies-{os.getuid()}" / name)
 
     def __str__(self) -> str:
         return self.url
@@ -171,17 +173,30 @@ class RemoteStudyFolder(StudyFolder):
         """Hold the working folder of a run, with the finished runs that it needs beside it."""
         with super().claim(run) as folder:
             for needed in run.needs:
-                if not self._folder(needed).is_dir():
-                    self._files.get(self._remote(needed), str(self._folder(needed)), recursive=True)
+                self._fetch(needed)
             yield folder
+
+    def _fetch(self, run: str) -> None:
+        """Copy a finished run to this machine, unless it is here already; what another study left there is replaced."""
+        folder, result = self._folder(run), self._read_file(run, RESULT)
+        if result is not None and super()._read_file(run, RESULT) == result:
+            return
+        temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
+        remove(temporary)
+        self._files.get(self._remote(run), str(temporary), recursive=True)
+        remove(folder)
+        temporary.rename(folder)
 
     def finish(self, run: StudyRun, result: Result) -> None:
         """Copy the folder of a run, its result last."""
         folder = self._folder(run.id)
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             self._put(f"{run.id}/{file.relative_to(folder).as_posix()}", file.read_bytes())
-        self._put(f"{run.id}/{RESULT}", json.dumps(result).encode())
-        if run.kind != "adapt":
+        data = json.dumps(result).encode()
+        self._put(f"{run.id}/{RESULT}", data)
+        if run.kind == "adapt":  # its runs on this machine need not fetch it
+            write_atomically(folder / RESULT, data)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
     def add_failure(self, run: StudyRun, reason: str) -> None:
