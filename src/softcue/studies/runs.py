@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
@@ -64,7 +65,12 @@ class StudyPlan:
     """The runs that can be named so far, and how many more will follow from their results."""
 
     runs: list[StudyRun]
-    num_later: int = 0
+    later: dict[tuple[str, str], int] = field(default_factory=dict)  # backbone and method -> runs to follow
+
+    @property
+    def num_later(self) -> int:
+        """The number of runs that will follow from results."""
+        return sum(self.later.values())
 
     @property
     def size(self) -> int:
@@ -101,7 +107,7 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
         (24, 'minilm/tickets/linear-probe/seed-0')
     """
     runs: list[StudyRun] = []
-    num_later = 0
+    later: Counter[tuple[str, str]] = Counter()
     for backbone in study.backbones:
         if backbone.adapt is not None:
             runs.append(_adaptation(study, backbone))
@@ -112,11 +118,12 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
             if method.regimes and regime.name not in method.regimes:
                 continue
             cell = _Cell(study, backbone, tasks, method, regime, variant)
-            cell_runs, later = cell.list_runs(results)
+            cell_runs, num_trained, num_joined = cell.list_runs(results)
             runs += cell_runs
-            num_later += later
+            later[backbone.name, method.name] += num_trained
+            later[backbone.name, f"{method.name}, ensembles"] += num_joined
     adaptations_first = sorted(range(len(runs)), key=lambda number: _order(runs[number], number))
-    return StudyPlan([runs[number] for number in adaptations_first], num_later)
+    return StudyPlan([runs[number] for number in adaptations_first], dict(+later))  # without zeros
 
 
 def _order(run: StudyRun, number: int) -> tuple[int, int, int]:
@@ -150,13 +157,13 @@ class _Cell:
     regime: Regime
     variant: tuple[str, dict[str, Any]]
 
-    def list_runs(self, results: Mapping[str, Result]) -> tuple[list[StudyRun], int]:
-        """The runs of this cell, and how many more follow from their results."""
+    def list_runs(self, results: Mapping[str, Result]) -> tuple[list[StudyRun], int, int]:
+        """The runs of this cell, and how many more will be trained and joined, as their results say."""
         study, search = self.study, self.method.search
         num_ensembles = self._num_ensembles
         if search is None:
             runs = [self._run(seed, {}) for seed in range(study.seeds)]
-            return [*runs, *self._ensembles(runs[: num_ensembles and None])], 0
+            return [*runs, *self._ensembles(runs[: num_ensembles and None])], 0, 0
         searched: list[StudyRun] = []
         rounds: list[list[tuple[dict[str, Any], float]]] = []  # finished ones: settings and validation scores
         while (proposals := propose(search, rounds)) is not None:
@@ -166,7 +173,7 @@ class _Cell:
             if not all(run.id in results for _, runs in trials for run in runs):
                 num_tried = sum(map(len, rounds)) + len(proposals)
                 later = (search.trials - num_tried) * search.seeds if search.trials else 0
-                return searched, max(0, later) + study.seeds + num_ensembles
+                return searched, max(0, later) + study.seeds, num_ensembles
             rounds.append(
                 [(settings, fmean(validation_score(results[run.id]) for run in runs)) for settings, runs in trials]
             )
@@ -174,7 +181,7 @@ class _Cell:
         best_settings, _ = max(tried, key=lambda trial: trial[1])  # the first of equals
         fresh_seeds = range(search.seeds, search.seeds + study.seeds)
         runs = [self._run(seed, best_settings) for seed in fresh_seeds]
-        return [*searched, *runs, *self._ensembles(runs[: num_ensembles and None])], 0
+        return [*searched, *runs, *self._ensembles(runs[: num_ensembles and None])], 0, 0
 
     @property
     def _num_ensembles(self) -> int:
