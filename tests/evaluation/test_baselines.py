@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny import tiny
 
 import softcue
-from softcue.evaluation import constant_prediction, predict_baselines, score, why_no_zero_shot
+from softcue.backbones import Backbone
+from softcue.evaluation import baselines, constant_prediction, predict_baselines, score, why_no_zero_shot
 from softcue.tasks import Label, Task
-from softcue.types import Example
+from softcue.types import Example, Prediction
 
 TASK = Task(name="t", labels={"a": Label(words="account"), "b": Label(words="bill")})
 EXAMPLES = [Example((f"my order {number}",), "a" if number % 3 else "b") for number in range(9)]
@@ -95,3 +98,45 @@ def test_a_zero_shot_pass_that_fails_costs_no_run(tmp_path: Path, monkeypatch: p
         )
     assert set(cue.cue_file.baselines["validation"]) == {"majority_class"}
     assert (tmp_path / "cue" / "cue.json").is_file()
+
+
+def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each zero-shot pass from now on."""
+    passes: list[int] = []
+    compute = baselines.zero_shot_predictions
+
+    def counted(backbone: Backbone, task: Task, examples: Sequence[Example], *options: Any) -> list[Prediction]:
+        passes.append(len(examples))
+        return compute(backbone, task, examples, *options)
+
+    monkeypatch.setattr(baselines, "zero_shot_predictions", counted)
+    return passes
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_zero_shot_is_computed_once_for_a_backbone_a_task_and_its_rows(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = count_passes(monkeypatch)
+    backbone = Backbone(tiny(family).model, tiny(family).tokenizer, f"own-{family}")
+    first = predict_baselines(backbone, TASK, "a", EXAMPLES)
+    assert passes == [9]
+    assert predict_baselines(backbone, TASK, "b", list(EXAMPLES))["zero_shot"] == first["zero_shot"]
+    assert passes == [9]
+    first["zero_shot"].clear()  # the list is the caller's
+    assert len(predict_baselines(backbone, TASK, "a", EXAMPLES)["zero_shot"]) == 9
+    predict_baselines(backbone, TASK, "a", EXAMPLES[1:])
+    predict_baselines(
+        backbone, TASK.model_copy(update={"labels": {"a": Label(words="no"), "b": Label(words="yes")}}), "a", EXAMPLES
+    )
+    predict_baselines(Backbone(backbone.model, backbone.tokenizer, "other"), TASK, "a", EXAMPLES)
+    assert passes == [9, 8, 9, 9]
+
+
+def test_only_so_many_zero_shot_predictions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = count_passes(monkeypatch)
+    monkeypatch.setattr(baselines, "KEPT_SPLITS", 2)
+    backbone = Backbone(tiny("bert").model, tiny("bert").tokenizer, "own")
+    for size in (1, 2, 1, 3, 1, 2):  # 2 is the one that was not used for the longest time
+        predict_baselines(backbone, TASK, "a", EXAMPLES[:size])
+    assert passes == [1, 2, 3, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from softcue.inputs.collate import collate
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
-from softcue.tasks import Label, Task
+from softcue.tasks import Label, Task, examples_from, library_task
 from softcue.types import Batch, Example
 
 POOLINGS: list[Summary] = ["cls", "mean", "last"]
@@ -91,10 +92,10 @@ def test_the_second_call_runs_nothing_and_gives_the_same_bits(family: str) -> No
     backbone = tiny(family)
     with passes(backbone) as ran:
         first = sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS)
-        assert ran == [3]
+        assert sum(ran) == 3
         again = sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS)
         backwards = sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS[::-1])
-    assert ran == [3]
+    assert sum(ran) == 3
     assert torch.equal(first, again)
     assert torch.equal(first, backwards.flip(0))
     assert first.dtype == torch.float32 and first.shape == (3, 32)
@@ -106,7 +107,7 @@ def test_only_texts_that_are_new_are_read_and_each_of_them_once() -> None:
     sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS[:1])
     with passes(backbone) as ran:
         vectors = sentence_vectors_of(SentenceVector(), backbone, TASK, [*TEXTS, TEXTS[1], TEXTS[0], TEXTS[1]])
-    assert ran == [2]
+    assert sum(ran) == 2
     assert (
         torch.equal(vectors[3], vectors[1])
         and torch.equal(vectors[5], vectors[1])
@@ -135,7 +136,7 @@ def test_another_seed_and_another_task_with_the_same_texts_run_nothing(tmp_path:
     backbone = tiny("bert")
     rows = [{"text": f"message {n}", "label": "xy"[n % 2], "other": "pqr"[n % 3]} for n in range(12)]
 
-    def train(name: str, label: str = "label", **settings: Any) -> list[int]:
+    def train(name: str, label: str = "label", **settings: Any) -> int:
         with passes(backbone) as ran:
             softcue.train(
                 tmp_path / name,
@@ -149,12 +150,12 @@ def test_another_seed_and_another_task_with_the_same_texts_run_nothing(tmp_path:
                 overrides={"training.epochs": 1},
                 **settings,
             )
-        return ran
+        return sum(ran)
 
-    assert train("first", seed=0) == [12, 2]  # the texts, and the two labels for the zero-shot score
-    assert train("again", seed=0) == []
-    assert train("seed", seed=7) == []
-    assert train("task", label="other", seed=3, task="another name") == [3]  # its three labels, and no text
+    assert train("first", seed=0) == 12 + 2  # the texts, and the two labels for the zero-shot score
+    assert train("again", seed=0) == 0
+    assert train("seed", seed=7) == 0
+    assert train("task", label="other", seed=3, task="another name") == 3  # its three labels, and no text
 
 
 def test_a_method_reads_what_another_method_left(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_method_reads_what_another_method_left(tmp_path: Path) -> None:
     with passes(backbone) as ran:
         for seed, case in enumerate(cases):
             make_model(backbone, case, seed=seed).rows(backbone, EXAMPLES)
-    assert ran == [len(EXAMPLES)]
+    assert sum(ran) == len(EXAMPLES)
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
@@ -174,12 +175,12 @@ def test_for_a_text_to_text_backbone_the_text_is_what_the_template_makes_of_it(f
     with passes(backbone) as ran:
         first = sentence_vectors_of(SentenceVector(), backbone, plain, TEXTS)
         sentence_vectors_of(SentenceVector(), backbone, Task(name="other", text=("message",)), TEXTS)
-        assert ran == [3]
+        assert sum(ran) == 3
         other = sentence_vectors_of(SentenceVector(), backbone, framed, TEXTS)
-        assert ran == [3, 3]
+        assert sum(ran) == 6
         spelled = [Example((f"topic of: {example.texts[0]}",)) for example in TEXTS]
         assert torch.equal(sentence_vectors_of(SentenceVector(), backbone, plain, spelled), other)
-        assert ran == [3, 3]
+        assert sum(ran) == 6
     assert not torch.allclose(first, other, atol=1e-3)
 
 
@@ -209,7 +210,7 @@ def test_another_backbone_never_gets_this_ones_vectors(changes: dict[str, Any], 
     first_vectors = sentence_vectors_of(SentenceVector(), first, TASK, TEXTS)
     with passes(second) as ran:
         second_vectors = sentence_vectors_of(SentenceVector(), second, TASK, TEXTS)
-    assert ran == ([] if hits else [3])
+    assert sum(ran) == (0 if hits else 3)
     assert torch.equal(second_vectors, first_vectors) == hits or "words" in changes or "settings" in changes
 
 
@@ -228,7 +229,7 @@ def test_without_a_store_everything_is_computed_anew(monkeypatch: pytest.MonkeyP
     backbone = tiny("bert")
     with passes(backbone) as ran:
         first, again = (sentence_vectors_of(SentenceVector(), backbone, TASK, TEXTS) for _ in range(2))
-    assert ran == [3, 3]
+    assert sum(ran) == 6
     assert torch.equal(first, again)
     assert not list((tmp_path / "home").rglob("*.sqlite"))
 
@@ -437,7 +438,7 @@ def test_stored_vectors_with_different_prompts_are_not_mixed() -> None:
     computed = [sentence_vectors_of(kind, backbone, TASK, TEXTS, use_disk_cache=False) for kind in kinds]
     for _ in range(2):  # the second time from the store
         for kind, expected in zip(kinds, computed, strict=True):
-            assert torch.equal(sentence_vectors_of(kind, backbone, TASK, TEXTS), expected)
+            REORDERED_FLOAT32.assert_close(sentence_vectors_of(kind, backbone, TASK, TEXTS), expected)
     assert not torch.allclose(computed[0], computed[1])
 
 
@@ -469,3 +470,26 @@ def test_a_cue_from_before_the_prompt_setting_reads_none(tmp_path: Path) -> None
 def test_a_prompt_for_sentence_vectors_that_read_none_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="representation_prompt"):
         idpg(tiny("bert"), representation_prompt="ok ", representation="words")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+def test_a_vector_has_the_same_bits_whatever_is_computed_with_it(
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of a study read vectors that any of them has stored, in any order."""
+    task = library_task("tickets")
+    texts = list(examples_from(task.train, task))[:40]
+    backbone = Backbone(copy.deepcopy(tiny(family).model).to(dtype), tiny(family).tokenizer, f"{family}-{dtype}")
+    mean = SentenceVector("backbone", "mean")
+
+    def compute(home: str, *parts: list[Example]) -> Tensor:
+        monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path / home))
+        for part in parts:
+            sentence_vectors_of(mean, backbone, task, part)
+        return sentence_vectors_of(mean, backbone, task, texts)
+
+    whole = compute("whole")
+    assert torch.equal(compute("parts", texts[5:9], texts[30:31], texts[::3]), whole)
+    monkeypatch.setenv("SOFTCUE_CACHE_MB", "0")
+    assert torch.equal(compute("none"), whole)

@@ -45,6 +45,14 @@ def test_tasks_without_rows_are_named_and_nothing_is_written(tmp_path: Path, mon
     before = sorted(tmp_path.rglob("*"))
     ended = run("study", "plan", path)
     assert ended.code == 0 and "shop: its rows cannot be read" in ended.out
-    assert "hours with" in ended.out and sorted(tmp_path.rglob("*")) == before
+    assert "about a minute with" in ended.out and sorted(tmp_path.rglob("*")) == before
     facts: dict[str, Any] = run("study", "plan", path, "--json").json
     assert facts["runs"] == 8 and set(facts["problems"]) == {"shop"}
+
+
+def test_runs_that_follow_a_search_count(tmp_path: Path) -> None:
+    search = {"space": {"training.learning_rate": [0.01, 0.03]}, "seeds": 2}
+    method = {"name": "prompt-tuning", "settings": {"method.prompt_length": 2}, "search": search}
+    estimate = estimate_study(small_study(tmp_path, methods=[method], seeds=3, ensembles=["vote"]))
+    assert [line.runs for line in estimate.lines] == [2 * (2 * 2 + 3)]  # tasks: trials of two rates, then three seeds
+    assert estimate.num_runs == 2 * (2 * 2 + 3 + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command import check_error, run
 from pydantic import ValidationError
-from study_grids import small_study
+from study_grids import small_study, write_task
 
 from softcue.errors import ConfigurationError
 from softcue.studies.runs import StudyPlan, plan_runs, run_from_dict
@@ -115,7 +115,7 @@ def test_half_a_search_chooses_nothing() -> None:
 
 def test_range_needs_a_number_of_trials() -> None:
     with pytest.raises(ValidationError, match="a number of trials"):
-        Search(space={"training.learning_rate": {"low": 0.1, "high": 1.0}})  # type: ignore[dict-item]
+        Search(space={"training.learning_rate": {"low": 0.1, "high": 1.0}})
 
 
 def test_optuna_proposes_the_same_after_an_interruption() -> None:
@@ -140,6 +140,7 @@ def test_digest_knows_settings_and_not_the_place_of_data() -> None:
         return plan_runs(make_study({**VALUES, **changes}), {}).runs[0].digest
 
     assert digest() == digest(data="elsewhere") != digest(settings={"training.steps": 9})
+    assert digest() == digest(settings={"training.report_to": ["tensorboard"], "training.report_group": "mine"})
 
 
 def test_names_with_other_characters_have_folders_of_their_own() -> None:
@@ -162,11 +163,88 @@ def test_names_with_other_characters_have_folders_of_their_own() -> None:
         ({"unknown": 1}, "unknown"),
         ({"tasks": ["tickets"], "regimes": [{"name": "all", "joint": True}]}, "several tasks"),
         ({"recipe": "best"}, "recipe"),
+        ({"name": ".."}, "letters, digits"),
+        ({"name": "a" * 300}, "at most 100"),
+        ({"backbones": "minilm"}, "study.backbones: got 'minilm'; expected a list"),
+        ({"backbones": 3}, "a list"),
+        ({"backbones": ["x" * 5000], "methods": ["vipp"]}, "vip"),
+        ({"tasks": [{"task": "tickets"}]}, "entries with a name"),
+        ({"settings": ["training.steps"]}, "keys with values"),
+        ({"small": "few"}, "keys with values"),
+        ({"small": {"tasks": 3}}, "study.small.tasks"),
+        ({"regimes": []}, "regimes"),
+        ({"ensembles": ["vote", "vote"]}, "twice"),
+        ({"vary": {"method.prompt_length": []}}, "values for method.prompt_length"),
+        ({"vary": {"training.learning_rate": [1, 1.0]}}, "not 1 twice"),
+        ({"vary": {"training.seed": [1, 2]}}, "decides itself"),
+        ({"settings": {"task.use_test_rows": True}}, "decides itself"),
+        ({"settings": {"task.name": "rte"}}, "decides itself"),
+        ({"methods": [{"name": "vip", "tasks": ["rte"]}]}, "none has a run"),
+        ({"methods": [{"name": "vip", "regimes": ["K=3"]}]}, "none has a run"),
+        ({"tasks": [{"name": "tickets", "score_on": ["urgency", "urgency"]}]}, "different tasks below `score_on`"),
+        ({"tasks": [{"name": "tickets", "score_on": ["tickets"]}]}, "not its own"),
     ],
 )
 def test_a_wrong_study_is_an_error_before_any_run(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_study({**VALUES, **changes})
+
+
+@pytest.mark.parametrize(
+    ("space", "trials", "message"),
+    [
+        ({}, 0, "below `space`"),
+        ({"training.learning_rate": [0.1, 0.1]}, 0, "not 0.1 twice"),
+        ({"training.learning_rate": [0.1, "x"]}, 0, "learning_rate: got 'x'"),
+        ({"task.sample_seed": [1, 2]}, 0, "decides itself"),
+        ({"training.learning_rate": {"low": 3, "high": 1}}, 4, "`low` below `high`"),
+        ({"training.learning_rate": {"low": 0, "high": 1, "log": True}}, 4, "`low` above 0"),
+        ({"method.prompt_length": {"low": 0.5, "high": 4, "whole": True}}, 4, "whole numbers"),
+        ({"method.prompt_length": {"low": -3, "high": 4, "whole": True}}, 4, "prompt_length: got -3"),
+    ],
+)
+def test_a_wrong_search_is_an_error_before_any_run(space: dict[str, Any], trials: int, message: str) -> None:
+    method = {"name": "vip", "search": {"space": space, "trials": trials}}
+    with pytest.raises(ConfigurationError, match=message):
+        make_study({**VALUES, "methods": [method]})
+
+
+def test_entries_without_a_form_cannot_be_chosen_from() -> None:
+    with pytest.raises(ConfigurationError, match="a list"):
+        make_study({**VALUES, "methods": 3}, changes={"methods": ["vip"]})
+
+
+def test_values_that_look_alike_have_trials_of_their_own() -> None:
+    method = {"name": "vip", "search": {"space": {"training.learning_rate": [0.000123451, 0.000123452]}}}
+    plan = plan_runs(make_study({**VALUES, "methods": [method]}), {})
+    assert len({planned.id for planned in plan.runs}) == len(plan.runs) == 4
+
+
+def test_settings_that_optuna_proposes_twice_are_tried_once() -> None:
+    pytest.importorskip("optuna")
+    method = {"name": "vip", "search": {"space": {"method.prompt_length": [5, 20]}, "trials": 8}}
+    study = make_study({**VALUES, "tasks": ["tickets"], "methods": [method], "seeds": 1})
+    results: dict[str, Any] = {}
+    for _ in range(3):
+        plan = plan_runs(study, results)
+        assert len({planned.id for planned in plan.runs}) == len(plan.runs)
+        results |= results_of(plan, {"prompt_length=5": 70.0, "prompt_length=20": 80.0})
+    assert [planned.settings["method.prompt_length"] for planned in plan.runs if not planned.trial] == [20]
+
+
+def test_task_files_are_those_beside_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study goes on from any working folder: it has their full paths."""
+    write_task(tmp_path / "tasks", "desk")
+    values = {**VALUES, "tasks": ["tasks/desk.yaml", {"name": "tickets", "score_on": ["tasks/desk.yaml"]}]}
+    (tmp_path / "mine.yaml").write_text(json.dumps({**values, "layout": {"tasks": ["tasks/desk.yaml"]}}))
+    full = str((tmp_path / "tasks" / "desk.yaml").resolve())
+    away = tmp_path / "away"
+    away.mkdir()
+    for place, name in ((tmp_path, "mine.yaml"), (away, "../mine.yaml")):
+        monkeypatch.chdir(place)
+        study = read_study(name)
+        assert (study.tasks[0].name, study.tasks[0].source) == ("tasks/desk.yaml", full)
+        assert study.tasks[1].score_on == (full,) and study.layout.tasks == ("tasks/desk.yaml",)
 
 
 def test_small_scale_replaces_parts_of_the_study() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,7 +108,13 @@ def run(
         raise ConfigurationError(
             setting="ray_address", got=ray_address, expected="`engine=ray` beside it", fix="pass `engine=ray`"
         )
-    chosen = _read(study, words, backbone, tasks, methods, regimes, seeds, scale, recipe, data, text, threads)
+    chosen = _read(
+        study,
+        scale,
+        words,
+        {"backbones": backbone, "tasks": tasks, "methods": methods, "regimes": regimes},
+        {"seeds": seeds, "recipe": recipe and recipe.value, "data": data, "text": text, "threads": threads},
+    )
     place = output_dir or f"studies/{chosen.name}"
     folder = open_study(place)
     runs_engine = make_engine(engine.value, place, workers, chosen.threads, ray_address)
@@ -144,35 +151,20 @@ def status(
 
 def _read(
     name: str,
-    words: list[str] | None,
-    backbone: str | None,
-    tasks: str | None,
-    methods: str | None,
-    regimes: str | None,
-    seeds: int | None,
     scale: Scale,
-    recipe: KindOfRecipe | None,
-    data: Path | None,
-    text: Path | None,
-    threads: int | None = None,
+    words: Sequence[str] | None,
+    lists: Mapping[str, str | None],
+    values: Mapping[str, object],
 ) -> Study:
-    """The study with what the command line replaces."""
+    """The study with what the command line replaces: lists of names, single values, and settings."""
     from softcue.configuration import parse_overrides
     from softcue.studies.study import read_study
 
     sections = parse_overrides(words or [])
-    settings = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-    lists = {"backbones": backbone, "tasks": tasks, "methods": methods, "regimes": regimes}
-    changes: dict[str, Any] = {key: _split(value) for key, value in lists.items() if value is not None}
-    changes |= {
-        "seeds": seeds,
-        "recipe": recipe and recipe.value,
-        "data": data and str(data.resolve()),
-        "text": text and str(text.resolve()),
-        "threads": threads,
-        "settings": settings or None,
-    }
-    return read_study(name, scale=scale.value, **changes)
+    settings = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    changes: dict[str, Any] = {key: _split(names) for key, names in lists.items() if names is not None}
+    changes |= {key: str(value.resolve()) if isinstance(value, Path) else value for key, value in values.items()}
+    return read_study(name, scale=scale.value, **changes, settings=settings or None)
 
 
 def _split(names: str) -> list[str]:
@@ -242,7 +234,13 @@ def plan(
     from softcue.studies.engines import default_workers
     from softcue.studies.estimate import estimate_study
 
-    chosen = _read(study, words, backbone, tasks, methods, regimes, seeds, scale, recipe, data, text, threads)
+    chosen = _read(
+        study,
+        scale,
+        words,
+        {"backbones": backbone, "tasks": tasks, "methods": methods, "regimes": regimes},
+        {"seeds": seeds, "recipe": recipe and recipe.value, "data": data, "text": text, "threads": threads},
+    )
     estimate = estimate_study(chosen, report=lambda line: typer.echo(line, err=True))
     num_workers = workers or default_workers(chosen.threads)
     hours = estimate.hours(num_workers)
@@ -274,5 +272,15 @@ def plan(
         available = read_memory().available
         memory = f"about {gigabytes:.1f} GB of memory" + (f" ({available:.1f} GB are free)" if available else "")
         typer.echo(
-            f"about {hours:.1f} hours with {num_workers} runs at a time and {chosen.threads} threads each; {memory}"
+            f"about {_duration(hours)} with {_counted(num_workers, 'run')} at a time and "
+            f"{_counted(chosen.threads, 'thread')} each; {memory}"
         )
+
+
+def _duration(hours: float) -> str:
+    minutes = round(60 * hours)
+    return f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minutes" if minutes > 1 else "a minute"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from statistics import fmean
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,6 +22,8 @@ from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
 from softcue.types import Example, Prediction
 
+KEPT_SPLITS = 64  # whose zero-shot predictions are kept for a backbone: those of validation and test rows of 32 tasks
+_kept_predictions: WeakKeyDictionary[Backbone, OrderedDict[str, list[Prediction]]] = WeakKeyDictionary()
 MAX_RANKED_LABELS = 32  # a backbone that writes text reads each label of each row: more labels take too long
 
 
@@ -40,8 +44,9 @@ def predict_baselines(
       reason left out on backbones that write text if a task has more than 32 labels or asks for a referent. With
       `sentinel` the labels are ranked behind a sentinel, as a cue with `readout.sentinel` ranks them.
 
-    They change no random state. A zero-shot pass that fails, for example for lack of memory, is left out with a
-    warning: a finished run keeps its cue.
+    They change no random state. Zero-shot predictions are kept while the backbone is loaded: the runs of a study score
+    the same rows with them again and again. A zero-shot pass that fails, for example for lack of memory, is left out
+    with a warning: a finished run keeps its cue.
 
     Example:
         predict_baselines(backbone, task, constant_prediction(task, splits.train), splits.test)["zero_shot"][0].label
@@ -53,10 +58,27 @@ def predict_baselines(
         predictions["mean_target"] = [Prediction(None, value=float(constant))] * len(examples)
     if task.labels and not why_no_zero_shot(backbone.kind, task):
         try:
-            predictions["zero_shot"] = zero_shot_predictions(backbone, task, examples, batch_size, sentinel)
+            predictions["zero_shot"] = _kept_zero_shot(backbone, task, examples, batch_size, sentinel)
         except (SoftcueError, torch.OutOfMemoryError) as error:
             warnings.warn(f"no zero-shot score: {error}", stacklevel=2)
     return predictions
+
+
+def _kept_zero_shot(
+    backbone: Backbone, task: Task, examples: Sequence[Example], batch_size: int, sentinel: bool
+) -> list[Prediction]:
+    """Zero-shot predictions, computed once for the same backbone, task and rows."""
+    if not backbone.is_frozen:  # its weights may change
+        return zero_shot_predictions(backbone, task, examples, batch_size, sentinel)
+    facts = (task.model_dump_json(), list(examples), batch_size, sentinel)
+    key = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()
+    kept = _kept_predictions.setdefault(backbone, OrderedDict())
+    if key not in kept:
+        kept[key] = zero_shot_predictions(backbone, task, examples, batch_size, sentinel)
+    kept.move_to_end(key)
+    while len(kept) > KEPT_SPLITS:
+        kept.popitem(last=False)
+    return list(kept[key])
 
 
 def constant_prediction(task: Task, train: Sequence[Example]) -> str | float | None:

@@ -97,6 +97,26 @@ def batch_by_length(lengths: Sequence[int], batch_size: int, max_tokens: int) ->
     return split_by_budget(order, lengths, batch_size, max_tokens)
 
 
+def batch_by_equal_length(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
+    """Group row indices into batches of one length each, longest first, so that no row is padded.
+
+    Padding changes the last bits of a row's states, and in bfloat16 not only the last. Without it they do not depend
+    on which rows are read together.
+
+    Example:
+        >>> batch_by_equal_length([3, 9, 3, 3], batch_size=2, max_tokens=100)
+        [[1], [0, 2], [3]]
+    """
+    rows_by_length: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        rows_by_length.setdefault(length, []).append(row)
+    return [
+        batch
+        for length in sorted(rows_by_length, reverse=True)
+        for batch in split_by_budget(rows_by_length[length], lengths, batch_size, max_tokens)
+    ]
+
+
 def split_by_budget(order: Sequence[int], lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
     """Split rows, in their order, into batches of at most `max_rows` rows and `max_tokens` tokens with padding.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softcue.backbones import Backbone, Summary, pool
 from softcue.errors import ConfigurationError
-from softcue.inputs.collate import batch_by_length, collate
+from softcue.inputs.collate import batch_by_equal_length, batch_by_length, collate
 from softcue.inputs.formatter import InputFormatter
 from softcue.sentence_vectors.glove import load_glove
 from softcue.sentence_vectors.store import key_of, open_store
@@ -61,7 +61,9 @@ def sentence_vectors_of(
 ) -> Tensor:
     """Return M(x) of each example, from disk where it is stored. [N R]
 
-    Texts are cut to `limit` tokens (unset: the backbone's own limit).
+    Texts are cut to `limit` tokens (unset: the backbone's own limit). A vector that may be stored does not depend on
+    the other examples: runs have the same vectors whichever of them was first. Without the disk, as in serving, texts
+    of different lengths share a pass, which is faster for a few of them.
 
     Example:
         sentence_vectors_of(SentenceVector("backbone", "mean"), backbone, task, [Example(("Hello.",))])
@@ -70,7 +72,7 @@ def sentence_vectors_of(
         return _glove_vectors(representation, examples)
     # A table look-up is cheaper than the disk. What a trained model computes is wrong after its next step.
     if representation.source == "words" or not backbone.is_frozen:
-        return _compute(representation, backbone, task, examples, limit, batch_size)
+        return _compute(representation, backbone, task, examples, limit, batch_size, is_padded=True)
     # Keys are of texts with the prompt: vectors with different prompts are never mixed.
     prompted = add_prompt(examples, representation.prompt)
     keys = [_key(representation, backbone, task, example, limit) for example in prompted]
@@ -78,7 +80,9 @@ def sentence_vectors_of(
     vectors = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in vectors}
     if missing:
-        computed = _compute(representation, backbone, task, list(missing.values()), limit, batch_size)
+        computed = _compute(
+            representation, backbone, task, list(missing.values()), limit, batch_size, is_padded=not use_disk_cache
+        )
         new = dict(zip(missing, computed, strict=True))
         store.put(new)
         vectors |= new
@@ -125,8 +129,10 @@ def add_prompt(examples: Sequence[Example], prompt: str) -> Sequence[Example]:
 
 
 # The part of a key that says how a vector was computed. Vectors stored under plain `torch.bfloat16` came from models
-# whose rotary frequencies were rounded too, so they are not used any more.
+# whose rotary frequencies were rounded too, so they are not used any more. Vectors without `no padding` came from
+# padded batches, whose rounding depended on the other texts.
 _NUMBER_FORMATS = {torch.bfloat16: "torch.bfloat16, exact buffers"}
+_PASSES = "no padding"
 
 
 def _key(representation: SentenceVector, backbone: Backbone, task: Task, example: Example, limit: int | None) -> str:
@@ -137,7 +143,7 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
         fingerprint.config,
         fingerprint.weights,
         fingerprint.tokenizer,
-        _NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype)),
+        f"{_NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype))}, {_PASSES}",
         representation.summary,
         str(limit or backbone.max_length),
         *texts,
@@ -151,10 +157,12 @@ def _compute(
     examples: Sequence[Example],
     limit: int | None,
     batch_size: int,
+    is_padded: bool,
 ) -> Tensor:
     rows = plain_rows(backbone, task, examples, limit, representation.prompt)
     vectors = torch.zeros(len(rows), representation.width(backbone))
-    for indices in batch_by_length([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
+    make_batches = batch_by_length if is_padded else batch_by_equal_length
+    for indices in make_batches([len(row.ids) for row in rows], batch_size, backbone.tokens_at_once):
         batch = collate([rows[index] for index in indices], backbone.tokenizer.pad_token_id).to(backbone.device)
         vectors[indices] = sentence_vectors_of_batch(representation, backbone, batch).cpu()
     return vectors

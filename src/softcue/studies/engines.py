@@ -73,15 +73,22 @@ class LocalEngine:
 
     def start(self, run: StudyRun) -> None:
         """Give a run to a worker that waits, or to a new one."""
-        worker = next((worker for worker in self._workers if not worker.run), None) or self._new_worker()
-        worker.run = run.id
-        worker.connection.send(run.as_dict())
+        while True:
+            worker = next((worker for worker in self._workers if not worker.run), None) or self._new_worker()
+            try:
+                worker.connection.send(run.as_dict())
+            except OSError:  # it died while it waited
+                self._bury(worker)
+                continue
+            worker.run = run.id
+            return
 
     def wait(self, seconds: float) -> list[Outcome]:
         """The outcomes of runs that have ended; waits so long for the first."""
         busy = {worker.connection: worker for worker in self._workers if worker.run}
         if not busy:
             time.sleep(seconds)
+            return []
         outcomes = []
         for connection in wait(list(busy), seconds):
             worker = busy[connection]  # type: ignore[index]
@@ -89,6 +96,7 @@ class LocalEngine:
                 outcome = worker.connection.recv()
             except (EOFError, OSError):
                 outcome = self._bury(worker)
+            self._stopped.pop(worker.run, None)  # it may have ended just before
             worker.run = ""
             outcomes.append(outcome)
         return outcomes

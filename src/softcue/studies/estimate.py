@@ -102,7 +102,8 @@ def estimate_study(study: Study, report: Callable[[str], None] = lambda line: No
     for (backbone, method), members in groups.items():
         readable = [run for run in members if rows.of(run) is not None]
         report(f"trying {method} on {backbone}")
-        lines.append(_estimate_line(backbone, method, members, readable, rows, backbones))
+        num_runs = len(members) + plan.later.get((backbone, method), 0)
+        lines.append(replace(_estimate_line(backbone, method, readable, rows, backbones), runs=num_runs))
     problems = {run.axes["trained_on"]: rows.problems[key] for run in runs if (key := _rows_key(run)) in rows.problems}
     return StudyEstimate(lines, plan.size, problems)
 
@@ -110,12 +111,11 @@ def estimate_study(study: Study, report: Callable[[str], None] = lambda line: No
 def _estimate_line(
     backbone: str,
     method: str,
-    members: Sequence[StudyRun],
     readable: Sequence[StudyRun],
     rows: _Rows,
     backbones: BackbonePool,
 ) -> LineEstimate:
-    unknown = LineEstimate(backbone, method, len(members), None, None, None)
+    unknown = LineEstimate(backbone, method, 0, None, None, None)
     if not readable:
         return replace(unknown, problem="no rows of its tasks")
     if readable[0].needs:
@@ -127,7 +127,7 @@ def _estimate_line(
     except SoftcueError as error:
         return replace(unknown, problem=str(error))
     seconds = [_seconds(speed, schedule, row_counts) for run in readable if (row_counts := rows.of(run)) is not None]
-    return LineEstimate(backbone, method, len(members), speed.trainable, fmean(seconds), speed.megabytes)
+    return replace(unknown, trainable=speed.trainable, seconds=fmean(seconds), megabytes=speed.megabytes)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.configuration import merged, override
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import package_versions
+from softcue.errors import RunError, TrainingError
 from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, mean, vote
+from softcue.files import remove
 from softcue.machine import processor_name
 from softcue.run import Run, splits_of_run
 from softcue.studies.runs import Result, StudyRun
@@ -37,7 +39,7 @@ class BackbonePool:
 
     def get(self, name: str, settings: Mapping[str, Any]) -> Backbone:
         """Load a backbone, or take it if it is loaded. Its length and dropout are settings of a run, not of it."""
-        of_run = ("max_length", "dropout", "gradient_checkpointing")
+        of_run = ("max_length", "dropout")
         values = {"name": name, **{key: value for key, value in settings.items() if key not in of_run}}
         key = json.dumps(values, sort_keys=True)
         backbone = self._loaded.pop(key, None) or load_backbone(BackboneConfig.model_validate(values))
@@ -48,14 +50,19 @@ class BackbonePool:
 
 
 def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> Result:
-    """Execute a run in its folder. A run that was interrupted goes on where it was.
+    """Execute a run in its folder. A run that was interrupted goes on where it was, unless it was another one.
 
     Example:
         execute(run, Path("studies/mine/runs") / run.id, Path("studies/mine/runs"), BackbonePool())
     """
     started, processor_started = time.monotonic(), time.process_time()
-    kinds = {"train": _train, "adapt": _adapt, "ensemble": _join}
-    facts = kinds[run.kind](run, folder, runs_folder, backbones)
+    try:
+        facts = _execute(run, folder, runs_folder, backbones)
+    except TrainingError as error:
+        if not run.trial:
+            raise
+        # A search goes on without settings that do not train, such as too high a rate: they have the lowest score.
+        facts = {"scores": {}, "validation": {}, "broke_down": " ".join(str(error).split())}
     return {
         "id": run.id,
         "digest": run.digest,
@@ -72,6 +79,19 @@ def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackboneP
         "processor": processor_name(),
         "versions": package_versions(),
     }
+
+
+def _execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+    kinds = {"train": _train, "adapt": _adapt, "ensemble": _join}
+    try:
+        return kinds[run.kind](run, folder, runs_folder, backbones)
+    except RunError as error:
+        if error.setting != "resume":
+            raise
+        # It has no result, so it counts for nothing: an attempt with other settings, rows or versions has left it.
+        for leftover in ("cue", "model"):
+            remove(folder / leftover)
+        return kinds[run.kind](run, folder, runs_folder, backbones)
 
 
 def remove_large_cue(run: StudyRun, folder: Path, result: Result) -> None:
@@ -144,7 +164,8 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
         evaluation = first.evaluate(
             run.data or None, task=target, num_rows=run.settings.get("task.test_rows", 0), baselines=False
         )
-        scores[find_task(target).name] = {
+        name = find_task(target).name
+        scores[target if name in scores else name] = {  # the file of a task may have the name of another task
             "main": _main_score(evaluation, run.settings.get("task.metric", "")),
             "metrics": evaluation.scores,
             "rows": evaluation.num_rows,

@@ -67,6 +67,7 @@ class RayEngine:
                 outcomes.append(ray.get(reference))
             except ray.exceptions.RayError as error:
                 outcomes.append(self._bury(actor, first_line(error)))
+            self._stopped.pop(actor.run, None)  # it may have ended just before
             actor.run, actor.reference = "", None
         return outcomes
 

@@ -9,10 +9,11 @@ from statistics import fmean
 
 from softcue.errors import RunError
 from softcue.studies.engines import StudyEngine
-from softcue.studies.runs import Result, StudyPlan, StudyRun, plan_runs
+from softcue.studies.runs import Result, StudyPlan, StudyRun, is_result_of, plan_runs
 from softcue.studies.store import Failure, StudyFolder
 from softcue.studies.study import Study
 from softcue.studies.worker import Outcome
+from softcue.tasks import find_task
 
 POLL_SECONDS = 0.5
 BUSY_SECONDS = 5.0  # until a run that another process holds is looked at again
@@ -77,12 +78,13 @@ def read_status(folder: StudyFolder, study: Study | None = None) -> StudyStatus:
     """
     study = study or folder.read_study()
     results = folder.results()
-    plan = plan_runs(study, results)
-    digests = {run.id: run.digest for run in plan.runs}
-    counted = {run: result for run, result in results.items() if digests.get(run) == result.get("digest")}
-    if len(counted) < len(results):
+    counted: dict[str, Result] = {}
+    while True:  # results bring runs, whose results may count too
         plan = plan_runs(study, counted)
-    return StudyStatus(plan, counted, folder.failures())
+        matching = {run.id: results[run.id] for run in plan.runs if is_result_of(run, results.get(run.id))}
+        if len(matching) == len(counted):
+            return StudyStatus(plan, counted, folder.failures())
+        counted = matching
 
 
 def run_study(
@@ -102,11 +104,23 @@ def run_study(
         run_study(read_study("quick"), open_study("studies/quick"), LocalEngine("studies/quick", 2))
     """
     try:
+        check_tasks(study)
         runner = _Runner(study, folder, engine, retries, listener)
         folder.begin(study)
         return runner.run()
     finally:
         engine.close()
+
+
+def check_tasks(study: Study) -> None:
+    """Raise an error if there is no such task: now, rather than in each of its runs. No rows are read.
+
+    Example:
+        check_tasks(read_study("quick"))
+    """
+    for task in study.tasks:
+        for source in (task.source, *task.score_on):
+            find_task(source)
 
 
 class _Runner:
@@ -144,6 +158,7 @@ class _Runner:
                 self._look_again.pop(run.id, None)
                 self.engine.start(run)
                 self._started[run.id] = time.monotonic()
+                self.status.running[run.id] = 0.0
 
     def _is_ready(self, run: StudyRun) -> bool:
         if run.id in self.status.results or run.id in self._started or run.id in self._given_up:
@@ -155,6 +170,7 @@ class _Runner:
     def _take(self, outcome: Outcome) -> None:
         """Keep the outcome of a run."""
         self._started.pop(outcome.run, None)
+        self.status.running.pop(outcome.run, None)
         [run] = [run for run in self.status.plan.runs if run.id == outcome.run]
         if outcome.state == "busy":
             self._look_again[run.id] = time.monotonic() + BUSY_SECONDS
@@ -183,13 +199,18 @@ class _Runner:
                 self.engine.stop(run, f"took longer than the budget of {self.study.minutes:g} minutes")
 
     def _check_results(self) -> None:
-        """Raise an error if a result in the folder is of a run with the same name and other settings."""
-        digests = {run.id: run.digest for run in self.status.plan.runs}
-        for run, result in self.folder.results().items():
-            if run in digests and digests[run] != result.get("digest"):
+        """Raise an error if a result in the folder is of a run with the same name and other settings.
+
+        Ensembles of fewer seeds, and runs of settings that a longer search no longer chooses, are made anew.
+        """
+        searched = {method.name for method in self.study.methods if method.search is not None}
+        results = self.folder.results()
+        for run in self.status.plan.runs:
+            follows = run.kind == "ensemble" or (run.axes["method"] in searched and not run.trial)
+            if run.id in results and not follows and not is_result_of(run, results[run.id]):
                 raise RunError(
                     setting="output_dir",
                     got=self.folder,
                     expected="runs with the settings of this study",
-                    fix=f"{run} is finished with others: choose another folder, or remove that run",
+                    fix=f"{run.id} is finished with others: choose another folder, or remove that run",
                 )

@@ -6,17 +6,21 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from statistics import fmean
 from typing import Any, Literal
 
 from softcue.studies.search import propose
-from softcue.studies.study import Regime, Study, StudyBackbone, StudyMethod, StudyTask
+from softcue.studies.study import Regime, Study, StudyBackbone, StudyMethod, StudyTask, name_value
+from softcue.training.config import REPORTING_KEYS
 
 RunKind = Literal["train", "adapt", "ensemble"]
 Result = dict[str, Any]  # the content of result.json
 MAX_PART = 60  # characters of a part of a run's folder
+_REPORTING = {f"training.{key}" for key in REPORTING_KEYS}
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,12 @@ class StudyRun:
 
     @property
     def digest(self) -> str:
-        """What tells two runs with the same folder apart: a result counts only for the run it was made by."""
+        """What tells two runs with the same folder apart: a result counts only for the run it was made by.
+
+        Where a run reports to, and where its data are, is no part of what it learns.
+        """
         facts = {key: value for key, value in asdict(self).items() if key not in ("needs", "keep_below_mb", "data")}
+        facts["settings"] = {key: value for key, value in self.settings.items() if key not in _REPORTING}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +65,12 @@ class StudyPlan:
     """The runs that can be named so far, and how many more will follow from their results."""
 
     runs: list[StudyRun]
-    num_later: int = 0
+    later: dict[tuple[str, str], int] = field(default_factory=dict)  # backbone and method -> runs to follow
+
+    @property
+    def num_later(self) -> int:
+        """The number of runs that will follow from results."""
+        return sum(self.later.values())
 
     @property
     def size(self) -> int:
@@ -75,6 +88,15 @@ def run_from_dict(values: Mapping[str, Any]) -> StudyRun:
     return StudyRun(**{**values, **lists})
 
 
+def is_result_of(run: StudyRun, result: Result | None) -> bool:
+    """Whether a result was made by this run, with all its settings.
+
+    Example:
+        is_result_of(run, folder.result_of(run.id))
+    """
+    return result is not None and result.get("digest") == run.digest
+
+
 def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
     """List the runs of a study. Runs that follow from results, such as those of chosen settings, join when these exist.
 
@@ -85,7 +107,7 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
         (24, 'minilm/tickets/linear-probe/seed-0')
     """
     runs: list[StudyRun] = []
-    num_later = 0
+    later: Counter[tuple[str, str]] = Counter()
     for backbone in study.backbones:
         if backbone.adapt is not None:
             runs.append(_adaptation(study, backbone))
@@ -96,11 +118,12 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
             if method.regimes and regime.name not in method.regimes:
                 continue
             cell = _Cell(study, backbone, tasks, method, regime, variant)
-            cell_runs, later = cell.list_runs(results)
+            cell_runs, num_trained, num_joined = cell.list_runs(results)
             runs += cell_runs
-            num_later += later
+            later[backbone.name, method.name] += num_trained
+            later[backbone.name, f"{method.name}, ensembles"] += num_joined
     adaptations_first = sorted(range(len(runs)), key=lambda number: _order(runs[number], number))
-    return StudyPlan([runs[number] for number in adaptations_first], num_later)
+    return StudyPlan([runs[number] for number in adaptations_first], dict(+later))  # without zeros
 
 
 def _order(run: StudyRun, number: int) -> tuple[int, int, int]:
@@ -134,35 +157,41 @@ class _Cell:
     regime: Regime
     variant: tuple[str, dict[str, Any]]
 
-    def list_runs(self, results: Mapping[str, Result]) -> tuple[list[StudyRun], int]:
-        """The runs of this cell, and how many more follow from their results."""
+    def list_runs(self, results: Mapping[str, Result]) -> tuple[list[StudyRun], int, int]:
+        """The runs of this cell, and how many more will be trained and joined, as their results say."""
         study, search = self.study, self.method.search
-        num_ensembles = len(study.ensembles) if study.seeds > 1 and not self.regime.joint else 0
+        num_ensembles = self._num_ensembles
         if search is None:
             runs = [self._run(seed, {}) for seed in range(study.seeds)]
-            return [*runs, *self._ensembles(runs[: num_ensembles and None])], 0
+            return [*runs, *self._ensembles(runs[: num_ensembles and None])], 0, 0
         searched: list[StudyRun] = []
         rounds: list[list[tuple[dict[str, Any], float]]] = []  # finished ones: settings and validation scores
         while (proposals := propose(search, rounds)) is not None:
             trials = [(settings, self._trial_runs(settings)) for settings in proposals]
-            searched += [run for _, runs in trials for run in runs]
+            # optuna may propose the same again: its runs are there once.
+            searched = list({run.id: run for run in [*searched, *(run for _, runs in trials for run in runs)]}.values())
             if not all(run.id in results for _, runs in trials for run in runs):
                 num_tried = sum(map(len, rounds)) + len(proposals)
                 later = (search.trials - num_tried) * search.seeds if search.trials else 0
-                return searched, max(0, later) + study.seeds + num_ensembles
+                return searched, max(0, later) + study.seeds, num_ensembles
             rounds.append(
-                [(settings, fmean(_validation(results[run.id]) for run in runs)) for settings, runs in trials]
+                [(settings, fmean(validation_score(results[run.id]) for run in runs)) for settings, runs in trials]
             )
         tried = [trial for finished in rounds for trial in finished]
         best_settings, _ = max(tried, key=lambda trial: trial[1])  # the first of equals
         fresh_seeds = range(search.seeds, search.seeds + study.seeds)
         runs = [self._run(seed, best_settings) for seed in fresh_seeds]
-        return [*searched, *runs, *self._ensembles(runs[: num_ensembles and None])], 0
+        return [*searched, *runs, *self._ensembles(runs[: num_ensembles and None])], 0, 0
+
+    @property
+    def _num_ensembles(self) -> int:
+        """How many ensembles join the cues of this cell, which are then kept however large they are."""
+        return len(self.study.ensembles) if self.study.seeds > 1 and not self.regime.joint else 0
 
     def _trial_runs(self, settings: Mapping[str, Any]) -> list[StudyRun]:
         search = self.method.search
         assert search is not None
-        name = ", ".join(f"{key.partition('.')[2]}={_short(value)}" for key, value in settings.items())
+        name = ", ".join(f"{key.partition('.')[2]}={name_value(value)}" for key, value in settings.items())
         return [self._run(seed, settings, trial=name) for seed in range(search.seeds)]
 
     def _run(self, seed: int, chosen: Mapping[str, Any], trial: str = "") -> StudyRun:
@@ -203,7 +232,7 @@ class _Cell:
             score_on=self.tasks[0].score_on if is_single and not trial else (),
             data=study.data,
             threads=study.threads,
-            keep_below_mb=study.keep_below_mb,
+            keep_below_mb=inf if self._num_ensembles and not trial else study.keep_below_mb,
             trial=trial,
             needs=(_adapted_id(self.backbone),) if adaptation else (),
         )
@@ -260,13 +289,15 @@ def _backbone_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("backbone.")}
 
 
-def _validation(result: Result) -> float:
-    """The validation score of a run, the mean of several tasks."""
-    return fmean(score["main"] for score in result["validation"].values())
+def validation_score(result: Result) -> float:
+    """The validation score of a run, the mean of several tasks. A trial whose training broke down has the lowest.
 
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    Example:
+        >>> validation_score({"validation": {"rte": {"main": 60.0}, "cb": {"main": 70.0}}}), validation_score({})
+        (65.0, -inf)
+    """
+    scores = result.get("validation") or {}
+    return fmean(score["main"] for score in scores.values()) if scores else -inf
 
 
 def _folder_name(name: str) -> str:

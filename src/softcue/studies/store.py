@@ -10,10 +10,11 @@ runs/ID/log.txt            what the run printed
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import yaml
 
 from softcue.errors import ConfigurationError, MissingExtraError, RunError
-from softcue.files import convert_write_errors, lock_folder, remove, write_atomically, write_json
+from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically, write_json
+from softcue.studies.result_file import parse_failures, parse_result
 from softcue.studies.runs import Result, StudyRun
-from softcue.studies.study import Study, make_study
+from softcue.studies.study import SCALES, Study, make_study
 
 RESULT, FAILURES, LOG, STUDY = "result.json", "failures.json", "log.txt", "study.yaml"
 Failure = dict[str, Any]  # time, reason
@@ -62,15 +64,17 @@ class StudyFolder:
 
     def results(self) -> dict[str, Result]:
         """The results of all finished runs by their ids. A damaged file is no result."""
-        return dict(self._json_files(RESULT))
+        results = {run: parse_result(data) for run, data in self._files_of_runs(RESULT)}
+        return {run: result for run, result in results.items() if result is not None}
 
     def result_of(self, run: str) -> Result | None:
         """The result of a run, if it is finished."""
-        return _read_json(self._folder(run) / RESULT)
+        data = self._read_file(run, RESULT)
+        return None if data is None else parse_result(data)
 
     def failures(self) -> dict[str, list[Failure]]:
         """The failed attempts of each run."""
-        return {run: values["attempts"] for run, values in self._json_files(FAILURES)}
+        return {run: attempts for run, data in self._files_of_runs(FAILURES) if (attempts := parse_failures(data))}
 
     def add_failure(self, run: StudyRun, reason: str) -> None:
         """Keep the reason of a failed attempt."""
@@ -82,8 +86,8 @@ class StudyFolder:
 
     def failures_of(self, run: str) -> list[Failure]:
         """The failed attempts of a run."""
-        values = _read_json(self._folder(run) / FAILURES)
-        return list(values["attempts"]) if values else []
+        data = self._read_file(run, FAILURES)
+        return [] if data is None else parse_failures(data)
 
     def log_of(self, run: str) -> Path:
         """The file with what a run prints."""
@@ -101,17 +105,22 @@ class StudyFolder:
         """Write a result: from now on the run counts."""
         write_json(self._folder(run.id) / RESULT, result)
 
-    def clear(self, run: StudyRun) -> None:
-        """Remove what a run with other settings has left in this folder, but not its result."""
-        remove(self._folder(run.id) / "cue")
-
     def _folder(self, run: str) -> Path:
         return self.runs / run
 
-    def _json_files(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read_file(self, run: str, name: str) -> bytes | None:
+        """The content of a file of a run; None if it cannot be read."""
+        try:
+            return (self._folder(run) / name).read_bytes()
+        except OSError:
+            return None
+
+    def _files_of_runs(self, name: str) -> Iterator[tuple[str, bytes]]:
+        """Each run that has a file of this name, and its content."""
         for path in sorted(self.runs.rglob(name)):
-            if (values := _read_json(path)) is not None:
-                yield path.parent.relative_to(self.runs).as_posix(), values
+            run = path.parent.relative_to(self.runs).as_posix()
+            if (data := self._read_file(run, name)) is not None:
+                yield run, data
 
     def _read_text(self, name: str) -> str | None:
         try:
@@ -153,7 +162,8 @@ class RemoteStudyFolder(StudyFolder):
             ) from error
         self._root = str(root).rstrip("/")
         # `path` is the working folder of this machine; what is finished is at the URL.
-        super().__init__(Path(tempfile.gettempdir()) / "softcue-studies" / self.url.replace("/", "_").replace(":", ""))
+        name = self.url.replace("/", "_").replace(":", "")
+        super().__init__(Path(tempfile.gettempdir()) / f"softcue-studies-{os.getuid()}" / name)
 
     def __str__(self) -> str:
         return self.url
@@ -163,23 +173,31 @@ class RemoteStudyFolder(StudyFolder):
         """Hold the working folder of a run, with the finished runs that it needs beside it."""
         with super().claim(run) as folder:
             for needed in run.needs:
-                if not self._folder(needed).is_dir():
-                    self._files.get(self._remote(needed), str(self._folder(needed)), recursive=True)
+                self._fetch(needed)
             yield folder
+
+    def _fetch(self, run: str) -> None:
+        """Copy a finished run to this machine, unless it is here already; what another study left there is replaced."""
+        folder, result = self._folder(run), self._read_file(run, RESULT)
+        if result is not None and super()._read_file(run, RESULT) == result:
+            return
+        temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
+        remove(temporary)
+        self._files.get(self._remote(run), str(temporary), recursive=True)
+        remove(folder)
+        temporary.rename(folder)
 
     def finish(self, run: StudyRun, result: Result) -> None:
         """Copy the folder of a run, its result last."""
         folder = self._folder(run.id)
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             self._put(f"{run.id}/{file.relative_to(folder).as_posix()}", file.read_bytes())
-        self._put(f"{run.id}/{RESULT}", json.dumps(result).encode())
-        if run.kind != "adapt":
+        data = json.dumps(result).encode()
+        self._put(f"{run.id}/{RESULT}", data)
+        if run.kind == "adapt":  # its runs on this machine need not fetch it
+            write_atomically(folder / RESULT, data)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def result_of(self, run: str) -> Result | None:
-        """The result of a run, if it is finished."""
-        path = f"{self._remote(run)}/{RESULT}"
-        return _parse_json(self._files.cat_file(path)) if self._files.exists(path) else None
 
     def add_failure(self, run: StudyRun, reason: str) -> None:
         """Keep the reason of a failed attempt."""
@@ -195,15 +213,18 @@ class RemoteStudyFolder(StudyFolder):
         with self._files.open(path, "wb") as handle:
             handle.write(data)
 
-    def _json_files(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read_file(self, run: str, name: str) -> bytes | None:
+        """The content of a file of a run at the URL, where also those of other machines are."""
+        path = f"{self._remote(run)}/{name}"
+        return self._files.cat_file(path) if self._files.exists(path) else None
+
+    def _files_of_runs(self, name: str) -> Iterator[tuple[str, bytes]]:
         prefix = f"{self._root}/runs/"
         if not self._files.exists(prefix.rstrip("/")):
             return
         for path in sorted(self._files.find(prefix)):
             if path.endswith(f"/{name}"):
-                values = _parse_json(self._files.cat_file(path))
-                if values is not None:
-                    yield path.partition("/runs/")[2].removesuffix(f"/{name}"), values
+                yield path.partition("/runs/")[2].removesuffix(f"/{name}"), self._files.cat_file(path)
 
     def _read_text(self, name: str) -> str | None:
         path = f"{self._root}/{name}"
@@ -233,22 +254,17 @@ def _parse_study(folder: StudyFolder, text: str | None) -> Study:
             expected="a folder that `softcue study run` has made",
             fix="check the path",
         )
-    values: Mapping[str, Any] = yaml.safe_load(text)
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError:
+        values = None
+    if not isinstance(values, dict) or values.get("scale") not in SCALES:
+        raise RunError(
+            setting="study folder",
+            got=folder,
+            expected=f"a {STUDY} as `softcue study run` writes it",
+            fix=f"it is damaged: remove {STUDY} and run the study again, which keeps all finished runs",
+        )
     # It was written at its scale already; what that scale replaced is kept for reports.
     kept = {"scale": values["scale"], "small": values.get("small") or {}}
     return make_study({**values, "small": {}}).model_copy(update=kept)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return _parse_json(path.read_bytes())
-    except OSError:
-        return None
-
-
-def _parse_json(data: bytes) -> dict[str, Any] | None:
-    try:
-        values = json.loads(data)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from softcue.configuration import merged, override, read_settings, resolve
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS
 from softcue.recipes import check_recipe
+from softcue.tasks.catalogue import TASK_SUFFIXES
 
 Axis = Literal["backbone", "trained_on", "task", "method", "regime", "variant"]
 DEFAULT_SEEDS = 3
@@ -24,6 +35,13 @@ SCALES = ("full", "small")
 REPLACEABLE = ("backbones", "tasks", "methods", "regimes", "seeds", "vary", "minutes")
 IN_SMALL = (*REPLACEABLE, "settings", "given")
 GIVEN = "given"  # the source of a backbone that is made from the one of the user
+LISTS, MAPPINGS = ("backbones", "tasks", "methods", "regimes"), ("settings", "small")  # that changes are merged with
+# What the axes of a study decide. As a setting it would, for example, give test rows to the trials of a search.
+DECIDED = (
+    *("backbone.name", "method.name", "mixture.tasks", "training.seed"),
+    *("task.name", "task.few_shot", "task.sample_seed", "task.use_test_rows", "task.data"),
+)
+_NAME = re.compile(r"\w[\w.-]{0,99}")
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -43,9 +61,21 @@ class _Named(BaseModel):
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        for key, value in settings.items():
-            override(key, value)  # an unknown section is an error
-        return settings
+        return check_keys(settings)
+
+
+def check_keys(settings: dict[str, Any]) -> dict[str, Any]:
+    """Check that a study may set these: their sections exist, and no axis of the study decides them.
+
+    Example:
+        >>> check_keys({"training.steps": 9})
+        {'training.steps': 9}
+    """
+    for key, value in settings.items():
+        override(key, value)  # an unknown section is an error
+        if key in DECIDED:
+            raise ValueError(f"other settings than {key}, which the study decides itself")
+    return settings
 
 
 class Range(BaseModel):
@@ -58,25 +88,71 @@ class Range(BaseModel):
     log: bool = Field(False, description="draw evenly over the logarithm")
     whole: bool = Field(False, description="whole numbers only")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError("`low` below `high`")
+        if self.log and self.low <= 0:
+            raise ValueError("`low` above 0 with `log`")
+        if self.whole and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError("whole numbers as `low` and `high` with `whole`")
+        return self
+
+    @property
+    def ends(self) -> list[Any]:
+        """The smallest and the largest value."""
+        return [int(end) if self.whole else end for end in (self.low, self.high)]
+
+
+def _kind_of_values(values: object) -> str:
+    return "range" if isinstance(values, (Mapping, Range)) else "list"
+
+
+Values = Annotated[
+    Annotated[list[Any], Tag("list")] | Annotated[Range, Tag("range")], Discriminator(_kind_of_values)
+]  # so that an error tells what is wrong with a range, not that it is no list
+
 
 class Search(BaseModel):
     """Settings that are chosen on validation rows. The chosen ones are trained again with fresh seeds."""
 
     model_config = _STRICT
 
-    space: dict[str, list[Any] | Range] = Field(description="section.key: a list of values, or a range")
+    space: dict[str, Values] = Field(description="section.key: a list of values, or a range")
     trials: int = Field(0, ge=0, description="settings to try, proposed by optuna; 0 tries the whole grid")
     seeds: int = Field(1, ge=1, description="runs of each trial; their mean validation score counts")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        check_keys(dict(self.space))
+        if not self.space:
+            raise ValueError("settings below `space`")
         for key, values in self.space.items():
-            override(key, None)
             if isinstance(values, Range) and not self.trials:
                 raise ValueError(f"a number of trials, because {key} is a range")
-            if not values:
-                raise ValueError(f"values for {key}")
+            if isinstance(values, list):
+                _check_values(key, values)
         return self
+
+
+def _check_values(key: str, values: list[Any]) -> None:
+    """Check that there are values, and that no two have the same name: each is a folder."""
+    if not values:
+        raise ValueError(f"values for {key}")
+    names = [name_value(value) for value in values]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"different values for {key}, not {repeated[0]} twice")
+
+
+def name_value(value: object) -> str:
+    """A value as part of a name: short, and different for different values.
+
+    Example:
+        >>> name_value(1e-05), name_value(0.30000001), name_value("words")
+        ('1e-05', '0.30000001', 'words')
+    """
+    short = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 class StudyMethod(_Named):
@@ -107,6 +183,12 @@ class StudyTask(_Named):
     task: str = Field("", description="a task of `softcue tasks` or a task file (.yaml); empty: the name")
     score_on: tuple[str, ...] = Field((), description="tasks to score the cue on besides its own: out of domain")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if {self.name, self.source} & set(self.score_on) or len(set(self.score_on)) < len(self.score_on):
+            raise ValueError("different tasks below `score_on`, and not its own")
+        return self
+
     @property
     def source(self) -> str:
         """The name or file of the task."""
@@ -132,7 +214,7 @@ class StudyBackbone(_Named):
     @classmethod
     def _name_folder(cls, value: object) -> object:
         """A folder or file is called by its last part in tables."""
-        if isinstance(value, str) and Path(value).exists():
+        if isinstance(value, str) and os.path.exists(value):  # also with a name that no file can have
             path = Path(value).resolve()
             return {"name": path.name, "backbone": str(path)}
         return value
@@ -185,14 +267,14 @@ class Study(BaseModel):
 
     model_config = _STRICT
 
-    name: str = Field(pattern=r"^[\w.-]+$")
+    name: str = Field(description="of its folder: letters, digits, `_`, and inside also `.` and `-`")
     title: str = ""
     description: str = ""
     recipe: str = Field("default", description="default: presets. paper: the papers' settings.")
     backbones: tuple[StudyBackbone, ...] = Field(min_length=1)
     tasks: tuple[StudyTask, ...] = Field(min_length=1)
     methods: tuple[StudyMethod, ...] = Field(min_length=1)
-    regimes: tuple[Regime, ...] = (Regime(name="full"),)
+    regimes: tuple[Regime, ...] = Field((Regime(name="full"),), min_length=1)
     vary: dict[str, list[Any]] = Field(default_factory=dict, description="section.key: [values], the axis `variant`")
     seeds: int = Field(DEFAULT_SEEDS, ge=1, description="runs of each cell")
     settings: dict[str, Any] = Field(default_factory=dict, description="for all runs")
@@ -207,38 +289,56 @@ class Study(BaseModel):
     data: str = Field("", description="the folder of the tasks' published files")
     text: str = Field("", description="the folder of plain text for LM adaptation")
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError("at most 100 letters, digits, `_`, `.` and `-`, beginning with a letter or digit")
+        return name
+
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        for key, value in settings.items():
-            override(key, value)
-        return settings
+        return check_keys(settings)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_recipe(self.recipe)
-        for kind in ("backbones", "tasks", "methods", "regimes"):
-            names = [entry.name for entry in getattr(self, kind)]
+        names_by_kind: dict[str, list[str]] = {kind: [entry.name for entry in getattr(self, kind)] for kind in LISTS}
+        names_by_kind["ensembles"] = list(self.ensembles)
+        for kind, names in names_by_kind.items():
             if repeated := [name for name in names if names.count(name) > 1]:
                 raise ValueError(f"{kind} with different names, not '{repeated[0]}' twice")
         if len(self.vary) > 1:
             raise ValueError("at most one setting below `vary`")
-        for key in self.vary:
-            override(key, None)
+        check_keys(dict(self.vary))
+        for key, values in self.vary.items():
+            _check_values(key, values)
         if any(regime.joint for regime in self.regimes) and len(self.tasks) < 2:
             raise ValueError("several tasks for a regime with `joint`")
+        if not any(self._has_runs(method) for method in self.methods):
+            raise ValueError("tasks and regimes of the study for a method at least: none has a run")
         self._check_settings_of_methods()
         return self
+
+    def _has_runs(self, method: StudyMethod) -> bool:
+        """Whether the tasks and regimes that a method is for are in the study."""
+        tasks = [task.name for task in self.tasks]
+        regimes = [regime for regime in self.regimes if not method.regimes or regime.name in method.regimes]
+        has_task = not method.tasks or not set(tasks).isdisjoint(method.tasks)
+        has_all_tasks = not method.tasks or set(tasks) <= set(method.tasks)
+        return any(has_all_tasks if regime.joint else has_task for regime in regimes)
 
     def _check_settings_of_methods(self) -> None:
         """Raise an error now rather than in each run if a setting is unknown or has a wrong value."""
         variants = [{key: value} for key, values in self.vary.items() for value in values] or [{}]
         for method, variant in itertools.product(self.methods, variants):
             space = method.search.space if method.search else {}
-            tried = {key: values[0] for key, values in space.items() if isinstance(values, list)}
-            settings = {**self.settings_for(method), **variant, **tried}
-            layers = [override(key, value) for key, value in settings.items()]
-            resolve(merged({"method": {"name": method.method_name}}, *layers))
+            tried = {key: values.ends if isinstance(values, Range) else values for key, values in space.items()}
+            first = {key: values[0] for key, values in tried.items()}
+            for key, value in [(key, value) for key, values in tried.items() for value in values] or [("", None)]:
+                settings = {**self.settings_for(method), **variant, **first, **({key: value} if key else {})}
+                self._check_resolved(method, settings)
         for key in self.settings:
             if not any(_has_setting(method, key) for method in self.methods):
                 fields = {
@@ -250,6 +350,10 @@ class Study(BaseModel):
                     expected="a setting that a method of the study has",
                     fix=near_matches(key.partition(".")[2], fields),
                 )
+
+    def _check_resolved(self, method: StudyMethod, settings: Mapping[str, Any]) -> None:
+        layers = [override(key, value) for key, value in settings.items()]
+        resolve(merged({"method": {"name": method.method_name}}, *layers))
 
     def settings_for(self, method: StudyMethod) -> dict[str, Any]:
         """The settings for all runs as far as a method has them, and those of the method itself.
@@ -295,8 +399,10 @@ def read_study(source: str | Path, *, scale: str = "full", **changes: Any) -> St
     text = str(source)
     if text in list_studies():
         values = yaml.safe_load((_library() / f"{text}.yaml").read_text("utf-8"))
-    elif Path(text).is_file():
+    elif os.path.isfile(text):
         values = read_settings(text)
+        _check_forms(values)
+        values = _locate_tasks(values, Path(text).parent)
     else:
         raise ConfigurationError(
             setting="study",
@@ -305,6 +411,36 @@ def read_study(source: str | Path, *, scale: str = "full", **changes: Any) -> St
             fix=near_matches(text, list_studies()),
         )
     return make_study({"name": _slug(Path(text).stem), **values}, scale, changes)
+
+
+def _locate_tasks(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Values whose task files have full paths: a study goes on from any working folder, and on other machines.
+
+    They are looked for from the working folder, as all commands do, and then from the folder of the study.
+    """
+
+    def locate(name: Any) -> Any:
+        if not isinstance(name, str) or Path(name).suffix.lower() not in TASK_SUFFIXES:
+            return name
+        places = [Path(name), folder / name]
+        return next((str(place.resolve()) for place in places if os.path.isfile(place)), name)
+
+    tasks: list[Any] = []
+    for entry in values.get("tasks", ()):
+        task = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
+        source = task.get("task") or task["name"]
+        if (located := locate(source)) != source:
+            task["task"] = located
+        if isinstance(task.get("score_on"), list):
+            task["score_on"] = [locate(name) for name in task["score_on"]]
+        tasks.append(task if isinstance(entry, Mapping) or "task" in task else entry)
+    result = {**values, "tasks": tasks} if "tasks" in values else dict(values)
+    layout = values.get("layout")
+    if isinstance(layout, Mapping) and isinstance(layout.get("tasks"), list):
+        names = [entry["name"] if isinstance(entry, Mapping) else entry for entry in tasks]
+        shown = [name if name in names else locate(name) for name in layout["tasks"]]
+        result["layout"] = {**layout, "tasks": shown}
+    return result
 
 
 def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[str, Any] | None = None) -> Study:
@@ -316,7 +452,9 @@ def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[
         2
     """
     whole = dict(values)
+    _check_forms(whole)
     small = dict(whole.get("small") or {})
+    _check_forms(small, "small.")
     if scale not in SCALES:
         raise ConfigurationError(setting="scale", got=scale, expected="full or small", fix="correct the value")
     if scale == "small":
@@ -345,11 +483,37 @@ def make_study(values: Mapping[str, Any], scale: str = "full", changes: Mapping[
         raise as_configuration_error("study", error) from error
 
 
+def _check_forms(values: Mapping[str, Any], part: str = "") -> None:
+    """Check what must be a list or a mapping before it can be changed. A missing part is an error later, or none."""
+    for key in LISTS:
+        entries = values.get(key, [])
+        if not isinstance(entries, (list, tuple)):
+            raise ConfigurationError(
+                setting=f"study.{part}{key}", got=entries, expected="a list", fix=f"write `{key}: [...]`"
+            )
+        for entry in entries:
+            if isinstance(entry, Mapping) and "name" not in entry:
+                raise ConfigurationError(
+                    setting=f"study.{part}{key}",
+                    got=", ".join(map(str, entry)),
+                    expected="entries with a name",
+                    fix="add `name:`",
+                )
+    for key in MAPPINGS:
+        if not isinstance(values.get(key) or {}, Mapping):
+            raise ConfigurationError(
+                setting=f"study.{part}{key}",
+                got=values[key],
+                expected="keys with values",
+                fix=f"write `{key}: {{training.epochs: 5}}`",
+            )
+
+
 def _with_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Values with changes. Settings are merged; a name among entries of the study means that entry."""
     result = {**values, **changes}
     result["settings"] = {**(values.get("settings") or {}), **(changes.get("settings") or {})}
-    for kind in ("tasks", "methods", "regimes", "backbones"):
+    for kind in LISTS:
         if kind in changes and kind in values:
             result[kind] = _choose_entries(values[kind], changes[kind])
     return result

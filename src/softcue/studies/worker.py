@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 
 from softcue.errors import FolderInUseError, SoftcueError, first_line
 from softcue.studies.execution import BackbonePool, execute, remove_large_cue
-from softcue.studies.runs import StudyRun, run_from_dict
+from softcue.studies.runs import StudyRun, is_result_of, run_from_dict
 from softcue.studies.store import LOG, open_study
 
 ORPHAN_SECONDS = 0.5  # between two looks whether the parent process is alive
@@ -68,8 +68,7 @@ class Worker:
         return Outcome(run.id, "done")
 
     def _is_done(self, run: StudyRun) -> bool:
-        result = self.folder.result_of(run.id)
-        return result is not None and result["digest"] == run.digest
+        return is_result_of(run, self.folder.result_of(run.id))
 
     def _execute(self, run: StudyRun, path: Path) -> None:
         with _log_to(path / LOG) as log:

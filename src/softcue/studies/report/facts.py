@@ -13,7 +13,7 @@ import yaml
 
 from softcue.settings_docs import format_value
 from softcue.studies.report.record import StudyRecord
-from softcue.studies.runs import StudyRun
+from softcue.studies.runs import StudyRun, validation_score
 from softcue.studies.study import REPLACEABLE, Axis, list_studies, read_study
 
 MOST_PLACES = 6  # that a line of recipes names
@@ -27,7 +27,7 @@ class SearchOutcome:
     name: str
     chosen: str
     score: float
-    trials: list[tuple[str, float]]
+    trials: list[tuple[str, float]]  # minus infinity: its training broke down
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,7 @@ def search_outcomes(record: StudyRecord) -> list[SearchOutcome]:
             if result is None:
                 unfinished.add(place)
             else:
-                scores = result["validation"].values()
-                trials.setdefault(place, {}).setdefault(run.trial, []).append(fmean(score["main"] for score in scores))
+                trials.setdefault(place, {}).setdefault(run.trial, []).append(validation_score(result))
     outcomes = []
     axes: tuple[Axis, ...] = ("backbone", "trained_on", "method", "regime", "variant")
     for place, by_settings in trials.items():

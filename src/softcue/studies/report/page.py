@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import isfinite
 
 from softcue.drawing import html_table, marked_table, side_by_side
 from softcue.inspection.page import html_page, note_parts
@@ -78,7 +79,11 @@ def _chart_parts(group: ChartGroup) -> list[str]:
 
 def _search_parts(content: ReportContent) -> list[str]:
     rows = [[entry.name, entry.chosen, f"{entry.score:.1f}", len(entry.trials)] for entry in content.searches]
-    trials = [[entry.name, settings, f"{score:.1f}"] for entry in content.searches for settings, score in entry.trials]
+    trials = [
+        [entry.name, settings, f"{score:.1f}" if isfinite(score) else "broke down"]
+        for entry in content.searches
+        for settings, score in entry.trials
+    ]
     return [
         html_table(["search", "chosen", "validation score", "settings tried"], rows),
         _closed("all settings that were tried", html_table(["search", "settings", "validation score"], trials)),
