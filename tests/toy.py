@@ -168,11 +168,8 @@ CASES = {**EVERYWHERE, **ELSEWHERE}
 
 
 def works_on(case: str, family: str) -> bool:
-    """Whether the method of a case, with its settings, takes backbones of this family's kind."""
-    method_class, settings = CASES[case]
-    # A decoder that writes step by step would lose a prompt that is in no cache.
-    takes_rule = settings.get("rule") != "parallel" or KINDS[family] != "decoder"
-    return KINDS[family] in method_class.kinds and takes_rule
+    """Whether the method of a case takes backbones of this family's kind."""
+    return KINDS[family] in CASES[case][0].kinds
 
 
 def make_model(

@@ -131,6 +131,17 @@ class LayerPrompt:
     parallel_values: Tensor | None = None  # [B P Q]
     parallel_mask: Tensor | None = None  # [B P] bool; None: all vectors of all rows
 
+    @property
+    def parallel_part(self) -> LayerPrompt | None:
+        """The part that is attended to beside the text, if there is one. It acts in decoding steps too."""
+        if self.parallel_keys is None:
+            return None
+        return LayerPrompt(
+            parallel_keys=self.parallel_keys,
+            parallel_values=self.parallel_values,
+            parallel_mask=self.parallel_mask,
+        )
+
 
 # (layer, hidden [B T D], mask [B T]) -> the prompt of that layer; `hidden` are the input states of the source text
 LayerPrompts = Callable[[int, "Tensor", "Tensor"], LayerPrompt | None]
@@ -148,6 +159,7 @@ class Prompt:
     compared: Tensor | None = None  # [B ...] in training: the vectors that `batch_loss` compares between rows
     shared_by: nn.Module | None = None  # the encoder, if all rows have the same prompt and layer prompts
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # in a batch of several cues: rows [b] and prompt of each cue
+    is_parallel: bool = False  # some rows attend to the prompt beside the text, at every position and in every step
 
 
 def label_text(label: LabelValue) -> str:

@@ -144,9 +144,8 @@ class Backbone:
     @property
     def query_width(self) -> int:
         """Q: the width of one token's queries over all heads, for prompts that are attended to beside the text."""
-        if self.kind == "decoder" or not self.structure.query_width:
-            reason = "its queries were not found" if self.kind != "decoder" else "decoding step by step would lose it"
-            self.limits.setdefault("parallel prompts", reason)
+        if not self.structure.query_width:
+            self.limits.setdefault("parallel prompts", "its queries were not found")
         advice = "set method.rule=kv or add"
         self.require("parallel prompts", "method.rule", "parallel", "kv, add or replace", advice)
         return self.structure.query_width

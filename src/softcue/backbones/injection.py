@@ -62,18 +62,22 @@ def inject(
     prompt: Prompt | None = None,
     stops_at: int | None = None,
     noise: TokenNoise | None = None,
-) -> Iterator[None]:
+    parallel: Mapping[int, LayerPrompt] | None = None,
+) -> Iterator[ActivePass | None]:
     """Give layers the prompt's parts for them, and apply `sublayers` to the outputs of sub-layers, while active.
 
     `noise` drops values of the states that enter the first layer, and of each output before it enters a residual sum.
-    A pass that `stops_at` a layer raises ReachedLayer there.
+    A pass that `stops_at` a layer raises ReachedLayer there. `parallel` are layer prompts of an earlier pass over the
+    source that act behind it too; several continuations of a row are adjacent.
     """
     has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
-    is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None
-    # None hides the outer pass from a plain pass within it.
-    token = _active.set(None if is_plain else ActivePass(id(base), layout, prompt, sublayers, stops_at, noise))
+    is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None and not parallel
+    active = None if is_plain else ActivePass(id(base), layout, prompt, sublayers, stops_at, noise)
+    if active is not None and parallel:
+        active.layer_prompts.update(parallel)
+    token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
-        yield
+        yield active
     finally:
         _active.reset(token)
 
@@ -202,8 +206,12 @@ def _prompt_layer(active: ActivePass, number: int, hidden: Tensor) -> Tensor:
     layout = active.layout
     if layout is None or active.prompt is None or active.prompt.layer_prompts is None:
         return hidden
-    if hidden.shape[1] != layout.index.shape[1]:
-        active.layer_prompts.clear()  # a cached decoding step: the prompt is already in the keys and values
+    is_source = hidden.shape[1] == layout.index.shape[1] and number not in active.layer_prompts
+    if not is_source:
+        # A cached decoding step: the prompt is already in the keys and values, unless it stands beside them.
+        part = active.layer_prompts.pop(number, None)
+        if part is not None and (kept := part.parallel_part) is not None:
+            active.layer_prompts[number] = kept
         return hidden
     num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
     first_beams = hidden[::num_beams] if num_beams > 1 else hidden

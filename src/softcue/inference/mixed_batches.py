@@ -92,7 +92,8 @@ class _Part(NamedTuple):
     @property
     def is_shared(self) -> bool:
         """Whether all rows have the same prompt, or none."""
-        return self.prompt.shared_by is not None or self.prompt.tokens.shape[1] == 0
+        is_same = self.prompt.shared_by is not None or self.prompt.tokens.shape[1] == 0
+        return is_same and not self.prompt.is_parallel
 
 
 def _predict_pass(

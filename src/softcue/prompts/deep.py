@@ -137,7 +137,12 @@ class DeepPrompt(PromptEncoder):
 
         has_dropout = self.training and self.dropout.share > 0  # then the rows' prompts differ
         shared_by = None if has_dropout else self
-        return replace(make_prompt(tokens), layer_prompts=layer_prompts if vectors else None, shared_by=shared_by)
+        return replace(
+            make_prompt(tokens),
+            layer_prompts=layer_prompts if vectors else None,
+            shared_by=shared_by,
+            is_parallel=self.prompted_layers.rule == "parallel",
+        )
 
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Return the vectors of all layers."""

@@ -158,7 +158,11 @@ class IDPG(PromptEncoder):
                 generated = self.units(generated, indices[layer])
             return self.prompted_layers.make_layer_prompt(generated)
 
-        return replace(make_prompt(tokens), layer_prompts=layer_prompts if indices else None)
+        return replace(
+            make_prompt(tokens),
+            layer_prompts=layer_prompts if indices else None,
+            is_parallel=self.prompted_layers.rule == "parallel",
+        )
 
     def _generate(self, index: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return G(h) of the prompted layer with this index. [B R] -> [B P X]"""

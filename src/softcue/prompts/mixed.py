@@ -52,6 +52,7 @@ def join_prompts(prompts: Sequence[Prompt]) -> Prompt:
         aux_loss,
         layer_prompts if deep_prompts else None,
         parts=tuple(zip(row_numbers, prompts, strict=True)),
+        is_parallel=any(prompt.is_parallel for prompt in prompts),
     )
 
 

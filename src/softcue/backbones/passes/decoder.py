@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.passes.forward_pass import ForwardPass, pad_candidates, sum_log_probabilities
 from softcue.inputs.collate import PaddingSide
-from softcue.types import Batch, Prompt
+from softcue.types import Batch, LayerPrompt, Prompt
 
 KeyValueCache = list[tuple[Tensor, Tensor]]  # keys and values per layer, each [B heads S K/heads]
 PREFIX_CACHE_BYTES = 1 << 28  # of hidden states, keys and values that are kept for the next batch
@@ -57,7 +57,7 @@ def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide)
         >>> find_shared_prefixes(batch, prompt, "left")[0].length
         6
     """
-    if prompt is None:
+    if prompt is None or prompt.is_parallel:
         return []
     prefixes = []
     all_rows = torch.arange(batch.size, device=batch.ids.device)
@@ -154,6 +154,11 @@ def keys_values_of(cache: Any) -> KeyValueCache:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
+def _rows_of(part: LayerPrompt, index: Tensor) -> LayerPrompt:
+    """The part of a layer's prompt for some of the rows."""
+    return LayerPrompt(**{name: value[index] for name, value in vars(part).items() if value is not None})
+
+
 @dataclass
 class DecoderPass(ForwardPass):
     """A pass of a causal backbone."""
@@ -162,6 +167,7 @@ class DecoderPass(ForwardPass):
     _source_cache: KeyValueCache | None = None  # of prompt and text
     _source_cache_mask: Tensor | None = None  # [B S] which of its columns are real
     _last_logits: Tensor | None = None  # [B V]
+    _parallel: dict[int, LayerPrompt] = field(default_factory=dict)  # what acts behind the source too, by layer
     _prefix_states: list[PrefixStates] | None = None
 
     @cached_property
@@ -240,8 +246,12 @@ class DecoderPass(ForwardPass):
         if not self.shared:
             if options.get("use_cache"):
                 options["past_key_values"] = make_cache([])
-            with self._with_prompts():
-                return model(**self._inputs(), **options)
+            with self._with_prompts() as active:
+                output = model(**self._inputs(), **options)
+                if active is not None:
+                    parts = {layer: part.parallel_part for layer, part in active.layer_prompts.items()}
+                    self._parallel = {layer: part for layer, part in parts.items() if part is not None}
+            return output
         inputs = self._inputs()
         for name in inputs.keys() - {"attention_mask"}:
             inputs[name] = inputs[name][:, self._first_column :]
@@ -313,7 +323,7 @@ class DecoderPass(ForwardPass):
             source_mask = self._source_cache_mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
             embeds = self._embed_continuations(repeated_ids, repeated_mask)[:, :-1]  # [B*C U-1 D]
             positions = source_mask.sum(dim=1, keepdim=True) + torch.arange(ids.shape[1] - 1, device=ids.device)
-            with self._without_prompts():
+            with self._without_prompts(parallel=self._parallel):
                 output = self.backbone.model(
                     inputs_embeds=embeds.to(self.backbone.dtype),
                     attention_mask=torch.cat([source_mask, repeated_mask[:, :-1].long()], dim=1),
@@ -398,6 +408,7 @@ class DecoderPass(ForwardPass):
         narrowed.shared = [prefix for prefix, _ in kept]
         all_states = [states for _, states in kept if states is not None]
         narrowed._prefix_states = all_states if len(all_states) == len(kept) and kept else None
+        narrowed._parallel = {layer: _rows_of(part, index) for layer, part in self._parallel.items()}
         if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
             narrowed._source_cache_mask = self._source_cache_mask[index]
             narrowed._source_cache = [(keys[index], values[index]) for keys, values in self._source_cache]

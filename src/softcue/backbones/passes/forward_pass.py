@@ -7,7 +7,7 @@ several cues share one pass. `rows` narrows it to the rows of one cue without an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from softcue.backbones.injection import ReachedLayer, inject
+from softcue.backbones.injection import ActivePass, ReachedLayer, inject
 from softcue.backbones.layout import Layout
 from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.errors import BackboneError
@@ -85,15 +85,17 @@ class ForwardPass(ABC):
     _hidden: Tensor | None = None  # [B S D]
     _generated: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
-    def _with_prompts(self) -> AbstractContextManager[None]:
+    def _with_prompts(self) -> AbstractContextManager[ActivePass | None]:
         """Inject the prompts of all layers and the method's sub-layers: for passes over the source."""
         noise = None if self.dropout is None else self.dropout.of_tokens(self.layout.positions)
         backbone = self.backbone
         return inject(backbone.base, backbone.injected_sublayers, self.layout, self.prompt, self.stops_at, noise)
 
-    def _without_prompts(self, noise: TokenNoise | None = None) -> AbstractContextManager[None]:
-        """Inject only the method's sub-layers: for passes after the one over the source."""
-        return inject(self.backbone.base, self.backbone.injected_sublayers, noise=noise)
+    def _without_prompts(
+        self, noise: TokenNoise | None = None, parallel: Mapping[int, LayerPrompt] | None = None
+    ) -> AbstractContextManager[ActivePass | None]:
+        """Inject only the method's sub-layers, and prompts that act behind the source too: for passes after it."""
+        return inject(self.backbone.base, self.backbone.injected_sublayers, noise=noise, parallel=parallel)
 
     @property
     def text_mask(self) -> Tensor:
