@@ -73,7 +73,8 @@ def _table_parts(table: DisplayTable) -> list[str]:
 def _chart_parts(group: ChartGroup) -> list[str]:
     charts = side_by_side(group.charts)
     if not group.is_open:
-        charts = _closed(f"{len(group.charts)} charts", charts)
+        number = len(group.charts)
+        charts = _closed(f"{number} chart{'s' * (number != 1)}", charts)
     return [f"<h2>{escape(group.heading)}</h2>", charts, *note_parts([group.note] if group.note else [])]
 
 
