@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from softcue.studies.report.differences import PairOfLines, compare_lines, difference_notes, main_pairs
 from softcue.studies.report.display import DisplayTable, display_table, paper_table, range_text
 from softcue.studies.report.facts import (
-    AdaptedBackbone,
+    AdaptationOutcome,
     CostLine,
     FailedRun,
     SearchOutcome,
@@ -49,7 +49,7 @@ class ReportContent:
     sentences: list[str]
     difference_notes: list[str]
     searches: list[SearchOutcome]
-    adapted: list[AdaptedBackbone]
+    adapted: list[AdaptationOutcome]
     costs: list[CostLine]
     failed: list[FailedRun]
     warnings: list[tuple[str, int]]

@@ -53,7 +53,7 @@ class FailedRun:
 
 
 @dataclass(frozen=True)
-class AdaptedBackbone:
+class AdaptationOutcome:
     """A backbone that the study adapted to plain text."""
 
     name: str
@@ -272,7 +272,7 @@ def warning_counts(record: StudyRecord) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-def adapted_backbones(record: StudyRecord) -> list[AdaptedBackbone]:
+def adapted_backbones(record: StudyRecord) -> list[AdaptationOutcome]:
     """The backbones that the study adapted.
 
     Example:
@@ -283,7 +283,7 @@ def adapted_backbones(record: StudyRecord) -> list[AdaptedBackbone]:
         if run.kind == "adapt":
             result = record.status.results[run.id]
             adapted.append(
-                AdaptedBackbone(
+                AdaptationOutcome(
                     _backbone_of(record, run),
                     int(result["steps"]),
                     float(result["perplexity"]),
