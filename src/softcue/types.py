@@ -131,6 +131,10 @@ class LayerPrompt:
     parallel_values: Tensor | None = None  # [B P Q]
     parallel_mask: Tensor | None = None  # [B P] bool; None: all vectors of all rows
 
+    def rows(self, index: Tensor) -> LayerPrompt:
+        """The prompt of some of the rows."""
+        return LayerPrompt(**{name: value[index] for name, value in vars(self).items() if value is not None})
+
     @property
     def parallel_part(self) -> LayerPrompt | None:
         """The part that is attended to beside the text, if there is one. It acts in decoding steps too."""

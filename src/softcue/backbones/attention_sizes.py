@@ -29,8 +29,7 @@ def attention_sizes(backbone: Backbone) -> Tensor:
 
     def note(number: int, which: int, projection: Projection) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            columns = torch.cat([output[..., start:stop] for start, stop in projection.columns], dim=-1)
-            sizes[number, which] = columns.float().square().mean().sqrt().clamp(min=SMALLEST)
+            sizes[number, which] = projection.take(output).float().square().mean().sqrt().clamp(min=SMALLEST)
 
         return hook
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.passes.decoding import Decoding
+from softcue.backbones.structure import Projection
 from softcue.backbones.tracing import (
     LARGEST_DIFFERENCE,
     ROUGH_DIFFERENCE,
@@ -482,9 +483,9 @@ def _recorded_projections(backbone: Backbone) -> Iterator[dict[str, list[Tensor]
     """Record the keys and the values of each layer's run. Each [B S K]"""
     recorded: dict[str, list[Tensor]] = {"keys": [], "values": []}
 
-    def record(which: str, columns: Sequence[tuple[int, int]]) -> Callable[..., None]:
+    def record(which: str, projection: Projection) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            recorded[which].append(torch.cat([output[..., start:stop] for start, stop in columns], dim=-1))
+            recorded[which].append(projection.take(output))
 
         return hook
 
@@ -494,7 +495,7 @@ def _recorded_projections(backbone: Backbone) -> Iterator[dict[str, list[Tensor]
             for which in recorded:
                 projection = getattr(structure, which)
                 module = layer.get_submodule(projection.module)
-                stack.callback(module.register_forward_hook(record(which, projection.columns)).remove)
+                stack.callback(module.register_forward_hook(record(which, projection)).remove)
         yield recorded
 
 

@@ -265,8 +265,7 @@ def _make_query_hook(runs: RunNumbers, owner: int, projection: Projection) -> An
             return
         layer_prompt = active.layer_prompts.get(runs.current)
         if layer_prompt is not None and layer_prompt.parallel_keys is not None:
-            columns = [output[..., start:stop] for start, stop in projection.columns]
-            active.queries[runs.current] = columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+            active.queries[runs.current] = projection.take(output)
 
     return note_output
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict
-from torch import nn
+from torch import Tensor, nn
 
 from softcue.types import BackboneKind
 
@@ -35,6 +36,11 @@ class Projection(Record):
     def num_columns(self) -> int:
         """K: the number of columns."""
         return sum(stop - start for start, stop in self.columns)
+
+    def take(self, output: Tensor) -> Tensor:
+        """Take these columns of the module's output. [... X] -> [... K]"""
+        runs = [output[..., start:stop] for start, stop in self.columns]
+        return runs[0] if len(runs) == 1 else torch.cat(runs, dim=-1)
 
 
 class LayerStructure(Record):

@@ -197,16 +197,24 @@ class _Tracer:
             hidden_width=hidden_width,
             key_width=0 if why_no_keys else key_widths.pop(),
             query_width=self._query_width(source),
-            head_width=head_width_of(getattr(self.source_module, "config", self.config)),
+            head_width=self._head_width,
             why_no_keys=why_no_keys,
             why_no_sublayers=why_no_sublayers,
         )
 
+    @property
+    def _source_config(self) -> Any:
+        """The configuration of the module that reads the source text."""
+        return getattr(self.source_module, "config", self.config)
+
+    @property
+    def _head_width(self) -> int:
+        return head_width_of(self._source_config)
+
     def _query_width(self, source: Stack) -> int:
         """The width of queries, which must be that of the joined heads in all layers; 0 if they were not found."""
         if self.is_meta:
-            config = getattr(self.source_module, "config", self.config)
-            return int(getattr(config, "num_attention_heads", 0)) * head_width_of(config)
+            return int(getattr(self._source_config, "num_attention_heads", 0)) * self._head_width
         widths = {
             layer.queries.num_columns if layer.queries and layer.attention_output else 0 for layer in source.layers
         }
@@ -506,7 +514,7 @@ class _Tracer:
         In the row with one token attention weights are 1, so a head's output is the token's value [K] there. Several
         heads may share a value.
         """
-        head_width = head_width_of(getattr(self.source_module, "config", self.config))
+        head_width = self._head_width
         readers = []
         for path, states in inputs.items():
             if len(states) != 2 or len(value) % head_width or states.shape[-1] % len(value):
@@ -548,7 +556,7 @@ class _Tracer:
                 reaching[path], sizes[path] = columns, single[1, 0].abs().float()
         largest = max((float(sizes[path][columns].max()) for path, columns in reaching.items()), default=0.0)
         bound = ZERO_GRADIENT * largest
-        head_width = head_width_of(getattr(self.source_module, "config", self.config))
+        head_width = self._head_width
         by_module = {}
         for path, columns in reaching.items():
             is_value = _majority(sizes[path][columns] > bound, head_width)

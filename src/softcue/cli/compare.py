@@ -11,7 +11,7 @@ import typer
 
 from softcue.cli.completion import complete_backbone, complete_method, complete_task
 from softcue.cli.config import KindOfRecipe
-from softcue.cli.options import AllowPickle, Columns, SkipBadRows
+from softcue.cli.options import AllowPickle, Columns, SkipBadRows, split_names
 
 
 def compare(
@@ -73,7 +73,7 @@ def compare(
         "rows": rows or None,
         "columns": parse_columns(columns or []) or None,
         "seeds": seeds,
-        "backbones": None if backbones is None else _split(backbones),
+        "backbones": None if backbones is None else split_names(backbones),
         "recipe": recipe and recipe.value,
         "task": task,
         "train": train,
@@ -92,7 +92,7 @@ def compare(
         comparison = compare_all(words or [], **given)
     else:
         given |= {} if output_dir is None else {"output_dir": output_dir}
-        comparison = compare_all(methods=_split(methods), overrides=words or [], **given)
+        comparison = compare_all(methods=split_names(methods), overrides=words or [], **given)
     files = [] if output_dir is None else comparison.save(output_dir, shlex.join(["softcue", *sys.argv[1:]]))
     if as_json:
         print_json(comparison.as_dict())
@@ -104,7 +104,3 @@ def compare(
         typer.echo(sentence)
     if files:
         typer.echo(f"saved: {', '.join(map(str, files))}")
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands have, and how their values are read."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ Columns = Annotated[
     typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
+
+
+def split_names(names: str) -> list[str]:
+    """Split `A,B,...` of an option into names.
+
+    Example:
+        >>> split_names("prompt-tuning, vip,")
+        ['prompt-tuning', 'vip']
+    """
+    return [name.strip() for name in names.split(",") if name.strip()]

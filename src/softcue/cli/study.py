@@ -11,6 +11,7 @@ import typer
 
 from softcue.cli import study_report
 from softcue.cli.config import KindOfRecipe
+from softcue.cli.options import split_names
 
 if TYPE_CHECKING:
     from softcue.studies.runner import StudyStatus
@@ -162,13 +163,9 @@ def _read(
 
     sections = parse_overrides(words or [])
     settings = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
-    changes: dict[str, Any] = {key: _split(names) for key, names in lists.items() if names is not None}
+    changes: dict[str, Any] = {key: split_names(names) for key, names in lists.items() if names is not None}
     changes |= {key: str(value.resolve()) if isinstance(value, Path) else value for key, value in values.items()}
     return read_study(name, scale=scale.value, **changes, settings=settings or None)
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _status_facts(status: StudyStatus, place: str) -> dict[str, Any]:
@@ -233,6 +230,7 @@ def plan(
     from softcue.machine import read_memory
     from softcue.studies.engines import default_workers
     from softcue.studies.estimate import estimate_study
+    from softcue.studies.report.display import counted
 
     chosen = _read(
         study,
@@ -272,15 +270,11 @@ def plan(
         available = read_memory().available
         memory = f"about {gigabytes:.1f} GB of memory" + (f" ({available:.1f} GB are free)" if available else "")
         typer.echo(
-            f"about {_duration(hours)} with {_counted(num_workers, 'run')} at a time and "
-            f"{_counted(chosen.threads, 'thread')} each; {memory}"
+            f"about {_duration(hours)} with {counted(num_workers, 'run')} at a time and "
+            f"{counted(chosen.threads, 'thread')} each; {memory}"
         )
 
 
 def _duration(hours: float) -> str:
     minutes = round(60 * hours)
     return f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minutes" if minutes > 1 else "a minute"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

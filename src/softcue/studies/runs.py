@@ -160,10 +160,9 @@ class _Cell:
     def list_runs(self, results: Mapping[str, Result]) -> tuple[list[StudyRun], int, int]:
         """The runs of this cell, and how many more will be trained and joined, as their results say."""
         study, search = self.study, self.method.search
-        num_ensembles = self._num_ensembles
         if search is None:
             runs = [self._run(seed, {}) for seed in range(study.seeds)]
-            return [*runs, *self._ensembles(runs[: num_ensembles and None])], 0, 0
+            return [*runs, *self._ensembles(runs)], 0, 0
         searched: list[StudyRun] = []
         rounds: list[list[tuple[dict[str, Any], float]]] = []  # finished ones: settings and validation scores
         while (proposals := propose(search, rounds)) is not None:
@@ -173,7 +172,7 @@ class _Cell:
             if not all(run.id in results for _, runs in trials for run in runs):
                 num_tried = sum(map(len, rounds)) + len(proposals)
                 later = (search.trials - num_tried) * search.seeds if search.trials else 0
-                return searched, max(0, later) + study.seeds, num_ensembles
+                return searched, max(0, later) + study.seeds, self._num_ensembles
             rounds.append(
                 [(settings, fmean(validation_score(results[run.id]) for run in runs)) for settings, runs in trials]
             )
@@ -181,7 +180,7 @@ class _Cell:
         best_settings, _ = max(tried, key=lambda trial: trial[1])  # the first of equals
         fresh_seeds = range(search.seeds, search.seeds + study.seeds)
         runs = [self._run(seed, best_settings) for seed in fresh_seeds]
-        return [*searched, *runs, *self._ensembles(runs[: num_ensembles and None])], 0, 0
+        return [*searched, *runs, *self._ensembles(runs)], 0, 0
 
     @property
     def _num_ensembles(self) -> int:
@@ -240,7 +239,7 @@ class _Cell:
     def _ensembles(self, members: Sequence[StudyRun]) -> list[StudyRun]:
         """The ensembles of the cues of all seeds."""
         runs = []
-        for rule in self.study.ensembles if members else ():
+        for rule in self.study.ensembles if self._num_ensembles else ():
             first = members[0]
             folder = first.id.rpartition("/")[0]
             runs.append(

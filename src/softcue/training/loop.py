@@ -164,7 +164,8 @@ class Trainer:
         for _ in closed_form_solutions or ():
             self.state.step += 1
             self._evaluate()
-        if not self.needs_training or (self.config.evaluate_start and self._is_at_start(closed_form_solutions)):
+        takes_steps = self.needs_training and closed_form_solutions is None
+        if not self.needs_training or (takes_steps and self.config.evaluate_start and self.state.step == 0):
             self._evaluate()
         with torch.random.fork_rng(devices=[]):
             while closed_form_solutions is None and self.state.step < self.num_steps and not self.state.is_over:
@@ -183,9 +184,6 @@ class Trainer:
             peak_megabytes(self.backbone.device),
             self._warnings(evaluations),
         )
-
-    def _is_at_start(self, closed_form_solutions: object) -> bool:
-        return closed_form_solutions is None and self.state.step == 0
 
     def _refit_heads(self, evaluations: list[Evaluation]) -> list[Evaluation]:
         """Solve the heads that ask for it again on the vectors of the trained prompts; keep those that score higher."""

@@ -154,11 +154,6 @@ def keys_values_of(cache: Any) -> KeyValueCache:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _rows_of(part: LayerPrompt, index: Tensor) -> LayerPrompt:
-    """The part of a layer's prompt for some of the rows."""
-    return LayerPrompt(**{name: value[index] for name, value in vars(part).items() if value is not None})
-
-
 @dataclass
 class DecoderPass(ForwardPass):
     """A pass of a causal backbone."""
@@ -408,7 +403,7 @@ class DecoderPass(ForwardPass):
         narrowed.shared = [prefix for prefix, _ in kept]
         all_states = [states for _, states in kept if states is not None]
         narrowed._prefix_states = all_states if len(all_states) == len(kept) and kept else None
-        narrowed._parallel = {layer: _rows_of(part, index) for layer, part in self._parallel.items()}
+        narrowed._parallel = {layer: part.rows(index) for layer, part in self._parallel.items()}
         if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
             narrowed._source_cache_mask = self._source_cache_mask[index]
             narrowed._source_cache = [(keys[index], values[index]) for keys, values in self._source_cache]

@@ -172,11 +172,7 @@ class ForwardPass(ABC):
             all_hidden = hidden.new_zeros(num_rows, *hidden.shape[1:]).index_copy(0, index, hidden)
             all_masks = mask.new_ones(num_rows, mask.shape[1]).index_copy(0, index, mask)
             layer_prompt = layer_prompts(layer, all_hidden, all_masks)
-            if layer_prompt is None:
-                return None
-            return LayerPrompt(
-                **{name: value[index] for name, value in vars(layer_prompt).items() if value is not None}
-            )
+            return None if layer_prompt is None else layer_prompt.rows(index)
 
         return replace(prompt, layer_prompts=layer_prompts_of_rows)
 

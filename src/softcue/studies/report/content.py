@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from softcue.studies.report.differences import PairOfLines, compare_lines, difference_notes, main_pairs
-from softcue.studies.report.display import DisplayTable, display_table, paper_table, range_text
+from softcue.studies.report.display import DisplayTable, counted, display_table, paper_table, range_text
 from softcue.studies.report.facts import (
     AdaptationOutcome,
     CostLine,
@@ -107,11 +107,11 @@ def make_content(record: StudyRecord, tables: list[ResultTable], with_paper: boo
     backbones = [record.label("backbone", backbone.name) for backbone in study.backbones]
     facts = [
         f"backbone{'s' * (len(backbones) > 1)}: {', '.join(backbones)}",
-        _counted(len(study.tasks), "task"),
-        _counted(len(study.methods), "method"),
-        *([_counted(len(study.regimes), "regime")] if len(study.regimes) > 1 else []),
+        counted(len(study.tasks), "task"),
+        counted(len(study.methods), "method"),
+        *([counted(len(study.regimes), "regime")] if len(study.regimes) > 1 else []),
         *(f"{key}: {', '.join(map(str, values))}" for key, values in study.vary.items()),
-        _counted(study.seeds, "seed"),
+        counted(study.seeds, "seed"),
         f"{study.recipe} recipe",
         f"{study.scale} scale",
     ]
@@ -141,7 +141,3 @@ def make_content(record: StudyRecord, tables: list[ResultTable], with_paper: boo
         study_text=study_text(record),
         machine_notes=machine_notes(record),
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

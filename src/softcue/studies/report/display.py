@@ -199,3 +199,13 @@ def text_rows(table: DisplayTable) -> Sequence[DisplayRow]:
         text_rows(display_table(make_tables(record)[0]))
     """
     return [*table.rows, *table.quiet_rows]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words.
+
+    Example:
+        >>> counted(1, "run"), counted(3, "run")
+        ('1 run', '3 runs')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -10,7 +10,7 @@ from softcue.drawing import html_table, marked_table, side_by_side
 from softcue.inspection.page import html_page, note_parts
 from softcue.studies.report.charts import ChartGroup
 from softcue.studies.report.content import HEALTH_NOTE, ReportContent
-from softcue.studies.report.display import DisplayTable, with_notes_once
+from softcue.studies.report.display import DisplayTable, counted, with_notes_once
 
 
 def report_page(content: ReportContent, charts: Sequence[ChartGroup]) -> str:
@@ -73,8 +73,7 @@ def _table_parts(table: DisplayTable) -> list[str]:
 def _chart_parts(group: ChartGroup) -> list[str]:
     charts = side_by_side(group.charts)
     if not group.is_open:
-        number = len(group.charts)
-        charts = _closed(f"{number} chart{'s' * (number != 1)}", charts)
+        charts = _closed(counted(len(group.charts), "chart"), charts)
     return [f"<h2>{escape(group.heading)}</h2>", charts, *note_parts([group.note] if group.note else [])]
 
 
