@@ -211,9 +211,7 @@ class Run:
         """Set initial values that depend on rows or on another cue; returns the digests of those cues."""
         for model, splits in zip(self.models, self.splits, strict=True):
             model.readout.fit_statistics(splits.train)
-            if self.config.readout.head_start == "solved":
-                model.start_head(self.backbone, splits.train)
-            elif self.config.readout.head_start == "words":
+            if self.config.readout.head_start == "words":
                 model.readout.start_from_words(self.backbone)
             model.to(self.backbone.device)
         origin = self.config.training.init_from

@@ -114,7 +114,8 @@ def test_the_mask_s_state_from_the_word_head_is_compared_with_class_vectors(fami
         model = make_model(backbone, "warp", task=task, prompt_length=6)
         for example in examples:
             batch = collate(model.rows(backbone, [example]), 0)
-            logits = model.readout.outputs(model.read(backbone, batch)[0])[0]  # type: ignore[operator]
+            features = model.read(backbone, batch)[0].features("mask")
+            logits = model.readout.outputs(features)[0]  # type: ignore[operator]
             REORDERED_FLOAT32.assert_close(logits, literal_logits(model, backbone, example))
 
 

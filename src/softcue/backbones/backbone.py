@@ -41,6 +41,7 @@ from softcue.types import BackboneKind, Batch, Prompt, WordVectors
 
 # With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
 CACHED_TOKENS = 1024
+NUM_MEASURED_WORDS = 4096
 _PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
     "encoder": EncoderPass,
     "encoder-decoder": EncoderDecoderPass,
@@ -301,6 +302,18 @@ class Backbone:
     def word_input_states(self) -> WordVectors:
         """Vectors of single words at the layer where prompts enter, by token id."""
         return self.word_table.detach() if self.word_factor == 1.0 else ScaledWords(self)
+
+    @cached_property
+    def word_size(self) -> float:
+        """The root mean square of those vectors, over some thousand words: the unit of prompt vectors beside them.
+
+        Rounded to four digits: the last digits of a sum depend on the number of threads.
+        """
+        words = self.word_input_states
+        vectors = words[torch.arange(0, len(words), math.ceil(len(words) / NUM_MEASURED_WORDS))]  # [V' D]
+        if vectors.is_meta:
+            return 1.0
+        return float(f"{float(vectors.double().square().mean().sqrt()):.4g}")
 
     @cached_property
     def word_factor(self) -> float:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from softcue.backbones.layout import Layout
@@ -301,14 +300,14 @@ def parallel_attention(queries: Tensor, layer_prompt: LayerPrompt, head_width: i
         repeated = vectors.repeat_interleave(num_beams, dim=0) if len(vectors) < len(queries) else vectors
         return repeated.to(queries.dtype).view(*repeated.shape[:2], -1, head_width).transpose(1, 2)
 
-    bias = None
+    # Written out: with bfloat16 on a processor the gradient of torch's fused attention takes ten times as long.
+    logits = (heads(queries) @ heads(keys).transpose(2, 3)).float() * head_width**-0.5  # [B H S P]
     if mask is not None:
         repeated_mask = mask.repeat_interleave(num_beams, dim=0)
         # Rows without such a prompt attend to values that are zero.
-        bias = (repeated_mask | ~repeated_mask.any(dim=1, keepdim=True))[:, None, None, :]  # [B 1 1 P]
-    attended: Tensor = functional.scaled_dot_product_attention(
-        heads(queries), heads(keys), heads(values), attn_mask=bias
-    )
+        is_attended = repeated_mask | ~repeated_mask.any(dim=1, keepdim=True)  # [B P]
+        logits = logits.masked_fill(~is_attended[:, None, None, :], -torch.inf)
+    attended: Tensor = logits.softmax(dim=3).to(queries.dtype) @ heads(values)  # [B H S d]
     return attended.transpose(1, 2).flatten(2)
 
 

@@ -42,6 +42,17 @@ class PreparedRequests:
         rows = [(model, row) for (model, _), row in zip(split_requests, tokenized, strict=True)]
         return cls(requests, list(map(len, split_examples)), rows)
 
+    def merge(self, predictions: Sequence[Prediction]) -> Predictions:
+        """Join the predictions of all rows into those of the requests."""
+        in_order = iter(predictions)
+        return Predictions(
+            [
+                model.merge(example, [next(in_order) for _ in range(size)])
+                for (model, example), size in zip(self.requests, self.sizes, strict=True)
+            ],
+            sum(tokenized.is_truncated for _, tokenized in self.rows),
+        )
+
 
 def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_size: int = 64) -> Predictions:
     """Predict requests of any tasks, in order. Rows of similar length share a pass, whatever their task.
@@ -64,11 +75,4 @@ def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_siz
             predicted = predict_mixed(backbone, [rows[number] for number in numbers])
             for number, prediction in zip(numbers, predicted, strict=True):
                 predictions[number] = prediction
-    in_order = iter([prediction for prediction in predictions if prediction is not None])
-    return Predictions(
-        [
-            model.merge(example, [next(in_order) for _ in range(size)])
-            for (model, example), size in zip(prepared.requests, prepared.sizes, strict=True)
-        ],
-        sum(tokenized.is_truncated for _, tokenized in rows),
-    )
+    return prepared.merge([prediction for prediction in predictions if prediction is not None])

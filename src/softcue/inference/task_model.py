@@ -213,14 +213,6 @@ class TaskModel(nn.Module):
         """Most tokens a sentence vector reads: a head's features follow this run's limit; M(x) is the same in all."""
         return self.max_length if self.has_frozen_features else None
 
-    def start_head(self, backbone: Backbone, examples: Sequence[Example]) -> None:
-        """Start from the head that is best without the method, so that the method learns what is left."""
-        examples = self.training_examples(examples)
-        labels = [self.readout.with_target(self.formatter.source(example), example).label for example in examples]
-        summary = SentenceVector("backbone", self.readout.summary or backbone.default_pooling)
-        features = sentence_vectors_of(summary, backbone, self.readout.task, examples, self.max_length)  # [N R]
-        self.readout.solve(features, [label for label in labels if label is not None])
-
     def prompt(self, view: Backbone, batch: Batch, embeds: Tensor) -> Prompt | None:
         """The prompt of each row of a batch, made from the parts of the row it may read."""
         return self.method.prompt(self.instance(view, batch, embeds))

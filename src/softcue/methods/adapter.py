@@ -121,7 +121,10 @@ class CompacterConfig(BottleneckConfig):
     """Compacter: adapters whose matrices are PHM sums of rank-one factors."""
 
     phm_n: int = Field(4, ge=1, description="n of the PHM layers; divides width and bottleneck")
-    init_std: float = Field(0.05, ge=0, description="standard deviation of all initial factors")
+    init_std: float = Field(0.05, ge=0, description="standard deviation of all initial factors but one")
+    up_std: float = Field(
+        0.05, ge=0, description="standard deviation of the factor s of the initial up-projections; 0: the identity"
+    )
     share_a: Literal["module", "all"] = Field(
         "module", description="A is shared by a module's two projections (IDPG's form), or by all modules (Compacter's)"
     )
@@ -149,9 +152,10 @@ class CompacterModule(Bottleneck):
         return self.own_a if self._shared_a is None else self._shared_a[0]
 
     def initialize(self, config: CompacterConfig, generator: torch.Generator) -> None:
-        """Draw all factors from N(0, init_std): a product of three is near zero."""
+        """Draw all factors from N(0, init_std): a product of three is near zero. With up_std=0 it is zero."""
         for factor in (self.a, self.down_s, self.down_t, self.up_s, self.up_t):
-            factor.data.normal_(std=config.init_std, generator=generator)
+            std = config.up_std if factor is self.up_s else config.init_std
+            factor.data.normal_(std=std, generator=generator)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Build the matrices from their factors."""

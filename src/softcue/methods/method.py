@@ -43,6 +43,11 @@ class MethodConfig(BaseModel):
         """Whether a copy of the backbone's weights is trained too. The cue then holds them."""
         return False
 
+    @property
+    def stands_among_words(self) -> bool:
+        """Whether the trained prompt vectors stand among words, whose size is then the unit of learning rates."""
+        return False
+
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone that a method with these settings is built for."""
         return backbone
@@ -94,6 +99,7 @@ class Method(nn.Module, ABC):
     answer_prefix: str | None = None  # where the target of a text begins; None: what decoders have
     representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
     num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
+    prompt_unit: float = 1.0  # the size of words beside which its prompt vectors stand, for relative learning rates
     changes_hidden_states: bool = True  # False: the backbone computes the same states as without the method
     weights: BackboneWeights | None  # the backbone's weights, if they are trained too
 
@@ -135,7 +141,10 @@ class Method(nn.Module, ABC):
                 expected=f"a method that works on backbones of kind {backbone.kind} ({backbone.name})",
                 fix=f"{config.name} needs one of kind {' or '.join(cls.kinds)}; or choose another method",
             )
-        method = cls.build(config, config.view_of(backbone), task, generator)
+        view = config.view_of(backbone)
+        method = cls.build(config, view, task, generator)
+        if config.stands_among_words and generator is not None:
+            method.prompt_unit = view.word_size
         if config.tunes_backbone:
             method.weights = BackboneWeights(backbone)
         return method
@@ -241,6 +250,11 @@ class PromptedConfig(MethodConfig):
         """Whether `tune_backbone` is on."""
         return self.tune_backbone
 
+    @property
+    def stands_among_words(self) -> bool:
+        """Prompt vectors do, unless a rule puts them elsewhere."""
+        return True
+
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the part of the backbone from the layer on at which prompts enter."""
         return backbone.from_layer(self.insert_layer) if self.insert_layer else backbone
@@ -268,6 +282,11 @@ class DeepConfig(PromptedConfig):
         description="rule=parallel: the size of each prompted layer's keys and values, in which prompts are measured; "
         "empty: those of the backbone",
     )
+
+    @property
+    def stands_among_words(self) -> bool:
+        """Keys and values do not."""
+        return self.rule in ("add", "replace")
 
     @field_validator("layers", mode="before")
     @classmethod

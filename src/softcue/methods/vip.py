@@ -118,9 +118,7 @@ class _ContextualizedMethod(Prompted):
         assert isinstance(config, VIPConfig | VIPCConfig)
         _check(config)
         if config.scale == 0 and generator is not None:
-            # Rounded to four digits: the last digits of a sum depend on the number of threads.
-            scale = float(f"{float(_all_words(backbone).double().square().mean().sqrt()):.4g}")
-            config = config.model_copy(update={"scale": scale})
+            config = config.model_copy(update={"scale": backbone.word_size})
         # The cue records the text itself. Several tasks that share a prompt have their own: see `for_task`.
         config = config.model_copy(update={"hard_prompt": hard_text(config.hard_prompt, task)})
         shape = ContextShape(
@@ -248,11 +246,6 @@ def _word_codes(table: WordVectors, first: int, num_codes: int, norm: float) -> 
         return words.clone()
     scaled: Tensor = words / words.norm(dim=1, keepdim=True).clamp(min=1e-12) * norm
     return scaled
-
-
-def _all_words(backbone: Backbone) -> Tensor:
-    words = backbone.word_input_states
-    return words[torch.arange(len(words))]  # [V D]
 
 
 class VIPMethod(_ContextualizedMethod):

@@ -113,5 +113,9 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
     resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}
+    if config.head_start == "auto":
+        reads_vector = resolved.get("name", config.name) in ("classifier", "regression")
+        is_linear = config.head == "linear" and config.pooling != "mask"
+        resolved["head_start"] = "solved" if reads_vector and is_linear else "random"
     resolved["max_new_tokens"] = config.max_new_tokens or (96 if task.kind == "tags" else 32)
     return config.model_copy(update=resolved)

@@ -32,27 +32,29 @@ def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[int | floa
     layer.bias.data.copy_(bias - (weight / scale) @ mean)
 
 
-def best_strength(features: Tensor, labels: Sequence[int | float], num_outputs: int) -> float:
-    """Return the strength with the best cross-validation score on the training rows; 1 for too few rows.
+def probe_scores(features: Tensor, labels: Sequence[int | float], num_outputs: int) -> Tensor:
+    """Return the cross-validation scores of the best strength, one for each fold; none for too few rows. [F]
 
     Example:
-        >>> best_strength(torch.tensor([[0.0], [1.0]]), [0, 1], num_outputs=2)
-        1.0
+        >>> probe_scores(torch.arange(20.0).unsqueeze(1), [0] * 10 + [1] * 10, num_outputs=2).tolist()
+        [1.0, 1.0, 1.0, 1.0, 1.0]
+        >>> len(probe_scores(torch.tensor([[0.0], [1.0]]), [0, 1], num_outputs=2))
+        0
     """
     from sklearn.model_selection import cross_val_score
 
     num_rarest = len(labels) if num_outputs == 1 else min(Counter(labels).values())
-    if num_rarest < FOLDS:
-        return 1.0
+    if num_rarest < FOLDS or len(set(labels)) < 2:
+        return torch.zeros(0)
     scale = features.std(dim=0, unbiased=False)
     scaled = ((features - features.mean(dim=0)) / torch.where(scale == 0, 1.0, scale)).numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
-        scores = {
-            strength: cross_val_score(_make_estimator(num_outputs, strength), scaled, labels, cv=FOLDS).mean()
+        scores = [
+            torch.tensor(cross_val_score(_make_estimator(num_outputs, strength), scaled, labels, cv=FOLDS))
             for strength in STRENGTHS
-        }
-    return max(STRENGTHS, key=lambda strength: (scores[strength], -strength))
+        ]
+    return max(scores, key=lambda folds: float(folds.mean()))
 
 
 def _make_estimator(num_outputs: int, strength: float) -> Any:
@@ -63,6 +65,10 @@ def _make_estimator(num_outputs: int, strength: float) -> Any:
 
 def _solve(features: Any, labels: Sequence[int | float], strength: float, num_outputs: int) -> tuple[Tensor, Tensor]:
     """Return weights [C R] and biases [C] for standardised features."""
+    if num_outputs > 1 and len(set(labels)) == 1:  # nothing to tell apart
+        weight, bias = torch.zeros(num_outputs, features.shape[1]).double(), torch.full((num_outputs,), -1e4).double()
+        bias[int(labels[0])] = 0.0
+        return weight, bias
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
         solution = _make_estimator(num_outputs, strength).fit(features, labels)

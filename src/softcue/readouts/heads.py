@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from softcue.backbones import Backbone, ForwardPass, Summary
 from softcue.errors import ConfigurationError
 from softcue.randomness import RowDropout
-from softcue.readouts.closed_form import best_strength, solve_linear
+from softcue.readouts.closed_form import solve_linear
 from softcue.readouts.readout import (
     Loss,
     Readout,
@@ -46,6 +46,9 @@ def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: flo
 class PooledHead(Readout):
     """A head on the pooled hidden states; the base of classification and regression."""
 
+    feature_mean: Tensor  # [R] with `centre`; saved in the cue, but not trained
+    feature_scale: Tensor  # []
+
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
         assert config.pooling != "auto", "make_readout replaces auto"
@@ -60,6 +63,9 @@ class PooledHead(Readout):
             if backbone.word_head is None:
                 self._notes = [f"{backbone.name} has no masked-word head: the head reads the mask's last hidden state"]
         self.feature_width = width
+        if config.centre:
+            self.register_buffer("feature_mean", torch.zeros(width))
+            self.register_buffer("feature_scale", torch.ones(()))
         self.head = make_head(config.head, width, num_outputs, config.dropout, config.head_init)
 
     @property
@@ -72,9 +78,24 @@ class PooledHead(Readout):
         """The mask is between two texts, as in WARP."""
         return self.summary == "mask"
 
-    def outputs(self, forward_pass: ForwardPass) -> Tensor:
-        """Return the head's outputs. [B C]"""
-        return self.head(forward_pass.features(self.summary))  # type: ignore[no-any-return]
+    def fit_features(self, features: Tensor) -> None:
+        """Set mean and root mean square of the features with `centre`."""
+        if self.config.centre:
+            mean = features.mean(dim=0)
+            self.feature_mean.copy_(mean)
+            self.feature_scale.copy_((features - mean).square().mean().sqrt().clamp(min=1e-6))
+
+    def _centred(self, features: Tensor) -> Tensor:
+        """Return the features as the head reads them. [N R]"""
+        return (features - self.feature_mean) / self.feature_scale if self.config.centre else features
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return the head's outputs for features [B R]. [B C]"""
+        return self.head(self._centred(features))  # type: ignore[no-any-return]
+
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
+        """Return a prediction per row."""
+        return self.predict_from(forward_pass.features(self.summary))
 
     def notes(self) -> list[str]:
         """Return that the backbone has no masked-word head, if the head reads the state at a mask."""
@@ -90,13 +111,12 @@ class PooledHead(Readout):
         layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
         return layers[0] if len(layers) == 1 else None
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
+    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
         """Set the head by logistic regression, or by ridge regression on standardised scores."""
-        if self.linear is None or self.summary == "mask":
-            return super().solve(features, labels, strength)
-        targets = self.standardise(labels)
-        strength = best_strength(features, targets, self.linear.out_features) if strength is None else strength
-        return solve_linear(self.linear, features, targets, strength)
+        self.check_solvable()
+        assert self.linear is not None
+        centred = self._centred(features.to(self.linear.weight.device))
+        solve_linear(self.linear, centred.cpu(), self.standardise(labels), strength)
 
     def start_from_words(self, backbone: Backbone) -> None:
         """Set each row of the head to the mean of the word vectors of a label's words."""
@@ -130,7 +150,7 @@ class Classifier(PooledHead):
         """Add the class index."""
         return replace(row, label=class_label(self.task, example.target))
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
+    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
         """Set the head by logistic regression, which needs classes and not probabilities."""
         if any(isinstance(label, float) for label in labels):
             raise ConfigurationError(
@@ -144,11 +164,11 @@ class Classifier(PooledHead):
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Return the cross-entropy."""
         assert batch.labels is not None
-        return class_loss(self.outputs(forward_pass), batch.labels)
+        return class_loss(self.outputs(forward_pass.features(self.summary)), batch.labels)
 
-    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
+    def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a label per row."""
-        probabilities = self.outputs(forward_pass).softmax(dim=-1)  # [B C]
+        probabilities = self.outputs(features).softmax(dim=-1)  # [B C]
         return [label_prediction(self.task, row) for row in probabilities.tolist()]
 
 
@@ -183,9 +203,10 @@ class Regression(PooledHead):
         """Return the squared error in standard deviations."""
         assert batch.labels is not None
         targets = (batch.labels - self.mean) / self.scale  # [B]
-        return Loss((self.outputs(forward_pass).squeeze(1) - targets).square().sum(), batch.size)
+        outputs = self.outputs(forward_pass.features(self.summary)).squeeze(1)  # [B]
+        return Loss((outputs - targets).square().sum(), batch.size)
 
-    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
+    def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a score per row."""
-        values = self.outputs(forward_pass).squeeze(1) * self.scale + self.mean  # [B]
+        values = self.outputs(features).squeeze(1) * self.scale + self.mean  # [B]
         return [Prediction(None, value=value) for value in values.tolist()]

@@ -41,10 +41,16 @@ class ReadoutConfig(BaseModel):
     )
     head: Literal["linear", "mlp"] = Field("linear", description="mlp is RoBERTa's dense-tanh-linear head")
     head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
-    head_start: Literal["random", "solved", "words"] = Field(
+    head_start: Literal["auto", "random", "solved", "words"] = Field(
         "random",
-        description="solved: a linear head starts as the linear probe of the training rows; words: with pooling=mask "
+        description="auto: solved for a linear head on one vector, else random; solved: a linear head starts as the linear probe of the training rows, and the start is evaluated "
+        "as well; words: with pooling=mask "
         "its rows start as the word vectors of the labels' words",
+    )
+    centre: bool = Field(
+        False,
+        description="a head reads the vector less its mean over training rows, divided by its root mean square, as "
+        "training starts: one learning rate then fits heads on all backbones",
     )
     refit: bool = Field(
         False,
@@ -140,14 +146,22 @@ class Readout(nn.Module, ABC):
         """The head's linear layer, if the head is only that."""
         return None
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
-        """Set a linear head to the closed-form solution for features [N R]; without a strength, choose one."""
-        raise ConfigurationError(
-            setting="readout.head_start",
-            got="solved",
-            expected="classifier or regression, with readout.head=linear",
-            fix="only a single linear layer can be solved for",
-        )
+    def fit_features(self, features: Tensor) -> None:
+        """Set mean and scale of the vectors that a head reads from those of training rows [N R], if it has them."""
+
+    def check_solvable(self) -> None:
+        """Check that the readout is one linear layer on one vector per row, for which there is a closed form."""
+        if self.linear is None or self.summary is None or self.summary == "mask":
+            raise ConfigurationError(
+                setting="readout.head_start",
+                got="solved",
+                expected="classifier or regression, with readout.head=linear",
+                fix="only a single linear layer can be solved for",
+            )
+
+    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
+        """Set a linear head to the closed-form solution for features [N R]."""
+        raise NotImplementedError(f"{type(self).__name__} has no closed form")
 
     def start_from_words(self, backbone: Backbone) -> None:
         """Set the head to the word vectors of the labels."""
@@ -206,6 +220,10 @@ class Readout(nn.Module, ABC):
     @abstractmethod
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Return a prediction per row."""
+
+    def predict_from(self, features: Tensor) -> list[Prediction]:
+        """Return a prediction for each vector that a head reads. [N R]"""
+        raise NotImplementedError(f"{type(self).__name__} reads no single vector")
 
 
 def class_label(task: Task, target: object) -> int | float:

@@ -19,6 +19,11 @@ class TrainingConfig(BaseModel):
     seed: int = Field(0, ge=0, description="decides the order of rows, the initial values and all other randomness")
     epochs: int = Field(20, ge=1, description="passes over the training rows")
     steps: int = Field(0, ge=0, description="stop after this many steps instead; 0 leaves it to epochs")
+    min_steps: int = Field(
+        0,
+        ge=0,
+        description="take at least this many steps, however few rows an epoch has; evaluations are then ten in all",
+    )
     batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
     micro_batch_size: int = Field(0, ge=0, description="rows at once in one process; 0 takes them all")
     micro_batch_tokens: int = Field(
@@ -29,6 +34,11 @@ class TrainingConfig(BaseModel):
     )
     learning_rate: float = Field(
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
+    )
+    relative_rate: bool = Field(
+        False,
+        description="learning_rate is relative to the root mean square of the backbone's word vectors, for prompt "
+        "vectors among words: one rate then fits backbones whose words differ in size",
     )
     network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
     backbone_learning_rate: float = Field(
@@ -63,7 +73,9 @@ class TrainingConfig(BaseModel):
         False, description="also evaluate before the first step, so that training cannot end worse than it began"
     )
     clip_norm: float = Field(0.0, ge=0, description="largest gradient norm; 0 does not clip")
-    evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0 evaluates after each epoch")
+    evaluate_every: int = Field(
+        0, ge=0, description="steps between evaluations; 0: after each epoch, or ten times in all if min_steps decides"
+    )
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")
     evaluation_batch_size: int = Field(64, ge=1, description="rows per forward pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")

@@ -29,9 +29,11 @@ from softcue.training.joint_model import JointModel
 from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
 from softcue.training.processes import Processes
+from softcue.training.solved_heads import HeadSolver
 from softcue.types import Batch, Example, TokenizedRow
 
 NUM_VARIATION_ROWS = 32  # training rows on which the prompts' dependence on the input is measured
+NUM_EVALUATIONS = 10  # of a run whose length is `min_steps`
 # Receives the kind of event ("step" or "evaluation") and its values.
 ProgressListener = Callable[[str, dict[str, Any]], None]
 
@@ -65,6 +67,22 @@ def check_finite(loss: float, step: int, fix: str) -> None:
     """
     if not math.isfinite(loss):
         raise TrainingError(setting=f"loss at step {step + 1}", got=loss, expected="a finite number", fix=fix)
+
+
+def plan_steps(config: TrainingConfig, steps_per_epoch: int) -> tuple[int, int]:
+    """Return the number of steps of a run, and the number between evaluations.
+
+    Example:
+        >>> plan_steps(TrainingConfig(epochs=10), steps_per_epoch=7)
+        (70, 7)
+        >>> plan_steps(TrainingConfig(epochs=10, min_steps=150), steps_per_epoch=7)
+        (150, 15)
+    """
+    num_steps = config.steps or config.epochs * steps_per_epoch
+    evaluate_every = config.evaluate_every or steps_per_epoch
+    if config.steps or num_steps >= config.min_steps:
+        return num_steps, evaluate_every
+    return config.min_steps, config.evaluate_every or math.ceil(config.min_steps / NUM_EVALUATIONS)
 
 
 class Trainer:
@@ -106,8 +124,9 @@ class Trainer:
         self.num_rows_by_task = [len(task_rows) for task_rows in rows_by_task]
         self._check_trainable()
         self.steps_per_epoch = math.ceil(len(self.rows) / config.batch_size)
-        self.num_steps = (config.steps or config.epochs * self.steps_per_epoch) if self.needs_training else 0
-        self.evaluate_every = config.evaluate_every or self.steps_per_epoch
+        self.num_steps, self.evaluate_every = plan_steps(config, self.steps_per_epoch)
+        if not self.needs_training:
+            self.num_steps = 0
         self.optimizer = make_optimizer(self.model, config)
         self.state = TrainingState()
         self.best: dict[str, Tensor] = {}
@@ -164,9 +183,10 @@ class Trainer:
         for _ in closed_form_solutions or ():
             self.state.step += 1
             self._evaluate()
-        takes_steps = self.needs_training and closed_form_solutions is None
-        if not self.needs_training or (takes_steps and self.config.evaluate_start and self.state.step == 0):
+        if not self.needs_training:
             self._evaluate()
+        elif closed_form_solutions is None and self.state.step == 0:
+            self._start()
         with torch.random.fork_rng(devices=[]):
             while closed_form_solutions is None and self.state.step < self.num_steps and not self.state.is_over:
                 self._step()
@@ -185,26 +205,39 @@ class Trainer:
             self._warnings(evaluations),
         )
 
+    def _start(self) -> None:
+        """Fit and solve the heads whose settings ask for it, and evaluate the model before its first step."""
+        solved = [solver.start(self.backbone) for solver in self._head_solvers()]
+        self.processes.share_first(list(self._tensors().values()))
+        evaluations = [evaluation for evaluation in solved if evaluation is not None]
+        if len(evaluations) == len(self.tasks):
+            self._evaluate(evaluations)
+        elif evaluations or self.config.evaluate_start:
+            self._evaluate()
+
+    def _head_solvers(self) -> list[HeadSolver]:
+        """What solves the head of each task."""
+        return [
+            HeadSolver(
+                task.model,
+                [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number],
+                validation,
+                self.config.evaluation_batch_size,
+            )
+            for number, (task, validation) in enumerate(zip(self.tasks, self._validation_requests(), strict=True))
+        ]
+
     def _refit_heads(self, evaluations: list[Evaluation]) -> list[Evaluation]:
         """Solve the heads that ask for it again on the vectors of the trained prompts; keep those that score higher."""
         kept = list(evaluations)
-        for number, task in enumerate(self.tasks):
-            readout = task.model.readout
+        for number, solver in enumerate(self._head_solvers()):
+            readout = solver.model.readout
             if not readout.config.refit or readout.linear is None:
                 continue
-            rows = [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number]
-            before = {name: value.clone() for name, value in readout.state_dict().items()}
-            features = task.model.features(self.backbone, rows, self.config.evaluation_batch_size)
-            readout.solve(features, [row.label for row in rows if row.label is not None])
-            refitted = self._score_validation()[number]
-            is_better = refitted.main > kept[number].main
-            prefix = "" if len(self.tasks) == 1 else f"{task.model.task.name}/"
-            entry = {f"{prefix}refit_score": refitted.main, f"{prefix}refit_kept": float(is_better)}
-            self.state.health = {**self.state.health, **entry}
-            if is_better:
-                kept[number] = refitted
-            else:
-                readout.load_state_dict(before)
+            kept[number] = solver.refit(self.backbone)
+            prefix = "" if len(self.tasks) == 1 else f"{solver.model.task.name}/"
+            gain = kept[number].main - evaluations[number].main
+            self.state.health = {**self.state.health, f"{prefix}refit_gain": gain}
         return kept
 
     def _step(self) -> None:
@@ -412,11 +445,11 @@ class Trainer:
             self.checkpoints.save(self._checkpoint())
         self.processes.wait()
 
-    def _evaluate(self) -> None:
-        """Score the validation rows, keep the model if it is the best, and report."""
+    def _evaluate(self, evaluations: list[Evaluation] | None = None) -> None:
+        """Score the validation rows unless it is done, keep the model if it is the best, and report."""
         state = self.state
         self.model.eval()
-        evaluations = self._score_validation()
+        evaluations = evaluations or self._score_validation()
         mean_score = fmean(evaluation.main for evaluation in evaluations)
         is_better = state.best_score is None or mean_score > state.best_score
         state.num_worse = 0 if is_better else state.num_worse + 1
@@ -439,14 +472,19 @@ class Trainer:
 
     def _score_validation(self) -> list[Evaluation]:
         """Scores of each task's validation rows."""
-        if not self._validation:
-            requests = [[(task.model, example) for example in task.validation] for task in self.tasks]
-            self._validation = [PreparedRequests.of(self.backbone, task_requests) for task_requests in requests]
-        predicted = [predict(self.backbone, rows, self.config.evaluation_batch_size) for rows in self._validation]
+        requests = self._validation_requests()
+        predicted = [predict(self.backbone, rows, self.config.evaluation_batch_size) for rows in requests]
         return [
             score(task.model.task, result.predictions, task.validation, result.num_truncated)
             for task, result in zip(self.tasks, predicted, strict=True)
         ]
+
+    def _validation_requests(self) -> list[PreparedRequests]:
+        """The validation rows of each task, tokenized at the first use."""
+        if not self._validation:
+            requests = [[(task.model, example) for example in task.validation] for task in self.tasks]
+            self._validation = [PreparedRequests.of(self.backbone, task_requests) for task_requests in requests]
+        return self._validation
 
     def _checkpoint(self) -> Checkpoint[TrainingState]:
         best = self.best or {name: value.detach().cpu() for name, value in self.model.state_dict().items()}

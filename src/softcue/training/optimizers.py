@@ -82,11 +82,12 @@ class Adafactor(torch.optim.Optimizer):
 
 def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> torch.optim.Optimizer:
     """An optimizer with up to three groups of parameters, each with its learning rate (`group_parameters`)."""
+    units = {"learning_rate": model.method.prompt_unit if config.relative_rate else 1.0}
     groups = [
         {"params": parameters, "lr": rate, "base_rate": rate}
         for name, parameters in group_parameters(model).items()
         if parameters
-        for rate in [getattr(config, name)]
+        for rate in [getattr(config, name) * units.get(name, 1.0)]
     ] or [{"params": [], "lr": 0.0, "base_rate": 0.0}]  # a method may train nothing
     if config.optimizer == "adafactor":
         return Adafactor(groups, config.weight_decay, config.parameter_scaling)

@@ -1,0 +1,72 @@
+"""Linear heads in closed form, on the vectors that a model makes now: before the first step, and after the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from softcue.backbones import Backbone
+from softcue.evaluation import Evaluation, score
+from softcue.inference import PreparedRequests, TaskModel
+from softcue.readouts.closed_form import STRENGTHS
+from softcue.types import TokenizedRow
+
+MAX_ROWS = 4096  # training rows for which a head is solved: more take longer and change little
+
+
+class HeadSolver:
+    """Solves the head of a task for the vectors of its training rows; validation rows choose the regularisation.
+
+    Example:
+        evaluation = HeadSolver(model, rows, validation, batch_size=64).start(backbone)
+    """
+
+    def __init__(
+        self, model: TaskModel, rows: Sequence[TokenizedRow], validation: PreparedRequests, batch_size: int
+    ) -> None:
+        self.model, self.validation, self.batch_size = model, validation, batch_size
+        self.rows = rows[:: math.ceil(len(rows) / MAX_ROWS)]  # evenly spaced: files are often sorted by label
+        self.labels = [row.label for row in self.rows if row.label is not None]
+
+    def start(self, backbone: Backbone) -> Evaluation | None:
+        """Fit what the head needs of its vectors, and solve it if its settings say so; returns its scores then."""
+        readout = self.model.readout
+        is_solved = readout.config.head_start == "solved"
+        if is_solved:
+            readout.check_solvable()
+        elif not readout.config.centre or readout.summary is None:
+            return None
+        features = self._features(backbone, self.rows)
+        readout.fit_features(features.to(backbone.device))
+        return self._solve(backbone, features) if is_solved else None
+
+    def refit(self, backbone: Backbone) -> Evaluation:
+        """Solve the head again. The head as it was stays if it scores as high; returns the scores of the better."""
+        return self._solve(backbone, self._features(backbone, self.rows))
+
+    def _features(self, backbone: Backbone, rows: Sequence[TokenizedRow]) -> Tensor:
+        return self.model.features(backbone, rows, self.batch_size)  # [N R]
+
+    def _solve(self, backbone: Backbone, features: Tensor) -> Evaluation:
+        """Try the head as it is, and the solution with each strength; the best on validation rows stays."""
+        readout = self.model.readout
+        held_out = self._features(backbone, [row for _, row in self.validation.rows]).to(backbone.device)
+
+        def candidate() -> tuple[Evaluation, dict[str, Tensor]]:
+            predicted = self.validation.merge(readout.predict_from(held_out))
+            examples = [example for _, example in self.validation.requests]
+            evaluation = score(self.model.task, predicted.predictions, examples, predicted.num_truncated)
+            return evaluation, {name: value.clone() for name, value in readout.state_dict().items()}
+
+        candidates = [candidate()]
+        for strength in STRENGTHS:
+            readout.solve(features, self.labels, strength)
+            candidates.append(candidate())
+        # Of equal solutions the last wins, as for a linear probe: it regularises most. A tie leaves the head as it was.
+        numbers = [0, *reversed(range(1, len(candidates)))]
+        best = max(numbers, key=lambda number: candidates[number][0].main)
+        evaluation, tensors = candidates[best]
+        readout.load_state_dict(tensors)
+        return evaluation
