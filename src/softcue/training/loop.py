@@ -194,7 +194,7 @@ class Trainer:
         self.model.load_state_dict(self.best)
         self.model.eval()
         evaluations = self._best_evaluations or self._score_validation()
-        if closed_form_solutions is None:
+        if self.needs_training and closed_form_solutions is None:
             evaluations = self._refit_heads(evaluations)
         return TrainingResult(
             self.state,
