@@ -158,9 +158,14 @@ class Run:
             method = method_class.make(config.method, backbone, joint_task(tasks), generator)
             methods = [method.make_for_task(config.method, backbone, task) for task in tasks]
             models = [
-                with_readout(task, task_method, config.readout, backbone, config.backbone.max_length)
-                for task, task_method in zip(tasks, methods, strict=True)
+                with_readout(splits.task, task_method, config.readout, backbone, config.backbone.max_length)
+                for splits, task_method in zip(self.splits, methods, strict=True)
             ]
+            if config.readout.pooling == "measured":
+                models = [
+                    model.with_measured_pooling(backbone, splits.train)
+                    for model, splits in zip(models, self.splits, strict=True)
+                ]
             seed = stream_seed(config.training.seed, "rows of the method")
             return [
                 model.with_rows(backbone, splits.train, seed) for model, splits in zip(models, self.splits, strict=True)
@@ -423,7 +428,7 @@ def _dtype_name(backbone: Backbone) -> str:
 
 def _with_values_for_auto(config: Config, chosen: Mapping[str, Any]) -> Config:
     """Replace each value `auto` by the value that was chosen for it, if there is one."""
-    is_auto = [name for name, value in config if value == "auto"]
+    is_auto = [name for name, value in config if value in ("auto", "measured")]
     return config.model_copy(update={name: chosen[name] for name in is_auto if name in chosen})
 
 

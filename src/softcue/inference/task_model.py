@@ -17,6 +17,7 @@ from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
 from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
+from softcue.readouts.pooling_choice import choose_pooling
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_of_batch
 from softcue.tasks import Task
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, TokenizedRow
@@ -130,6 +131,21 @@ class TaskModel(nn.Module):
         if method is self.method:
             return self
         return TaskModel(self.task, method, self.readout, backbone, self.max_length, self.reformulation)
+
+    def with_measured_pooling(self, backbone: Backbone, examples: Sequence[Example]) -> TaskModel:
+        """Return this model with the pooling that training rows prefer, if its head could read another one.
+
+        What a folder of sentence-transformers says is taken as it is: it was the best of all in every comparison.
+        """
+        config = self.readout.config
+        is_given = backbone.sentence_transformers.pooling is not None
+        if is_given or self.reformulation is not None or self.readout.summary in (None, "mask"):
+            return self
+        chosen = choose_pooling(config, self.task, backbone, examples, self.max_length)
+        if chosen == config:
+            return self
+        readout = make_readout(chosen, self.task, backbone)
+        return TaskModel(self.task, self.method, readout, backbone, self.max_length)
 
     def length(self, tokens: TokenizedRow) -> int:
         """Number of tokens a row adds to a pass.

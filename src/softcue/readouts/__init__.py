@@ -113,6 +113,8 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
     resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}
+    if config.pooling == "measured":  # before there are rows to measure on
+        resolved["pooling"] = backbone.default_pooling
     if config.head_start == "auto":
         reads_vector = resolved.get("name", config.name) in ("classifier", "regression")
         is_linear = config.head == "linear" and config.pooling != "mask"

@@ -51,7 +51,7 @@ class PooledHead(Readout):
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
-        assert config.pooling != "auto", "make_readout replaces auto"
+        assert config.pooling != "auto" and config.pooling != "measured", "make_readout replaces them"
         compares = config.pairs == "compare" and task.num_sentences == 2
         self.summary: Summary = "compared" if compares else config.pooling
         self._suffix = mask_suffix(config, backbone) if self.summary == "mask" else ""

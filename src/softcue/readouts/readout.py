@@ -30,9 +30,10 @@ class ReadoutConfig(BaseModel):
     name: Literal["auto", "classifier", "regression", "label-words", "generation", "span", "tags"] = Field(
         "auto", description="auto: a head on encoders, generation on backbones that write text"
     )
-    pooling: Literal["auto", "cls", "mean", "last", "mask"] = Field(
+    pooling: Literal["auto", "measured", "cls", "mean", "last", "mask"] = Field(
         "auto",
-        description="one vector for the text; auto follows the backbone's own pooling config; mask: the state at a "
+        description="one vector for the text; auto follows the backbone's own pooling config; measured does too, and "
+        "without one takes what a linear probe prefers, cross-validated on training rows; mask: the state at a "
         "mask token behind the first text, from the masked-word head of an encoder that has one (WARP)",
     )
     pairs: Literal["auto", "joint", "compare"] = Field(
@@ -43,8 +44,8 @@ class ReadoutConfig(BaseModel):
     head_init: float = Field(0.02, ge=0, description="standard deviation of a head's first weights")
     head_start: Literal["auto", "random", "solved", "words"] = Field(
         "random",
-        description="auto: solved for a linear head on one vector, else random; solved: a linear head starts as the linear probe of the training rows, and the start is evaluated "
-        "as well; words: with pooling=mask "
+        description="auto: solved for a linear head on one vector, else random; solved: a linear head starts as the "
+        "linear probe of the training rows, and the start is evaluated as well; words: with pooling=mask "
         "its rows start as the word vectors of the labels' words",
     )
     centre: bool = Field(

@@ -1,0 +1,59 @@
+"""Which vector of a text a head should read: measured on training rows, not only read from a model's files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from softcue.backbones import Backbone, Summary
+from softcue.readouts.closed_form import probe_scores
+from softcue.readouts.readout import ReadoutConfig, class_label
+from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
+from softcue.tasks import Task
+from softcue.types import Example
+
+MAX_ROWS = 512  # training rows on which poolings are compared
+
+
+def choose_pooling(
+    config: ReadoutConfig, task: Task, backbone: Backbone, examples: Sequence[Example], limit: int
+) -> ReadoutConfig:
+    """Return the configuration with the pooling on which a linear probe scores best, cross-validated on training rows.
+
+    `config` is that of a head on one vector, with the pooling that the backbone's files say or that is usual. It stays
+    unless another one is better by more than the standard error of the difference between folds, or if there are too
+    few rows to compare. Of two texts, their comparison is a candidate too.
+
+    Example:
+        choose_pooling(readout.config, task, backbone, splits.train, limit=128).pooling
+    """
+    assert config.pooling != "auto" and config.pooling != "measured", "make_readout replaces them"
+    usual: Summary = "compared" if config.pairs == "compare" else config.pooling
+    sample = examples[:: math.ceil(len(examples) / MAX_ROWS)]
+    labels = [
+        class_label(task, example.target) if task.has_classes else float(str(example.target)) for example in sample
+    ]
+    num_outputs = len(task.labels) if task.has_classes else 1
+    folds: dict[Summary, Tensor] = {}
+    for summary in _candidates(task, backbone, usual):
+        features = sentence_vectors_of(SentenceVector("backbone", summary), backbone, task, sample, limit)  # [N R]
+        folds[summary] = probe_scores(features, labels, num_outputs)
+        if not len(folds[summary]):
+            return config
+    best = max(folds, key=lambda summary: float(folds[summary].mean()))
+    gain = folds[best] - folds[usual]
+    is_better = float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5
+    if not is_better:
+        return config
+    if best == "compared":
+        return config.model_copy(update={"pooling": "mean", "pairs": "compare"})
+    return config.model_copy(update={"pooling": best, "pairs": "joint"})
+
+
+def _candidates(task: Task, backbone: Backbone, usual: Summary) -> list[Summary]:
+    """Return the poolings to compare, the usual one first."""
+    single: dict[str, list[Summary]] = {"encoder": ["cls", "mean"], "decoder": ["last", "mean"]}
+    comparison: list[Summary] = ["compared"] if backbone.kind == "encoder" and task.num_sentences == 2 else []
+    return list(dict.fromkeys([usual, *single.get(backbone.kind, []), *comparison]))
