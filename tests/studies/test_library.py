@@ -19,7 +19,7 @@ from softcue.tasks.catalogue import library_names
 
 # Study -> runs at full scale, by hand: lines x tasks x seeds, and what is written beside it.
 NUM_RUNS = {
-    "quick": 4 * 3 * 3,
+    "quick": 4 * 4 * 3,
     "idpg-table1": 12 * 10 * 5,
     "idpg-table3-fewshot": 8 * 10 * 5 * 3,  # three numbers of rows
     "idpg-table6-sharing": 8 * 10 * 5,

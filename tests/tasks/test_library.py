@@ -26,7 +26,7 @@ from softcue.tasks.formats import FORMATS
 from softcue.tasks.task import SPLITS, Task
 from softcue.tasks.task_docs import input_formats, page, section, sizes
 
-SAMPLES = {"same-request", "tickets", "urgency"}
+SAMPLES = {"reply-form", "same-request", "tickets", "urgency"}
 NAMED = {
     "sst2",
     "qnli",

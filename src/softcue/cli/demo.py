@@ -20,7 +20,7 @@ def demo(
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train the three sample tasks on the frozen MiniLM and compare them with simple baselines."""
+    """Train three sample tasks on the frozen MiniLM and compare them with simple baselines."""
     import time
 
     from softcue.backbones import load_backbone

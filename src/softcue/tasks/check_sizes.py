@@ -74,7 +74,7 @@ def unclaimed_files(folder: str | Path, checked: Iterable[SplitCheck]) -> list[s
     Example:
         >>> checked = SplitCheck("tickets", "equal", files=("tickets/test.csv",))
         >>> unclaimed_files(Path(__file__).parent / "samples", [checked])[:2]
-        ['same-request/test.csv', 'same-request/train.csv']
+        ['reply-form/test.csv', 'reply-form/train.csv']
     """
     root = check_folder(folder)
     read = {name for entry in checked for name in entry.files}

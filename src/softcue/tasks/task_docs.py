@@ -23,7 +23,7 @@ HEAD = """\
 
 A task is a YAML file. It names the source of its rows, the text of a row for each kind of backbone, its labels, its
 metrics, the published sizes of its splits, its citation and its licence. softcue contains none of the published rows.
-It reads them from the hub or from files in their published formats. Only the three sample tasks come with rows.
+It reads them from the hub or from files in their published formats. Only the four sample tasks come with rows.
 
 ```bash
 softcue tasks                              # the list
