@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import tiny
 from tolerance import REORDERED_FLOAT32
+from torch.nn import functional
 from toy import EXAMPLES, TASK, make_model
 from toy_training import trained
 
@@ -34,7 +35,8 @@ def test_a_solved_start_answers_as_the_probe_does() -> None:
     probe, literal, _ = trained(method="linear-probe")
     assert result.state.history[0]["step"] == 0
     assert result.evaluations[0].main == probe.evaluations[0].main
-    REORDERED_FLOAT32.assert_close(head_weight(model), head_weight(literal), "head")
+    directions = [functional.normalize(head_weight(head).flatten(), dim=0) for head in (model, literal)]
+    assert float(directions[0] @ directions[1]) == pytest.approx(1.0, abs=1e-4)  # but for a temperature
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
@@ -114,6 +116,24 @@ def test_centring_does_not_change_what_the_probe_answers() -> None:
     for_centred, _, _ = trained({"centre": True}, method="linear-probe")
     for_plain, _, _ = trained(method="linear-probe")
     assert for_centred.evaluations[0].main == for_plain.evaluations[0].main
+
+
+def test_solved_heads_are_as_sure_as_validation_rows_allow() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, "no-prompt", readout={"dropout": 0.0})
+    features = torch.randn(200, model.readout.feature_width, generator=torch.Generator().manual_seed(0))
+    labels = [int(row[0] > 0) for row in features]
+    noisy = [1 - label if number % 5 == 0 else label for number, label in enumerate(labels)]  # every fifth is wrong
+    model.readout.solve(features, labels, strength=100.0)
+    model.readout.eval()
+    before = model.readout.outputs(features).detach()  # type: ignore[operator]
+    model.readout.calibrate(features, noisy)
+    after = model.readout.outputs(features).detach()  # type: ignore[operator]
+    assert torch.equal(before.argmax(dim=1), after.argmax(dim=1))
+    temperatures = [before[0, 0] / after[0, 0] * factor for factor in (0.5, 1.0, 2.0)]
+    losses = [float(functional.cross_entropy(before / t, torch.tensor(noisy))) for t in temperatures]
+    assert losses[1] == min(losses)
+    assert float(after.softmax(dim=1).max(dim=1).values.mean()) == pytest.approx(0.8, abs=0.1)
 
 
 def test_large_sets_are_solved_on_evenly_spaced_rows() -> None:

@@ -24,6 +24,8 @@ from softcue.readouts.readout import (
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
+TEMPERATURES = tuple(2.0 ** (step / 4) for step in range(41))  # 1 to 1024
+
 
 def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: float) -> nn.Sequential:
     """Make a head: `linear`, or `mlp` (RoBERTa's dense-tanh-linear).
@@ -160,6 +162,19 @@ class Classifier(PooledHead):
                 fix="leave it out",
             )
         super().solve(features, labels, strength)
+
+    @torch.no_grad()
+    def calibrate(self, features: Tensor, labels: Sequence[int | float]) -> None:
+        """Divide the outputs by the temperature under which the labels are likeliest (Guo et al. 2017).
+
+        The predictions stay. A head that is sure of all its training rows would leave prompts nothing to learn.
+        """
+        assert self.linear is not None
+        logits, targets = self.outputs(features), torch.tensor(labels, device=features.device)  # [N C], [N]
+        losses = {scale: float(class_loss(logits / scale, targets).total) for scale in TEMPERATURES}
+        temperature = min(losses, key=losses.__getitem__)
+        self.linear.weight.div_(temperature)
+        self.linear.bias.div_(temperature)
 
     def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
         """Return the cross-entropy."""

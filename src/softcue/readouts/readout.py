@@ -164,6 +164,9 @@ class Readout(nn.Module, ABC):
         """Set a linear head to the closed-form solution for features [N R]."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form")
 
+    def calibrate(self, features: Tensor, labels: Sequence[int | float]) -> None:
+        """Make the probabilities of a solved head fit the features [N R] and labels of rows it was not solved for."""
+
     def start_from_words(self, backbone: Backbone) -> None:
         """Set the head to the word vectors of the labels."""
         raise ConfigurationError(

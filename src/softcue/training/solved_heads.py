@@ -69,4 +69,14 @@ class HeadSolver:
         best = max(numbers, key=lambda number: candidates[number][0].main)
         evaluation, tensors = candidates[best]
         readout.load_state_dict(tensors)
+        if best > 0:
+            readout.calibrate(held_out, self._validation_labels())
         return evaluation
+
+    def _validation_labels(self) -> list[int | float]:
+        parts = [part for model, example in self.validation.requests for part in model.split(example)]
+        labelled = (
+            self.model.readout.with_target(row, part)
+            for (_, row), part in zip(self.validation.rows, parts, strict=True)
+        )
+        return [row.label for row in labelled if row.label is not None]
