@@ -15,24 +15,23 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from benchmarks.measuring import make_figure, median_and_spread
+from benchmarks.peers import import_peer, labels_of, predictions_of, texts_of
 from benchmarks.plan import Figures, Plan, report_seconds
 from benchmarks.texts import real_splits
 from softcue.backbones import Backbone, load_backbone
 from softcue.configuration import resolve
-from softcue.errors import MissingExtraError
 from softcue.evaluation import evaluate, score
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS
 from softcue.tasks.splits import Splits
 from softcue.training import TaskData, Trainer
-from softcue.types import Example, Prediction
+from softcue.types import Example
 
 NUM_SHOTS, VALIDATION_ROWS, TEST_ROWS = 32, 200, 500
 SETFIT_SCORED_EVERY = 10  # steps
@@ -121,18 +120,18 @@ def train_logistic_regression(backbone: Backbone, splits: Splits, target_score: 
     """scikit-learn's defaults on the sentence vectors of sentence-transformers."""
     from sklearn.linear_model import LogisticRegression
 
-    encode = _import_peer("sentence_transformers").SentenceTransformer(str(backbone.folder), device="cpu").encode
+    encode = import_peer("sentence_transformers").SentenceTransformer(str(backbone.folder), device="cpu").encode
     run = FewShotRun(target_score)
-    head = LogisticRegression(max_iter=1000).fit(encode(_texts(splits.train)), _labels(splits.train))
+    head = LogisticRegression(max_iter=1000).fit(encode(texts_of(splits.train)), labels_of(splits.train))
     run.count_time()
-    run.add_score(_score(splits, splits.validation, head.predict(encode(_texts(splits.validation)))))
-    run.test_score = _score(splits, splits.test, head.predict(encode(_texts(splits.test))))
+    run.add_score(_score(splits, splits.validation, head.predict(encode(texts_of(splits.validation)))))
+    run.test_score = _score(splits, splits.test, head.predict(encode(texts_of(splits.test))))
     return run
 
 
 def train_setfit(backbone: Backbone, splits: Splits, target_score: float) -> FewShotRun:
     """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression; scored during training."""
-    setfit, datasets = _import_peer("setfit"), _import_peer("datasets")
+    setfit, datasets = import_peer("setfit"), import_peer("datasets")
     from sklearn.linear_model import LogisticRegression
     from transformers import ProgressCallback, TrainerCallback
 
@@ -142,9 +141,9 @@ def train_setfit(backbone: Backbone, splits: Splits, target_score: float) -> Few
     def score_now() -> None:
         run.count_time()
         started, encode = time.perf_counter(), model.model_body.encode
-        head = LogisticRegression().fit(encode(_texts(splits.train)), _labels(splits.train))
+        head = LogisticRegression().fit(encode(texts_of(splits.train)), labels_of(splits.train))
         head_seconds = time.perf_counter() - started  # the head belongs to training, but only the last one
-        predictions = head.predict(encode(_texts(splits.validation)))
+        predictions = head.predict(encode(texts_of(splits.validation)))
         run.add_score(_score(splits, splits.validation, predictions), head_seconds)
 
     class ScoreDuringTraining(TrainerCallback):  # type: ignore[misc]
@@ -161,14 +160,14 @@ def train_setfit(backbone: Backbone, splits: Splits, target_score: float) -> Few
             logging_strategy="no",
             show_progress_bar=False,
         )
-        rows = datasets.Dataset.from_dict({"text": _texts(splits.train), "label": _labels(splits.train)})
+        rows = datasets.Dataset.from_dict({"text": texts_of(splits.train), "label": labels_of(splits.train)})
         trainer = setfit.Trainer(model, arguments, train_dataset=rows, callbacks=[ScoreDuringTraining()])
         trainer.remove_callback(ProgressCallback)
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for the figures
             trainer.train()
     run.count_time()
-    run.add_score(_score(splits, splits.validation, model.predict(_texts(splits.validation), as_numpy=True)))
-    run.test_score = _score(splits, splits.test, model.predict(_texts(splits.test), as_numpy=True))
+    run.add_score(_score(splits, splits.validation, model.predict(texts_of(splits.validation), as_numpy=True)))
+    run.test_score = _score(splits, splits.test, model.predict(texts_of(splits.test), as_numpy=True))
     return run
 
 
@@ -214,20 +213,5 @@ def _summarize(runs: Sequence[FewShotRun]) -> dict[str, Any]:
     }
 
 
-def _texts(examples: Sequence[Example]) -> list[str]:
-    return [example.texts[0] for example in examples]
-
-
-def _labels(examples: Sequence[Example]) -> list[str]:
-    return [str(example.target) for example in examples]
-
-
 def _score(splits: Splits, examples: Sequence[Example], labels: Sequence[Any]) -> float:
-    return score(splits.task, [Prediction(str(label)) for label in labels], examples).main
-
-
-def _import_peer(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(package, "bench") from error
+    return score(splits.task, predictions_of(labels), examples).main

@@ -9,18 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from softcue.adaptation import adapt
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
-from softcue.configuration import merged, override
+from softcue.configuration import merged, override, resolve
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import package_versions
 from softcue.errors import RunError, TrainingError
-from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, mean, vote
+from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, check_metric, mean, score, vote
 from softcue.files import remove
 from softcue.machine import processor_name
 from softcue.run import Run, splits_of_run
+from softcue.studies.peers import PeerRun, find_peer
 from softcue.studies.runs import Result, StudyRun
 from softcue.tasks import find_task
+from softcue.tasks.splits import read_splits
+from softcue.training.loop import peak_megabytes
 
 LOADED_BACKBONES = 2  # at once in a process
 RULES = {"vote": vote, "mean": mean}
@@ -82,7 +87,7 @@ def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackboneP
 
 
 def _execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
-    kinds = {"train": _train, "adapt": _adapt, "ensemble": _join}
+    kinds = {"train": _train, "adapt": _adapt, "ensemble": _join, "peer": _train_peer}
     try:
         return kinds[run.kind](run, folder, runs_folder, backbones)
     except RunError as error:
@@ -112,9 +117,7 @@ def make_run(
     Example:
         make_run(run, Path("trial"), Path("studies/mine/runs"), BackbonePool(), {"training.steps": 3})
     """
-    needed = run.needs[0] if run.needs else ""
-    source = str(runs_folder / needed / "model") if needed else run.backbone
-    backbone = backbones.get(source, run.backbone_settings)
+    backbone = _load(run, runs_folder, backbones)
     is_joint = len(run.tasks) > 1
     settings = merged(
         {
@@ -130,6 +133,12 @@ def make_run(
         *(override(key, value) for key, value in {**run.settings, **(changes or {})}.items()),
     )
     return Run(folder / "cue", settings, backbone=backbone, is_joint=is_joint, recipe=run.recipe)
+
+
+def _load(run: StudyRun, runs_folder: Path, backbones: BackbonePool) -> Backbone:
+    """The backbone of a run, or the one that a run before has adapted."""
+    source = str(runs_folder / run.needs[0] / "model") if run.needs else run.backbone
+    return backbones.get(source, run.backbone_settings)
 
 
 def task_settings(run: StudyRun) -> dict[str, Any]:
@@ -190,6 +199,33 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
         "warnings": metrics["warnings"],
         "recipe": first.cue_file.recipe.summary if first.cue_file.recipe else "",
         "rows": first.cue_file.rows,
+    }
+
+
+def _train_peer(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:
+    layers = (override(key, value) for key, value in run.settings.items())
+    config = resolve(merged({"task": task_settings(run)}, *layers)).task
+    splits = read_splits(config, {}, check_metric)
+    train_peer = find_peer(run.details["function"])
+    started = time.monotonic()
+    result = train_peer(PeerRun(_load(run, runs_folder, backbones), splits, run.seed, run.backbone_settings))
+    split = "test" if splits.test else "validation"
+    evaluation = score(splits.task, result.predictions, splits.test or splits.validation)
+    return {
+        "scores": {
+            run.axes["trained_on"]: {
+                "main": evaluation.main,
+                "metrics": evaluation.scores,
+                "rows": evaluation.num_rows,
+                "split": split,
+            }
+        },
+        "trainable": result.trainable,
+        "seconds": round(time.monotonic() - started, 1),
+        "steps": 0,
+        "curve": [],
+        "peak_megabytes": round(peak_megabytes(torch.device("cpu")), 1),
+        "warnings": [],
     }
 
 

@@ -17,7 +17,7 @@ from softcue.studies.search import propose
 from softcue.studies.study import Regime, Study, StudyBackbone, StudyMethod, StudyTask, name_value
 from softcue.training.config import REPORTING_KEYS
 
-RunKind = Literal["train", "adapt", "ensemble"]
+RunKind = Literal["train", "adapt", "ensemble", "peer"]
 Result = dict[str, Any]  # the content of result.json
 MAX_PART = 60  # characters of a part of a run's folder
 _REPORTING = {f"training.{key}" for key in REPORTING_KEYS}
@@ -43,7 +43,7 @@ class StudyRun:
     keep_below_mb: float
     trial: str = ""  # the settings of a search; its score is that of validation rows
     needs: tuple[str, ...] = ()  # runs that must be finished before
-    details: dict[str, Any] = field(default_factory=dict)  # of an adaptation or an ensemble
+    details: dict[str, Any] = field(default_factory=dict)  # of an adaptation, an ensemble or other software
 
     @property
     def digest(self) -> str:
@@ -128,7 +128,7 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
 
 def _order(run: StudyRun, number: int) -> tuple[int, int, int]:
     """Backbones are adapted first, then the searches run, then all cells with their first seed, and so on."""
-    stage = {"adapt": 0, "train": 1 if run.trial else 2, "ensemble": 3}[run.kind]
+    stage = {"adapt": 0, "train": 1 if run.trial else 2, "peer": 2, "ensemble": 3}[run.kind]
     return stage, run.seed, number
 
 
@@ -185,7 +185,8 @@ class _Cell:
     @property
     def _num_ensembles(self) -> int:
         """How many ensembles join the cues of this cell, which are then kept however large they are."""
-        return len(self.study.ensembles) if self.study.seeds > 1 and not self.regime.joint else 0
+        can_join = self.study.seeds > 1 and not self.regime.joint and not self.method.function
+        return len(self.study.ensembles) if can_join else 0
 
     def _trial_runs(self, settings: Mapping[str, Any]) -> list[StudyRun]:
         search = self.method.search
@@ -219,12 +220,12 @@ class _Cell:
         is_single = len(self.tasks) == 1
         return StudyRun(
             id="/".join([*map(_folder_name, names), f"seed-{seed}"]),
-            kind="train",
+            kind="peer" if self.method.function else "train",
             axes=axes,
             seed=seed,
             backbone=_adapted_id(self.backbone) if adaptation else self.backbone.source,
             backbone_settings=_backbone_settings(settings),
-            method=self.method.method_name,
+            method="" if self.method.function else self.method.method_name,
             recipe=self.method.recipe or study.recipe,
             tasks=tuple(task.source for task in self.tasks),
             settings={key: value for key, value in settings.items() if not key.startswith("backbone.")},
@@ -234,6 +235,7 @@ class _Cell:
             keep_below_mb=inf if self._num_ensembles and not trial else study.keep_below_mb,
             trial=trial,
             needs=(_adapted_id(self.backbone),) if adaptation else (),
+            details={"function": self.method.function} if self.method.function else {},
         )
 
     def _ensembles(self, members: Sequence[StudyRun]) -> list[StudyRun]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -41,6 +41,7 @@ DECIDED = (
     *("backbone.name", "method.name", "mixture.tasks", "training.seed"),
     *("task.name", "task.few_shot", "task.sample_seed", "task.use_test_rows", "task.data"),
 )
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NAME = re.compile(r"\w[\w.-]{0,99}")
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -159,6 +160,11 @@ class StudyMethod(_Named):
     """A line of the table: a method with its recipe and settings."""
 
     method: str = Field("", description="a method of `softcue methods`; empty: the name")
+    function: str = Field(
+        "",
+        description="module:function of a Python function that trains other software on the same rows, to compare with "
+        "(`softcue.studies.peers`); it is imported and called, so run such studies of people you trust",
+    )
     recipe: str = Field("", description="default or paper; empty: that of the study")
     search: Search | None = None
     tasks: tuple[str, ...] = Field((), description="train it on these tasks only; empty: on all")
@@ -166,6 +172,10 @@ class StudyMethod(_Named):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.function:
+            if self.method or self.recipe or self.search or not _FUNCTION.fullmatch(self.function):
+                raise ValueError("module:function, and no method, recipe or search beside it")
+            return self
         METHODS.find(self.method_name)
         if self.recipe:
             check_recipe(self.recipe)
@@ -341,9 +351,7 @@ class Study(BaseModel):
                 self._check_resolved(method, settings)
         for key in self.settings:
             if not any(_has_setting(method, key) for method in self.methods):
-                fields = {
-                    name for method in self.methods for name in METHODS.find(method.method_name).Config.model_fields
-                }
+                fields = {name for method in self.methods for name in _method_settings(method)}
                 raise ConfigurationError(
                     setting=key,
                     got=self.settings[key],
@@ -353,7 +361,7 @@ class Study(BaseModel):
 
     def _check_resolved(self, method: StudyMethod, settings: Mapping[str, Any]) -> None:
         layers = [override(key, value) for key, value in settings.items()]
-        resolve(merged({"method": {"name": method.method_name}}, *layers))
+        resolve(merged({} if method.function else {"method": {"name": method.method_name}}, *layers))
 
     def settings_for(self, method: StudyMethod) -> dict[str, Any]:
         """The settings for all runs as far as a method has them, and those of the method itself.
@@ -376,7 +384,12 @@ class Study(BaseModel):
 def _has_setting(method: StudyMethod, key: str) -> bool:
     """Whether a method has a setting. Those of other sections do not depend on it."""
     section, _, name = key.partition(".")
-    return section != "method" or name in METHODS.find(method.method_name).Config.model_fields
+    return section != "method" or name in _method_settings(method)
+
+
+def _method_settings(method: StudyMethod) -> Collection[str]:
+    """The names of a method's settings; other software has none of them."""
+    return () if method.function else METHODS.find(method.method_name).Config.model_fields
 
 
 def list_studies() -> list[str]:

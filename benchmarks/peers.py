@@ -1,0 +1,139 @@
+"""Other software on the rows of a study: logistic regression, SetFit and PEFT's LoRA, each with its defaults.
+
+A study names them below `methods` (benchmarks/studies/evidence.yaml):
+
+    - {name: SetFit, function: "benchmarks.peers:train_setfit"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from softcue.errors import MissingExtraError
+from softcue.studies.peers import PeerResult, PeerRun
+from softcue.types import Example, Prediction
+
+LORA_RATE, LORA_EPOCHS, LORA_BATCH = 2e-4, 3, 8  # PEFT's quick tour: its rate; transformers' own epochs and batch
+
+
+def train_logistic_regression(run: PeerRun) -> PeerResult:
+    """scikit-learn's defaults on the sentence vectors of sentence-transformers."""
+    from sklearn.linear_model import LogisticRegression
+
+    model = import_peer("sentence_transformers").SentenceTransformer(str(run.backbone.folder), device="cpu")
+    vectors, scored = (
+        model.encode(texts_of(examples), show_progress_bar=False) for examples in (run.splits.train, scored_rows(run))
+    )
+    head = LogisticRegression(max_iter=1000).fit(vectors, labels_of(run.splits.train))
+    return PeerResult(predictions_of(head.predict(scored)), trainable=head.coef_.size)
+
+
+def train_setfit(run: PeerRun) -> PeerResult:
+    """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression."""
+    setfit, datasets = import_peer("setfit"), import_peer("datasets")
+    from transformers import ProgressCallback
+
+    model = setfit.SetFitModel.from_pretrained(str(run.backbone.folder), device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = setfit.TrainingArguments(
+            output_dir=folder,
+            report_to="none",
+            save_strategy="no",
+            eval_strategy="no",
+            logging_strategy="no",
+            show_progress_bar=False,
+            seed=run.seed,
+        )
+        columns = {"text": texts_of(run.splits.train), "label": labels_of(run.splits.train)}
+        trainer = setfit.Trainer(model, arguments, train_dataset=datasets.Dataset.from_dict(columns))
+        trainer.remove_callback(ProgressCallback)
+        with contextlib.redirect_stdout(sys.stderr):
+            trainer.train()
+    predicted = model.predict(texts_of(scored_rows(run)), as_numpy=True)
+    return PeerResult(predictions_of(predicted), trainable=sum(p.numel() for p in model.model_body.parameters()))
+
+
+def train_lora(run: PeerRun) -> PeerResult:
+    """PEFT's LoRA with its defaults for sequence classification, trained by transformers' Trainer with its defaults."""
+    peft, transformers = import_peer("peft"), import_module("transformers")
+    folder = str(run.backbone.folder)
+    names = list(run.splits.task.label_names)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    torch.manual_seed(run.seed)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(names))
+    base.config.pad_token_id = tokenizer.pad_token_id
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS"))
+    max_length = run.backbone_settings.get("max_length") or 512
+
+    def encode(examples: Sequence[Example]) -> list[dict[str, Any]]:
+        columns = [list(texts) for texts in zip(*(example.texts for example in examples), strict=True)]
+        encoded = tokenizer(*columns, truncation=True, max_length=max_length)
+        return [
+            {**{key: values[number] for key, values in encoded.items()}, "labels": names.index(str(example.target))}
+            for number, example in enumerate(examples)
+        ]
+
+    with tempfile.TemporaryDirectory() as output:
+        arguments = transformers.TrainingArguments(
+            output_dir=output,
+            learning_rate=LORA_RATE,
+            num_train_epochs=LORA_EPOCHS,
+            per_device_train_batch_size=LORA_BATCH,
+            per_device_eval_batch_size=32,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            seed=run.seed,
+        )
+        trainer = transformers.Trainer(
+            model,
+            arguments,
+            train_dataset=encode(run.splits.train),
+            data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        )
+        with contextlib.redirect_stdout(sys.stderr):
+            trainer.train()
+            logits = trainer.predict(encode(scored_rows(run))).predictions
+    predicted = [names[index] for index in torch.tensor(logits).argmax(dim=1).tolist()]
+    return PeerResult(
+        predictions_of(predicted), trainable=sum(p.numel() for p in model.parameters() if p.requires_grad)
+    )
+
+
+def scored_rows(run: PeerRun) -> Sequence[Example]:
+    """The rows that are scored."""
+    return run.splits.test or run.splits.validation
+
+
+def texts_of(examples: Sequence[Example]) -> list[str]:
+    """The text of each row; two texts in one, as software for single texts needs it."""
+    return [" ".join(example.texts) for example in examples]
+
+
+def labels_of(examples: Sequence[Example]) -> list[str]:
+    """The label of each row."""
+    return [str(example.target) for example in examples]
+
+
+def predictions_of(labels: Sequence[Any]) -> list[Prediction]:
+    """Labels as predictions."""
+    return [Prediction(str(label)) for label in labels]
+
+
+def import_peer(package: str) -> Any:
+    """Import a package of the extra `bench`, or say how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(package, "bench") from error
