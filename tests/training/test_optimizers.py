@@ -82,6 +82,29 @@ def test_optimizer_state_survives_as_plain_tensors(name: str) -> None:
         assert torch.equal(a, b)
 
 
+def test_heads_may_have_a_rate_of_their_own() -> None:
+    model = make_model(tiny("bert"), "m-idpg-phm")
+    for given, expected in ((None, {0.01, 0.002}), (0.0005, {0.01, 0.002, 0.0005})):
+        config = TrainingConfig(learning_rate=0.01, network_learning_rate=0.002, head_learning_rate=given)
+        optimizer = make_optimizer(model, config)
+        rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        assert set(rates.values()) == expected
+        assert len(rates) == sum(p.requires_grad for p in model.parameters())  # each parameter once
+        head_rates = {rates[id(p)] for p in model.readout.parameters()}
+        assert head_rates == {0.002 if given is None else given}
+
+
+def test_relative_rates_are_in_units_of_word_vectors() -> None:
+    backbone = tiny("bert")
+    config = TrainingConfig(learning_rate=0.5, relative_rate=True)
+    words = backbone.word_table.detach()
+    size = float(words.square().mean().sqrt())
+    prompt_group = make_optimizer(make_model(backbone, "prompt-tuning"), config).param_groups[0]
+    assert prompt_group["lr"] == pytest.approx(0.5 * size, rel=1e-3)
+    keys_group = make_optimizer(make_model(backbone, "p-tuning-v2", rule="parallel"), config).param_groups[0]
+    assert keys_group["lr"] == 0.5  # in units of the layer already
+
+
 def test_schedules_follow_their_formulas() -> None:
     linear = TrainingConfig(schedule="linear", warmup_steps=4)
     assert [rate_factor(linear, step, 14) for step in (0, 1, 3, 4, 9, 13)] == pytest.approx(

@@ -200,8 +200,8 @@ def test_a_score_head_starts_as_ridge_regression() -> None:
     assert scores == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0], abs=0.05)
 
 
-def test_few_rows_get_the_least_number_of_steps_and_ten_evaluations() -> None:
-    assert plan_steps(TrainingConfig(epochs=10, min_steps=100), steps_per_epoch=7) == (100, 10)
+def test_few_rows_get_the_least_number_of_steps_and_five_evaluations() -> None:
+    assert plan_steps(TrainingConfig(epochs=10, min_steps=100), steps_per_epoch=7) == (100, 20)
     assert plan_steps(TrainingConfig(epochs=10, min_steps=100), steps_per_epoch=20) == (200, 20)
     assert plan_steps(TrainingConfig(epochs=10, min_steps=100, evaluate_every=3), steps_per_epoch=7) == (100, 3)
     assert plan_steps(TrainingConfig(steps=5, min_steps=100), steps_per_epoch=7) == (5, 7)

@@ -22,7 +22,7 @@ class TrainingConfig(BaseModel):
     min_steps: int = Field(
         0,
         ge=0,
-        description="take at least this many steps, however few rows an epoch has; evaluations are then ten in all",
+        description="take at least this many steps, however few rows an epoch has; evaluations are then five in all",
     )
     batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
     micro_batch_size: int = Field(0, ge=0, description="rows at once in one process; 0 takes them all")
@@ -41,6 +41,9 @@ class TrainingConfig(BaseModel):
         "vectors among words: one rate then fits backbones whose words differ in size",
     )
     network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
+    head_learning_rate: float | None = Field(
+        None, ge=0, description="learning rate of heads alone; unset: network_learning_rate"
+    )
     backbone_learning_rate: float = Field(
         0.00001, ge=0, description="learning rate of the backbone's weights with method.tune_backbone"
     )
@@ -74,7 +77,7 @@ class TrainingConfig(BaseModel):
     )
     clip_norm: float = Field(0.0, ge=0, description="largest gradient norm; 0 does not clip")
     evaluate_every: int = Field(
-        0, ge=0, description="steps between evaluations; 0: after each epoch, or ten times in all if min_steps decides"
+        0, ge=0, description="steps between evaluations; 0: after each epoch, or five times in all if min_steps decides"
     )
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")
     evaluation_batch_size: int = Field(64, ge=1, description="rows per forward pass in evaluation")

@@ -33,7 +33,7 @@ from softcue.training.solved_heads import HeadSolver
 from softcue.types import Batch, Example, TokenizedRow
 
 NUM_VARIATION_ROWS = 32  # training rows on which the prompts' dependence on the input is measured
-NUM_EVALUATIONS = 10  # of a run whose length is `min_steps`
+NUM_EVALUATIONS = 5  # of a run whose length is `min_steps`
 # Receives the kind of event ("step" or "evaluation") and its values.
 ProgressListener = Callable[[str, dict[str, Any]], None]
 
@@ -76,7 +76,7 @@ def plan_steps(config: TrainingConfig, steps_per_epoch: int) -> tuple[int, int]:
         >>> plan_steps(TrainingConfig(epochs=10), steps_per_epoch=7)
         (70, 7)
         >>> plan_steps(TrainingConfig(epochs=10, min_steps=150), steps_per_epoch=7)
-        (150, 15)
+        (150, 30)
     """
     num_steps = config.steps or config.epochs * steps_per_epoch
     evaluate_every = config.evaluate_every or steps_per_epoch

@@ -81,13 +81,18 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> torch.optim.Optimizer:
-    """An optimizer with up to three groups of parameters, each with its learning rate (`group_parameters`)."""
-    units = {"learning_rate": model.method.prompt_unit if config.relative_rate else 1.0}
+    """An optimizer with up to four groups of parameters, each with its learning rate (`group_parameters`)."""
+    head_rate = config.network_learning_rate if config.head_learning_rate is None else config.head_learning_rate
+    rates = {
+        "learning_rate": config.learning_rate * (model.method.prompt_unit if config.relative_rate else 1.0),
+        "backbone_learning_rate": config.backbone_learning_rate,
+        "network_learning_rate": config.network_learning_rate,
+        "head_learning_rate": head_rate,
+    }
     groups = [
-        {"params": parameters, "lr": rate, "base_rate": rate}
+        {"params": parameters, "lr": rates[name], "base_rate": rates[name]}
         for name, parameters in group_parameters(model).items()
         if parameters
-        for rate in [getattr(config, name) * units.get(name, 1.0)]
     ] or [{"params": [], "lr": 0.0, "base_rate": 0.0}]  # a method may train nothing
     if config.optimizer == "adafactor":
         return Adafactor(groups, config.weight_decay, config.parameter_scaling)
@@ -98,16 +103,17 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
 
 def group_parameters(model: TaskModel | JointModel) -> dict[str, list[nn.Parameter]]:
     """The trainable parameters by the setting that is their learning rate."""
-    prompts = model.method.prompt_parameters()
-    weights = [] if model.method.weights is None else list(model.method.weights.parameters())
-    prompt_ids, weight_ids = {id(parameter) for parameter in prompts}, {id(parameter) for parameter in weights}
-    return {
-        "learning_rate": prompts,
-        "backbone_learning_rate": [p for p in weights if id(p) not in prompt_ids],
-        "network_learning_rate": [
-            p for p in model.parameters() if p.requires_grad and id(p) not in prompt_ids | weight_ids
-        ],
+    groups: dict[str, list[nn.Parameter]] = {
+        "learning_rate": model.method.prompt_parameters(),
+        "backbone_learning_rate": [] if model.method.weights is None else list(model.method.weights.parameters()),
+        "network_learning_rate": list(model.method.parameters()),
+        "head_learning_rate": list(model.parameters()),
     }
+    grouped: set[int] = set()
+    for name, parameters in groups.items():  # each parameter belongs to the first group that has it
+        groups[name] = [p for p in parameters if p.requires_grad and id(p) not in grouped]
+        grouped |= {id(parameter) for parameter in groups[name]}
+    return groups
 
 
 def rate_factor(config: TrainingConfig, step: int, num_steps: int) -> float:
