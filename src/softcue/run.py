@@ -416,7 +416,9 @@ def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
             f"training.network_learning_rate has no effect on {name} with this readout: set training.learning_rate"
         )
     if given.get("head_learning_rate") is not None and not groups["head_learning_rate"]:
-        warnings.append(f"training.head_learning_rate has no effect on {name} with this readout: it has no head")
+        warnings.append(
+            f"training.head_learning_rate has no effect on {name} with this readout: set readout.head_start=solved"
+        )
     if "backbone_learning_rate" in given and not groups["backbone_learning_rate"]:
         has_weights = model.method.weights is not None
         advice = "training.learning_rate is its rate" if has_weights else "set method.tune_backbone=true"

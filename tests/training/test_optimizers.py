@@ -82,16 +82,17 @@ def test_optimizer_state_survives_as_plain_tensors(name: str) -> None:
         assert torch.equal(a, b)
 
 
-def test_heads_may_have_a_rate_of_their_own() -> None:
-    model = make_model(tiny("bert"), "m-idpg-phm")
-    for given, expected in ((None, {0.01, 0.002}), (0.0005, {0.01, 0.002, 0.0005})):
-        config = TrainingConfig(learning_rate=0.01, network_learning_rate=0.002, head_learning_rate=given)
-        optimizer = make_optimizer(model, config)
-        rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-        assert set(rates.values()) == expected
-        assert len(rates) == sum(p.requires_grad for p in model.parameters())  # each parameter once
-        head_rates = {rates[id(p)] for p in model.readout.parameters()}
-        assert head_rates == {0.002 if given is None else given}
+@pytest.mark.parametrize(
+    ("start", "given", "expected"), [("solved", 0.0005, 0.0005), ("solved", None, 0.002), ("random", 0.0005, 0.002)]
+)
+def test_heads_that_start_solved_may_have_a_rate_of_their_own(start: str, given: float, expected: float) -> None:
+    model = make_model(tiny("bert"), "m-idpg-phm", readout={"head_start": start})
+    config = TrainingConfig(learning_rate=0.01, network_learning_rate=0.002, head_learning_rate=given)
+    optimizer = make_optimizer(model, config)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(rates) == sum(p.requires_grad for p in model.parameters())  # each parameter once
+    assert {rates[id(p)] for p in model.readout.parameters()} == {expected}
+    assert set(rates.values()) == {0.01, 0.002, expected}
 
 
 def test_relative_rates_are_in_units_of_word_vectors() -> None:

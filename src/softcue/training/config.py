@@ -42,7 +42,9 @@ class TrainingConfig(BaseModel):
     )
     network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
     head_learning_rate: float | None = Field(
-        None, ge=0, description="learning rate of heads alone; unset: network_learning_rate"
+        None,
+        ge=0,
+        description="learning rate of heads that start solved, which need little change; unset: network_learning_rate",
     )
     backbone_learning_rate: float = Field(
         0.00001, ge=0, description="learning rate of the backbone's weights with method.tune_backbone"

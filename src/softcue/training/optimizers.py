@@ -103,11 +103,13 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
 
 def group_parameters(model: TaskModel | JointModel) -> dict[str, list[nn.Parameter]]:
     """The trainable parameters by the setting that is their learning rate."""
+    readouts = [model.readout] if isinstance(model, TaskModel) else [task.readout for task in model.models]
+    solved = [readout for readout in readouts if readout.config.head_start == "solved"]
     groups: dict[str, list[nn.Parameter]] = {
         "learning_rate": model.method.prompt_parameters(),
         "backbone_learning_rate": [] if model.method.weights is None else list(model.method.weights.parameters()),
-        "network_learning_rate": list(model.method.parameters()),
-        "head_learning_rate": list(model.parameters()),
+        "head_learning_rate": [parameter for readout in solved for parameter in readout.parameters()],
+        "network_learning_rate": list(model.parameters()),
     }
     grouped: set[int] = set()
     for name, parameters in groups.items():  # each parameter belongs to the first group that has it
