@@ -99,7 +99,9 @@ def test_empty_or_non_text_cell_is_an_error(value: object) -> None:
 def test_missing_or_invalid_label_is_an_error(task: Task, value: object) -> None:
     message = message_of([{"text": "hi", "label": value}], task)
     assert message.startswith("row 1, column 'label': got ")
-    assert message.endswith("expected a label; fill it in or remove the row")
+    is_set = isinstance(value, list) and task.has_classes
+    advice = "set task.kind=multi-label (--multi-label) if rows have sets of labels"
+    assert message.endswith(f"expected a label; {advice if is_set else 'fill it in or remove the row'}")
 
 
 def test_error_of_a_null_label_names_the_line(tmp_path: Path) -> None:
