@@ -1,4 +1,4 @@
-"""A trained head on one vector per text: classification by softmax, or regression."""
+"""A trained head on one vector per text: classification by softmax, sets of labels by sigmoids, or regression."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softcue.backbones import Backbone, ForwardPass, Summary
 from softcue.errors import ConfigurationError
@@ -19,10 +20,11 @@ from softcue.readouts.readout import (
     class_label,
     class_loss,
     label_prediction,
+    label_set_prediction,
     mask_suffix,
 )
 from softcue.tasks import Task
-from softcue.types import Batch, Example, Prediction, TokenizedRow
+from softcue.types import Batch, Example, Prediction, RowLabel, TokenizedRow
 
 
 def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: float) -> nn.Sequential:
@@ -44,7 +46,7 @@ def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: flo
 
 
 class PooledHead(Readout):
-    """A head on the pooled hidden states; the base of classification and regression."""
+    """A head on the pooled hidden states; the base of classification, sets of labels and regression."""
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:
         super().__init__(task, config, backbone)
@@ -90,8 +92,8 @@ class PooledHead(Readout):
         layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
         return layers[0] if len(layers) == 1 else None
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
-        """Set the head by logistic regression, or by ridge regression on standardised scores."""
+    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float | None = None) -> None:
+        """Set the head by logistic regression (for sets, of each label) or ridge regression on standardised scores."""
         if self.linear is None or self.summary == "mask":
             return super().solve(features, labels, strength)
         targets = self.standardise(labels)
@@ -100,7 +102,7 @@ class PooledHead(Readout):
 
     def start_from_words(self, backbone: Backbone) -> None:
         """Set each row of the head to the mean of the word vectors of a label's words."""
-        if self.linear is None or self.summary != "mask" or not self.task.has_classes:
+        if self.linear is None or self.summary != "mask" or not self.task.has_row_labels:
             return super().start_from_words(backbone)
         if self.linear.in_features != backbone.width:
             raise ConfigurationError(
@@ -115,7 +117,7 @@ class PooledHead(Readout):
             self.linear.weight.data[row] = backbone.word_table[torch.tensor(ids)].detach().float().mean(dim=0)
         return None
 
-    def standardise(self, labels: Sequence[int | float]) -> Sequence[int | float]:
+    def standardise(self, labels: Sequence[RowLabel]) -> Sequence[RowLabel]:
         """Return the targets of the head's outputs for these labels."""
         return labels
 
@@ -130,7 +132,7 @@ class Classifier(PooledHead):
         """Add the class index."""
         return replace(row, label=class_label(self.task, example.target))
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float | None = None) -> None:
+    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float | None = None) -> None:
         """Set the head by logistic regression, which needs classes and not probabilities."""
         if any(isinstance(label, float) for label in labels):
             raise ConfigurationError(
@@ -152,6 +154,33 @@ class Classifier(PooledHead):
         return [label_prediction(self.task, row) for row in probabilities.tolist()]
 
 
+class LabelSetClassifier(PooledHead):
+    """Binary cross-entropy of each of the task's labels: a row may have none, one or several.
+
+    Outputs keep the order of `task.label_names`. A label is predicted if its sigmoid reaches `readout.threshold`.
+    """
+
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Add a number for each label: 1 if the row has it, else 0."""
+        return replace(row, label=tuple(float(name in example.labels) for name in self.task.label_names))
+
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
+        """Return the binary cross-entropy, a mean over the labels: then the loss does not grow with their number."""
+        assert batch.labels is not None
+        logits = self.outputs(forward_pass)  # [B C]
+        losses = functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction="none")
+        return Loss(losses.mean(dim=1).sum(), batch.size)
+
+    def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
+        """Predict a set of labels per row."""
+        probabilities = self.outputs(forward_pass).sigmoid()  # [B C]
+        return [label_set_prediction(self.task, row, self.config.threshold) for row in probabilities.tolist()]
+
+    def settings_to_try(self) -> list[str]:
+        """Return a lower threshold too: rare labels seldom reach a high probability."""
+        return [*super().settings_to_try(), f"a lower readout.threshold (now {self.config.threshold:g})"]
+
+
 class Regression(PooledHead):
     """Squared error on one score, standardised by the training rows."""
 
@@ -170,7 +199,7 @@ class Regression(PooledHead):
         self.mean.copy_(scores.mean())
         self.scale.copy_(scores.std(unbiased=False).clamp(min=1e-6))
 
-    def standardise(self, labels: Sequence[int | float]) -> Sequence[int | float]:
+    def standardise(self, labels: Sequence[RowLabel]) -> Sequence[RowLabel]:
         """Return the scores in standard deviations from the mean."""
         return ((torch.tensor(labels) - self.mean.cpu()) / self.scale.cpu()).tolist()
 
