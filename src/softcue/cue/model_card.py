@@ -16,7 +16,7 @@ def model_card(cue_file: CueFile, name: str) -> str:
     task, method = cue_file.task, cue_file.method
     prediction = {
         "classification": f"one of {len(task.labels)} labels",
-        "multi-label": f"a set of labels, of {len(task.labels)}",
+        "multi-label": f"any of {len(task.labels)} labels: none, one or several",
         "regression": "a number",
         "generation": "a text",
         "span": f"a span of `{task.text[-1]}`",

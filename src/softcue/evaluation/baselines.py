@@ -39,6 +39,7 @@ def predict_baselines(
 
     - `majority_class`: always the most frequent label of the training rows; `constant` says which one.
     - `majority_set`: always the most frequent set of labels (multi-label), also as `constant`.
+    - `all_labels`: always all labels (multi-label). Where rows have many labels, it has a high F1.
     - `mean_target`: always the mean of the training rows' targets (regression), also as `constant`.
     - `zero_shot`: the backbone without training. Left out for tasks without classes: an encoder has no prediction
       there, and other backbones would write text without an end, many times as long as a trained cue. For the same
@@ -57,6 +58,7 @@ def predict_baselines(
         predictions["majority_class"] = [Prediction(constant)] * len(examples)
     elif isinstance(constant, tuple):
         predictions["majority_set"] = [Prediction(None, labels=constant)] * len(examples)
+        predictions["all_labels"] = [Prediction(None, labels=task.label_names)] * len(examples)
     elif constant is not None and task.kind == "regression":
         predictions["mean_target"] = [Prediction(None, value=float(constant))] * len(examples)
     if task.labels and not why_no_zero_shot(backbone.kind, task):

@@ -30,6 +30,7 @@ from softcue.types import Example, Prediction, labels_text
 BASELINES = {
     "majority_class": "majority class",
     "majority_set": "most frequent set",
+    "all_labels": "all labels",
     "mean_target": "mean target",
     "zero_shot": "zero-shot",
 }

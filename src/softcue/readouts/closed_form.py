@@ -87,7 +87,7 @@ def _solve_each_label(features: Any, labels: Sequence[RowLabel], strength: float
             biases.append(math.log((num_with + 0.5) / (num_rows - num_with + 0.5)))
         else:
             solution = _make_estimator(2, strength).fit(features, column.numpy())
-            weights.append(torch.tensor(solution.coef_[0]))
+            weights.append(torch.tensor(solution.coef_[0], dtype=torch.float64))
             biases.append(float(solution.intercept_[0]))
     return torch.stack(weights), torch.tensor(biases, dtype=torch.float64)
 

@@ -379,12 +379,12 @@ def _label(setting: str, value: object, task: Task) -> str:
     """The label that a cell, or an item of its list, stands for; of a task without labels, the text."""
     text = check_unicode(setting, cell_text(value))
     if not text:
-        fix = "fill it in or remove the row"
+        expected, fix = "a label", "fill it in or remove the row"
         if task.kind == "multi-label":
             fix = "each item of a list is a label; a row without labels has an empty list"
         elif task.has_classes and list_in(value) is not None:
-            fix = "set task.kind=multi-label (--multi-label) if rows have sets of labels"
-        raise DataError(setting=setting, got=value, expected="a label", fix=fix)
+            expected, fix = "one label, or task.kind=multi-label for lists", "fix the row, or pass --multi-label"
+        raise DataError(setting=setting, got=value, expected=expected, fix=fix)
     if not task.has_row_labels:
         return text
     if task.label_type == "text" and not isinstance(value, str):
