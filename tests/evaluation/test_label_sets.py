@@ -119,7 +119,7 @@ def test_a_task_may_name_metrics_of_sets_only() -> None:
     check_metric(TOPICS.model_copy(update={"metric": "macro_f1+subset_accuracy"}))
     with pytest.raises(ConfigurationError, match="expected a metric for multi-label"):
         check_metric(TOPICS.model_copy(update={"metric": "accuracy"}))
-    with pytest.raises(ConfigurationError, match="or set task.kind=multi-label"):
+    with pytest.raises(ConfigurationError, match=r"or set task.kind=multi-label"):
         check_metric(TASK.model_copy(update={"metric": "subset_accuracy"}))
 
 

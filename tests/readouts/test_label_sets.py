@@ -76,7 +76,9 @@ def test_the_threshold_decides_which_labels_are_predicted() -> None:
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("name", ["generation", "label-words", "regression"])
 def test_readouts_for_a_single_target_are_refused(family: str, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected one that fits multi-label: classifier; .*needs a probability"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected one that fits multi-label: classifier; .*needs a probability"
+    ):
         make_readout(ReadoutConfig.model_validate({"name": name}), SETS, tiny(family))
 
 
@@ -85,7 +87,7 @@ def test_other_readouts_stay_as_they_were() -> None:
         assert make_readout(ReadoutConfig(), TASK, tiny(family)).config.name == name
     scores = Task(name="scores", kind="regression")
     assert make_readout(ReadoutConfig(), scores, tiny("t5")).config.name == "regression"
-    with pytest.raises(ConfigurationError, match="change readout.name or task.kind$"):
+    with pytest.raises(ConfigurationError, match=r"change readout.name or task.kind$"):
         make_readout(ReadoutConfig(name="classifier"), scores, tiny("bert"))
 
 

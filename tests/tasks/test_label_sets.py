@@ -20,9 +20,7 @@ from softcue.tasks.splits import TaskConfig, few_shot, read_splits, split_off
 from softcue.types import Example
 
 OPEN = Task(name="open", kind="multi-label")
-CLOSED = Task(
-    name="closed", kind="multi-label", labels={"b": Label(words="b", also=("2",)), "a": Label(words="a")}
-)
+CLOSED = Task(name="closed", kind="multi-label", labels={"b": Label(words="b", also=("2",)), "a": Label(words="a")})
 SETS = [["a", "b"], ["b"], [], ["c", "a"]] * 6
 ROWS = [{"text": f"text {number}", "label": labels} for number, labels in enumerate(SETS)]
 
@@ -141,7 +139,7 @@ def test_numbers_keep_their_type() -> None:
 
 
 def test_lists_are_an_error_where_the_task_is_a_classification() -> None:
-    with pytest.raises(DataError, match="expected one label, or task.kind=multi-label for lists"):
+    with pytest.raises(DataError, match=r"expected one label, or task.kind=multi-label for lists"):
         read_splits(TaskConfig(kind="classification"), {"train": ROWS[:2]})
     with pytest.raises(ConfigurationError, match=r"'accuracy'; expected a metric for multi-label"):
         read_splits(TaskConfig(metric="accuracy"), {"train": ROWS}, check_metric)
