@@ -254,6 +254,14 @@ def test_several_cues_on_the_command_line(
     assert compared.code == 0 and "difference of micro_f1" in compared.out
 
 
+def test_methods_are_compared_on_sets(files: dict[str, Path], tmp_path: Path, model_folders: dict[str, Path]) -> None:
+    words = ["--methods", "linear-probe,no-prompt", "--seeds", 1, "--backbones", model_folders["bert"]]
+    words += ["--train", files["train"], "--test", files["test"], "--label", "topics", "--text", "text"]
+    ended = run("compare", *words, "task.kind=multi-label", "training.steps=2", "--output-dir", tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert "micro_f1" in ended.out and "linear-probe" in ended.out
+
+
 def test_inspection_shows_sets(cue: softcue.Cue, files: dict[str, Path], tmp_path: Path) -> None:
     assert cue.path is not None
     ended = run("inspect", cue.path, "--data", files["test"], "--output-dir", tmp_path / "page")

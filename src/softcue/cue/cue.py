@@ -98,6 +98,7 @@ class Cue:
 
         Example:
             cue.predict("Where is my parcel?")[0].label
+            cue.predict("Where is my parcel?")[0].labels     # of a multi-label task
             cue.predict([("first message", "second message")])     # a task that reads two texts
         """
         requests = [(self.model, example) for example in self.examples(texts, skip_bad_rows)]

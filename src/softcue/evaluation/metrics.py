@@ -91,7 +91,8 @@ def set_macro_f1(predicted: LabelSets, true: LabelSets, labels: Sequence[str]) -
         33.33
     """
     hits, occurrences = _count_labels(predicted, true)
-    return sum(200.0 * hits[label] / occurrences[label] if hits[label] else 0.0 for label in labels) / len(labels)
+    scores = [200.0 * hits[label] / occurrences[label] if hits[label] else 0.0 for label in labels]
+    return sum(scores) / len(scores) if scores else 0.0
 
 
 def samples_f1(predicted: LabelSets, true: LabelSets) -> float:

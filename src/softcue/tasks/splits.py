@@ -193,7 +193,8 @@ def read_splits(
         elif task.published:
             hint = f"it is for testing only: evaluate a cue with `task={task.name}`"
         raise ConfigurationError(setting="task.train", got="", expected="training rows", fix=hint)
-    if "kind" not in task.model_fields_set and not task.format and holds_label_lists(origins["train"], task):
+    is_open = "kind" not in task.model_fields_set and not (task.format or task.published)
+    if is_open and holds_label_lists(origins["train"], task):
         task = task.model_copy(update={"kind": "multi-label"})
         if check_task is not None:
             check_task(task)
