@@ -154,6 +154,11 @@ def test_texts_without_a_separator_cause_a_warning() -> None:
         assert read_splits(TaskConfig(separator="|"), {"train": rows}).task.label_names == ("a", "b", "c")
 
 
+def test_a_separator_is_for_sets_only() -> None:
+    with pytest.raises(ConfigurationError, match="expected task.kind=multi-label beside it, not classification"):
+        read_splits(TaskConfig(separator="|", kind="classification"), {"train": ROWS})
+
+
 def test_training_rows_need_a_label() -> None:
     rows = [{"text": f"{number}", "label": []} for number in range(12)]
     with (

@@ -464,8 +464,13 @@ def resolve_task(config: TaskConfig) -> Task:
         'f1'
     """
     changes: dict[str, Any] = {key: value for key in TASK_KEYS if (value := getattr(config, key))}
-    if config.separator is not None:
-        changes.setdefault("kind", "multi-label")
+    if config.separator is not None and changes.setdefault("kind", "multi-label") != "multi-label":
+        raise ConfigurationError(
+            setting="task.separator",
+            got=config.separator,
+            expected=f"task.kind=multi-label beside it, not {config.kind}",
+            fix="leave one of the two out",
+        )
     # A name without columns must be a known task, so that a misspelt name is an error.
     is_existing = is_task_name(config.name) or (config.name and not (config.text or config.label))
     base = find_task(config.name).model_dump(exclude_unset=True) if is_existing else {"name": config.name or "task"}
@@ -502,7 +507,7 @@ def split_off(
     label_sets: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for example in examples:
         label_sets[_identity(example)].update(example.labels)
-    num_left = sum(label_sets.values(), Counter())  # label of sets -> rows that are left for training
+    num_left = Counter(label for example in examples for label in example.labels)  # label -> rows left for training
     for identities in classes.values():
         generator.shuffle(identities)
         num_held_out = min(max(1, round(share * len(identities))), len(identities) - 1)
