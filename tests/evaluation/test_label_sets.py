@@ -13,7 +13,7 @@ from tiny import tiny
 from toy import SET_EXAMPLES, SETS, TASK
 
 from softcue.errors import ConfigurationError
-from softcue.evaluation import constant_prediction, match_labels, mean, predict_baselines, score, vote, votes
+from softcue.evaluation import constant_prediction, match_labels, mean, predict_baselines, score, vote, votes, zero_shot
 from softcue.evaluation import wrong_rows as find_wrong_rows
 from softcue.evaluation.baselines import why_no_zero_shot
 from softcue.evaluation.scoring import ScoredRows, check_metric, metrics_of
@@ -142,6 +142,8 @@ def test_baselines_are_the_most_frequent_set_and_all_labels() -> None:
         assert predictions["majority_set"][0].labels == ("b",)
         assert predictions["all_labels"][4].labels == ("a", "b", "c")
         assert "no probability for each label" in why_no_zero_shot(tiny(family).kind, SETS)
+        with pytest.raises(ConfigurationError, match=r"expected a task with one label per row; .* no probability"):
+            zero_shot(tiny(family), SETS, SET_EXAMPLES)
     scores = score(SETS, predictions["all_labels"], SET_EXAMPLES).scores
     assert scores["micro_f1"] == pytest.approx(100 * 2 * 7 / (15 + 7))  # 7 labels in 5 rows of 3
 

@@ -155,7 +155,7 @@ def test_texts_without_a_separator_cause_a_warning() -> None:
 
 
 def test_a_separator_is_for_sets_only() -> None:
-    with pytest.raises(ConfigurationError, match="expected task.kind=multi-label beside it, not classification"):
+    with pytest.raises(ConfigurationError, match=r"expected task.kind=multi-label beside it, not classification"):
         read_splits(TaskConfig(separator="|", kind="classification"), {"train": ROWS})
 
 

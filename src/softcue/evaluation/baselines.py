@@ -127,12 +127,12 @@ def zero_shot_predictions(
     Example:
         zero_shot_predictions(backbone, library_task("tickets"), examples)[0].label
     """
-    if backbone.kind == "encoder" and not task.has_classes:
+    if task.kind == "multi-label" or (backbone.kind == "encoder" and not task.has_classes):
         raise ConfigurationError(
             setting="task.kind",
             got=task.kind,
-            expected="a task with labels",
-            fix="a zero-shot encoder can only choose a label",
+            expected="a task with one label per row",
+            fix=why_no_zero_shot(backbone.kind, task),
         )
     if is_constant_zero_shot(backbone.kind, task):
         return [Prediction(task.label_names[0])] * len(examples)
