@@ -17,6 +17,7 @@ TWO = {"a": Label(words="account"), "b": Label(words="billing")}
 THREE = {**TWO, "c": Label(words="my order")}
 TOPICS = Task(name="topics", labels=THREE)
 TONE = Task(name="tone", labels=TWO)
+SUBJECTS = Task(name="subjects", kind="multi-label", labels=THREE)
 PAIRS = Task(name="pairs", text=("first", "second"), labels={"same": Label(words="yes"), "other": Label(words="no")})
 STARS = Task(name="stars", kind="regression", scale=(1.0, 5.0, 1.0))
 QUESTIONS = Task(name="questions", kind="span", text=("question", "context"))
@@ -32,6 +33,7 @@ CASES: dict[str, tuple[Task, str]] = {  # cue -> task and method
     "stars": (STARS, "prefix-tuning"),
     "questions": (QUESTIONS, "prompt-tuning"),
     "names": (NAMES, "prompt-tuning"),
+    "subjects": (SUBJECTS, "prompt-tuning"),
 }
 WRITING: dict[str, tuple[Task, str]] = {
     "titles": (TITLES, "prompt-tuning"),
@@ -39,6 +41,7 @@ WRITING: dict[str, tuple[Task, str]] = {
     "topics": (TOPICS, "prompt-tuning"),
     "stars": (STARS, "prompt-tuning"),
     "names": (NAMES, "prompt-tuning"),
+    "subjects": (SUBJECTS, "prompt-tuning"),
 }
 LONG = "the parcel from Ann in Rome is late and nobody answers the phone " * 12
 TEXTS = ["My invoice is wrong.", "Where is it", "ok", "I cannot sign in to my account since this morning", LONG[:130]]
@@ -78,6 +81,7 @@ def items(cues: dict[str, Cue], num: int) -> list[tuple[str, Any]]:
     names = list(cues)
     inputs: list[tuple[str, Any]] = []
     for number in range(num):
-        name, text = names[number % len(names)], TEXTS[number % len(TEXTS)] + f" {number}"
+        round_number, place = divmod(number, len(names))
+        name, text = names[place], TEXTS[(round_number + place) % len(TEXTS)] + f" {number}"
         inputs.append((name, text if len(cues[name].task.text) == 1 else [f"Who {number}?", text]))
     return inputs

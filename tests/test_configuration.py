@@ -192,7 +192,10 @@ def test_unknown_method_suggests_the_nearest() -> None:
         ("method.init=random", "'uniform', 'vocabulary', 'labels'"),
         ("readout.name=head", "'auto', 'classifier'"),
         ("backbone.max_length=3", "greater than or equal to 4"),
-        ("task.kind=ranking", "'classification', 'regression', 'generation', 'span', 'tags' or 'referent'"),
+        (
+            "task.kind=ranking",
+            "'classification', 'multi-label', 'regression', 'generation', 'span', 'tags' or 'referent'",
+        ),
         ("task.validation_share=1", "less than 1"),
         ("task.text='a,a'", "different text columns"),
         ("task.text='a,'", "different text columns"),

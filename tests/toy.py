@@ -32,6 +32,7 @@ TASK = Task(
         "c": Label(words="my order", description="It is about an order"),
     },
 )
+SETS = Task(name="sets", kind="multi-label", labels=TASK.labels)
 PAIRS = Task(name="pairs", text=("first", "second"), labels={"same": Label(words="yes"), "other": Label(words="no")})
 EXAMPLES = [
     Example(("The invoice is wrong.",), "b"),
@@ -40,6 +41,8 @@ EXAMPLES = [
     Example(("My order 77 never came and nobody answers the phone at all",), "c"),
     Example(("refund",), "b"),
 ]
+LABEL_SETS = [("b",), ("a", "c"), (), ("a", "b", "c"), ("b",)]
+SET_EXAMPLES = [Example(example.texts, labels=labels) for example, labels in zip(EXAMPLES, LABEL_SETS, strict=True)]
 
 
 class ReadingEncoder(PromptEncoder):

@@ -13,8 +13,13 @@ from softcue.errors import ConfigurationError
 from softcue.run import Run
 from softcue.tasks import Source
 
-# Settings whose argument has the name of their section.
-PYTHON_NAMES = {("backbone", "name"): "backbone", ("method", "name"): "method", ("task", "name"): "task"}
+# Settings whose argument has another name.
+PYTHON_NAMES = {
+    ("backbone", "name"): "backbone",
+    ("method", "name"): "method",
+    ("task", "name"): "task",
+    ("task", "kind"): "multi_label",
+}
 
 
 class TrainArguments(TypedDict, total=False):
@@ -30,6 +35,8 @@ class TrainArguments(TypedDict, total=False):
     test: Source | None
     text: str | Sequence[str] | None
     label: str | None
+    multi_label: bool | None
+    separator: str | None
     epochs: int | None
     learning_rate: float | None
     network_learning_rate: float | None
@@ -69,6 +76,8 @@ def train(
     test: Source | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    multi_label: bool | None = None,
+    separator: str | None = None,
     epochs: int | None = None,
     learning_rate: float | None = None,
     network_learning_rate: float | None = None,
@@ -91,7 +100,9 @@ def train(
 
     Rows come from a known task (`task="tickets"`, or `task="rte"` with the folder of its published files as `data`)
     or from your own files, DataFrames, Datasets or lists of dictionaries with the columns `text` and `label`. A
-    `datasets.DatasetDict` as `train` also gives its validation and test rows. Settings that are not given come from
+    `datasets.DatasetDict` as `train` also gives its validation and test rows. If `label` holds lists, a row has a set
+    of labels (multi-label): none, one or several. `multi_label=True` says so of a column with texts such as
+    "billing; shipping"; `separator` is what stands between the labels. Settings that are not given come from
     the method's preset for this kind of backbone, or with `recipe="paper"` from the method's paper. The common ones
     have names: `epochs`, `learning_rate` (of prompt vectors), `network_learning_rate` (of heads, generators and
     adapters), `batch_size`, `prompt_length` and `max_length`. `overrides` sets any setting that `softcue config`
@@ -109,6 +120,7 @@ def train(
     Example:
         cue = softcue.train("cues/tickets", task="tickets", epochs=5, prompt_length=10)
         cue = softcue.train("cues/mine", train=frame, text="message", label="team", backbone="minilm")
+        cue = softcue.train("cues/topics", train="news.csv", text="title", label="topics", multi_label=True)
         cue = softcue.train("cues/rte", task="rte", method="m-idpg-phm", recipe="paper", backbone="roberta-large")
         cues = softcue.train("cues/help-desk", tasks=["tickets", "urgency"])
     """
@@ -137,6 +149,8 @@ def train(
             "data": _as_text(data),
             "text": text,
             "label": label,
+            "kind": "multi-label" if multi_label else None,
+            "separator": separator,
             "few_shot": few_shot,
             "shots_per_class": shots_per_class,
             "skip_bad_rows": skip_bad_rows,

@@ -7,7 +7,7 @@ Shape letters, the same everywhere:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 BackboneKind = Literal["encoder", "encoder-decoder", "decoder"]
 LabelValue = str | bool | int | float  # a label as the user's table holds it; inside softcue it is text
+# The target of a row for a head: class number, score or probability; of a set of labels, 1 for each label it has.
+RowLabel = int | float | tuple[float, ...]
+ConstantPrediction = str | float | tuple[str, ...] | None  # the label, number or set of labels that all rows get
+NO_LABELS = "(none)"  # how people read an empty set of labels
 
 
 @dataclass(frozen=True, order=True)
@@ -43,6 +47,7 @@ class Example:
     group: str = ""  # rows of one group are scored together (the answers to one question of MultiRC)
     options: tuple[str, ...] = ()  # the only texts a prediction may be (the entities of ReCoRD)
     offset: int = 0  # first character of the last text in the full text, if it is a window
+    labels: tuple[str, ...] = ()  # of a multi-label task: the set of labels, in the task's order
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class TokenizedRow:
     segments: tuple[int, ...] | None
     insert_at: int  # index into `ids` before which the prompt goes, or the first part of it
     target_ids: tuple[int, ...] = ()
-    label: int | float | None = None
+    label: RowLabel | None = None
     is_truncated: bool = False
     parts: tuple[int, ...] | None = None  # per token: 0 first text, 1 second text, -1 neither
     offsets: tuple[tuple[int, int], ...] | None = None  # per token: its character span in the last text, or (-1, -1)
@@ -73,7 +78,7 @@ class Batch:
     insert_at: Tensor  # [B] long, index into the tokens of the row, without padding
     target_ids: Tensor  # [B U] long, U may be 0
     target_mask: Tensor  # [B U] bool
-    labels: Tensor | None = None  # [B] long (class) or float (score)
+    labels: Tensor | None = None  # [B] long (class) or float (score); [B C] float (1 for each label of a set)
     parts: Tensor | None = None  # [B T] 0 first text, 1 second text, -1 neither; for rows with two texts
     offsets: Tensor | None = None  # [B T 2] character span of a token in the last text, -1 if none
     token_labels: Tensor | None = None  # [B T] -100 where a token has no label
@@ -178,12 +183,25 @@ def label_text(label: LabelValue) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
+def labels_text(labels: Iterable[LabelValue]) -> str:
+    """A set of labels as people read it.
+
+    Example:
+        >>> labels_text(["billing", "shipping"]), labels_text([])
+        ('billing, shipping', '(none)')
+    """
+    return ", ".join(map(label_text, labels)) or NO_LABELS
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction:
     """The prediction for one row. Fields that do not fit the kind of task are None.
 
     `label` is the class, in the type of the training labels, or the generated text. `scores` has a probability per
     label. `value` is the number of a regression. `spans` are places in the text. It prints only what it has.
+
+    A multi-label prediction has `labels`, the tuple of chosen labels, which may be empty. `scores` then has the
+    probability of each label by itself: they do not sum to 1. It has no single label, so `label` and `score` are None.
 
     Example:
         >>> prediction = Prediction("billing", scores={"billing": 0.93, "hardware": 0.07})
@@ -195,6 +213,8 @@ class Prediction:
         Prediction(value=3.2)
         >>> Prediction("Ada Lovelace", spans=(Span(4, 16),))
         Prediction('Ada Lovelace', spans=[(4, 16)])
+        >>> Prediction(None, scores={"billing": 0.93, "shipping": 0.71, "account": 0.2}, labels=("billing", "shipping"))
+        Prediction(labels=['billing', 'shipping'])
     """
 
     label: LabelValue | None
@@ -203,10 +223,14 @@ class Prediction:
     spans: tuple[Span, ...] | None = None  # in the full last text, for extractive tasks
     strength: float = 0.0  # log-likelihood of a span, to compare the windows of one text
     is_illegal: bool = False  # generated text that is no label, no number or no span of the text
+    labels: tuple[LabelValue, ...] | None = None  # of a multi-label task: those whose score reaches the threshold
+    threshold: float = 0.5  # of these scores; an ensemble needs it
 
     def __repr__(self) -> str:
-        """The fields that are set: label and its score, value, spans, and whether it is illegal."""
+        """The fields that are set: label and its score, labels, value, spans, and whether it is illegal."""
         parts = [] if self.label is None else [repr(self.label)]
+        if self.labels is not None:
+            parts.append(f"labels={list(self.labels)}")
         if self.score is not None:
             parts.append(f"{self.score:.2f}")
         if self.value is not None:
@@ -222,7 +246,7 @@ class Prediction:
 
     @property
     def score(self) -> float | None:
-        """The probability of the label; None if the readout gives no probabilities.
+        """The probability of the label; None if the readout gives no probabilities, or chooses a set of labels.
 
         Example:
             >>> Prediction("billing", scores={"billing": 0.9, "shipping": 0.1}).score
@@ -248,10 +272,14 @@ class Prediction:
             {'label': 'billing', 'scores': {'billing': 1.0}}
             >>> Prediction(1, scores={0: 0.25, 1: 0.75}).as_dict()
             {'label': 1, 'scores': {'0': 0.25, '1': 0.75}}
+            >>> Prediction(None, labels=(1, 3)).as_dict()
+            {'labels': [1, 3]}
         """
         fields: dict[str, object] = {}
         if self.label is not None:
             fields["label"] = self.label
+        if self.labels is not None:
+            fields["labels"] = list(self.labels)
         if self.value is not None:
             fields["value"] = self.value
         if self.scores is not None:

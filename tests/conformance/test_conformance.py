@@ -16,7 +16,7 @@ import torch
 from tiny import DECODERS, ENCODER_DECODERS, ENCODERS, ONE_OF_EACH_KIND, SPECIAL, tiny, tiny_float64
 from tolerance import REORDERED_FLOAT32, REORDERED_FLOAT64, REORDERED_PROBABILITIES, Tolerance
 from torch import Tensor
-from toy import CASES, ELSEWHERE, EVERYWHERE, EXAMPLES, PAIRS, TASK, make_model, works_on
+from toy import CASES, ELSEWHERE, EVERYWHERE, EXAMPLES, PAIRS, SET_EXAMPLES, SETS, TASK, make_model, works_on
 
 from softcue.backbones import Backbone, Decoding
 from softcue.errors import BackboneError, ConfigurationError
@@ -556,3 +556,28 @@ def test_every_readout_gives_gradients_to_every_prompt_vector_at_every_place(
     (prompt,) = model.method.prompt_parameters()
     assert prompt.grad is not None
     assert bool((prompt.grad.abs().sum(dim=1) > 1e-8).all())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
+def test_every_method_predicts_sets_of_labels_or_says_that_it_cannot(family: str, case: str) -> None:
+    backbone = tiny(family)
+    if not works_on(case, family):
+        return
+    if case in ("efl", "manual-prompt"):
+        with pytest.raises(ConfigurationError, match=r"method\.name.*sets is multi-label"):
+            make_model(backbone, case, task=SETS)
+        return
+    model = make_model(backbone, case, task=SETS, readout={"threshold": 0.4})
+    batch = collate(model.rows(backbone, SET_EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id)
+    output = model(backbone, batch)
+    output.loss.total.backward()
+    assert output.loss.count == len(SET_EXAMPLES) and math.isfinite(output.loss.total.item())
+    assert model.readout.linear is not None and model.readout.linear.weight.grad is not None
+    together = predict(backbone, [(model, example) for example in SET_EXAMPLES]).predictions
+    for example, prediction in zip(SET_EXAMPLES, together, strict=True):
+        [alone] = predict(backbone, [(model, example)]).predictions
+        assert prediction.scores == REORDERED_PROBABILITIES.approx(alone.scores)
+        scores = prediction.scores or {}
+        assert prediction.labels == tuple(label for label in SETS.label_names if scores[label] >= 0.4)
+        assert (prediction.label, prediction.score, prediction.threshold) == (None, None, 0.4)

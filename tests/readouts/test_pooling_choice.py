@@ -67,7 +67,7 @@ def test_a_difference_within_the_noise_of_folds_changes_nothing() -> None:
     backbone = tiny("bert")
     shuffled = [Example(row.texts, ROWS[(number * 7) % len(ROWS)].target) for number, row in enumerate(ROWS)]
     model = make_model(backbone, "no-prompt", readout={"pooling": "measured"})
-    assert choose_pooling(model.readout.config, TASK, backbone, shuffled, 32).pooling in ("cls", "mean")
+    assert choose_pooling(model.readout, backbone, shuffled, 32).pooling in ("cls", "mean")
 
 
 def test_readouts_without_a_pooled_head_have_nothing_to_measure() -> None:

@@ -203,7 +203,7 @@ def test_wrong_addresses_say_what_the_server_has(client: TestClient) -> None:
 def test_unknown_names_say_which_are_loaded(client: TestClient) -> None:
     message = check_error(predict(client, ("topic", "x")), 404, "unknown_task")["error"]["message"]
     assert "did you mean 'topics'?" in message
-    assert "and 4 more, see GET /v1/tasks" in message
+    assert "and 5 more, see GET /v1/tasks" in message
     message = check_error(predict(client, ("ton", "x"), ensemble="vote"), 404, "unknown_task")["error"]["message"]
     assert "did you mean 'tone'?" in message
 
@@ -532,7 +532,7 @@ def test_metrics_count_what_happened(serve: Serve) -> None:
         "softcue_batch_rows_count 1.0",
         "softcue_batch_tasks_sum 2.0",
         "softcue_queue_seconds_count 2.0",
-        "softcue_cues_loaded 9.0",
+        "softcue_cues_loaded 10.0",
         "softcue_examples_in_flight 0.0",
         "softcue_queue_rows 0.0",
         f'softcue_build_info{{backbone="tiny-bert",version="{softcue.__version__}"}} 1.0',
@@ -558,7 +558,7 @@ def test_info_names_backbone_and_limits(client: TestClient) -> None:
         "max_characters": 20_000,
         "max_new_tokens": 256,
     }
-    assert info["cues"] == 9
+    assert info["cues"] == 10
 
 
 def test_openapi_names_routes_bodies_and_statuses(client: TestClient) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import uvicorn
-from serving_cues import LONG, TONE, TOPICS, save_cue
+from serving_cues import LONG, SUBJECTS, TONE, TOPICS, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
 from tolerance import REORDERED_PROBABILITIES
@@ -371,7 +371,7 @@ def card(page: Any, name: str) -> Any:
 def test_text_shows_the_prediction_of_every_cue(visit: Callable[..., Any], address: str, cues: dict[str, Cue]) -> None:
     page = visit(address)
     ask(page)
-    assert re.fullmatch(r"9 of 9 cues with a prediction, after \d+ ms\.", page.inner_text("#status"))
+    assert re.fullmatch(r"10 of 10 cues with a prediction, after \d+ ms\.", page.inner_text("#status"))
     for name, cue in cues.items():
         texts = MESSAGE if len(cue.task.text) == 1 else [MESSAGE, "I was billed twice."]
         wanted = cue.predict([texts])[0]
@@ -379,7 +379,10 @@ def test_text_shows_the_prediction_of_every_cue(visit: Callable[..., Any], addre
         assert cue.cue_file.record_sha256[:12] in shown.inner_text()
         assert re.search(r"queue [\d.]+ ms, compute [\d.]+ ms", shown.inner_text())
         assert shown.locator(".bars li").count() == len(wanted.scores or {})
-        if wanted.scores:
+        if wanted.labels is not None:
+            assert shown.locator(".prediction").inner_text() == ("; ".join(map(str, wanted.labels)) or "(no label)")
+            assert sorted(shown.locator("li.first span:first-child").all_inner_texts()) == sorted(wanted.labels)
+        elif wanted.scores:
             best = max(wanted.scores, key=lambda label: (wanted.scores or {})[label])
             assert shown.locator(".prediction").inner_text() == wanted.label == best
             assert shown.locator("li.first .number").inner_text() == f"{wanted.scores[best]:.3f}"
@@ -391,10 +394,27 @@ def test_text_shows_the_prediction_of_every_cue(visit: Callable[..., Any], addre
 
 
 @pytest.mark.slow
+def test_two_cues_with_sets_of_labels_are_compared(
+    visit: Callable[..., Any], listen: Callable[..., str], tmp_path: Path
+) -> None:
+    cues = {f"seed{seed}": save_cue(tmp_path / f"seed{seed}", SUBJECTS, seed=seed) for seed in range(12)}
+    answers = {name: set(cue.predict([MESSAGE])[0].labels or ()) for name, cue in cues.items()}
+    other = next(name for name in cues if len(answers[name] ^ answers["seed0"]) == 1)
+    page = visit(listen(tmp_path))
+    page.fill("#text-1", MESSAGE)
+    page.click("#tab-compare")
+    page.select_option("#first", "seed0")
+    page.select_option("#second", other)
+    says(page, "#verdict", "The predictions differ.")
+    marked = page.locator("#difference tr.differs td:first-child").all_inner_texts()
+    assert set(marked) == answers[other] ^ answers["seed0"]
+
+
+@pytest.mark.slow
 def test_second_text_is_asked_for_only_where_it_is_read(visit: Callable[..., Any], address: str) -> None:
     page = visit(address)
     page.fill("#text-1", MESSAGE)
-    says(page, "#status", "7 of 9")  # it asks by itself
+    says(page, "#status", "8 of 10")  # it asks by itself
     assert "needs text 2 (second)" in card(page, "pairs").inner_text()
     page.fill("#filter", "tone")
     says(page, "#status", "3 of 3")
@@ -435,7 +455,7 @@ def test_everything_can_be_done_by_keyboard(visit: Callable[..., Any], address: 
     tab_to(page, "#text-1")
     page.keyboard.type(MESSAGE)
     page.keyboard.press("Control+Enter")
-    says(page, "#status", "7 of 9")
+    says(page, "#status", "8 of 10")
     tab_to(page, "[aria-label='Cue tone-vip'] summary")
     page.keyboard.press("Enter")
     card(page, "tone-vip").locator("tbody tr").first.wait_for()
@@ -705,6 +725,10 @@ def test_many_lines_become_a_table_and_a_csv(visit: Callable[..., Any], address:
         assert row["topics"] == answer.label
         assert float(row["topics score"]) == pytest.approx(max((answer.scores or {}).values()), abs=1e-4)
         assert row["topics version"] == cues["topics"].cue_file.record_sha256[:12]
+        assert row["subjects"] == (
+            "; ".join(map(str, cues["subjects"].predict([line])[0].labels or ())) or "(no label)"
+        )
+        assert row["subjects score"] == ""
         assert float(row["stars"]) == pytest.approx(cues["stars"].predict([line])[0].value, abs=1e-4)
         assert row["pairs"] == "needs text 2 (second)"
     assert rows[-1]["pairs"] == cues["pairs"].predict([["first", "second"]])[0].label
@@ -725,7 +749,7 @@ def test_key_is_asked_for_and_kept_in_the_tab_alone(visit: Callable[..., Any], l
     page.keyboard.press("Enter")
     page.locator("dialog[open]").wait_for(state="detached")
     ask(page)
-    assert "9 of 9" in page.inner_text("#status")
+    assert "10 of 10" in page.inner_text("#status")
     kept = page.evaluate("[localStorage.length, document.cookie, Object.values(sessionStorage)]")
     assert kept == [0, "", ["key-one"]]
     page.click("#forget")

@@ -99,7 +99,12 @@ def test_empty_or_non_text_cell_is_an_error(value: object) -> None:
 def test_missing_or_invalid_label_is_an_error(task: Task, value: object) -> None:
     message = message_of([{"text": "hi", "label": value}], task)
     assert message.startswith("row 1, column 'label': got ")
-    assert message.endswith("expected a label; fill it in or remove the row")
+    if isinstance(value, list) and task.has_classes:
+        assert message.endswith(
+            "expected one label, or task.kind=multi-label for lists; fix the row, or pass --multi-label"
+        )
+    else:
+        assert message.endswith("expected a label; fill it in or remove the row")
 
 
 def test_error_of_a_null_label_names_the_line(tmp_path: Path) -> None:

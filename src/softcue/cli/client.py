@@ -43,6 +43,7 @@ def predict(
 
     from softcue.cli.output import print_json, print_table
     from softcue.errors import ConfigurationError
+    from softcue.types import labels_text
 
     if len(task) > 1 and ensemble is None:
         raise ConfigurationError(
@@ -59,8 +60,13 @@ def predict(
     rows = []
     for text, result in zip(texts, results, strict=True):
         prediction = result.value if result.label is None else result.label
-        probability = (result.scores or {}).get(result.label)
-        score = "" if probability is None else f"{probability:.3f}"
+        if result.labels is not None:
+            prediction = labels_text(result.labels)
+        chosen = [result.label] if result.labels is None else result.labels
+        probabilities = [
+            probability for label in chosen if (probability := (result.scores or {}).get(label)) is not None
+        ]
+        score = ", ".join(f"{probability:.3f}" for probability in probabilities)
         rows.append([text, result.message if result.error else "" if prediction is None else prediction, score])
     print_table("", ["text", "prediction", "score"], rows)
 

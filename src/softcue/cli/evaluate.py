@@ -132,4 +132,4 @@ def _warn(evaluations: dict[str, Evaluation]) -> None:
             share = f"{evaluation.num_illegal} predictions of {name} ({100 * evaluation.illegal_share:.1f} %)"
             typer.echo(f"{share} {evaluation.illegal_note}", err=True)
         if evaluation.has_collapsed:
-            typer.echo(f"every row got the same label from {name}: this cue has learned nothing", err=True)
+            typer.echo(f"{name}: {evaluation.collapse_note}", err=True)

@@ -28,7 +28,19 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 4096
 # a text column with one of these names is printed as input.NAME
-PREDICTION_KEYS = ("label", "value", "illegal", "score", "scores", "spans", "cue", "cues", "votes", "prediction")
+PREDICTION_KEYS = (
+    "label",
+    "labels",
+    "value",
+    "illegal",
+    "score",
+    "scores",
+    "spans",
+    "cue",
+    "cues",
+    "votes",
+    "prediction",
+)
 
 
 def predict(
@@ -91,7 +103,8 @@ def predict(
         rows = stream_together(source, tasks, skip_bad_rows)
     lines = _predict_lines(cues, tasks, rows, join, batch_size)
     if output is not None:
-        chunks = _csv(lines, with_scores) if output.suffix == ".csv" else _jsonl(lines)
+        separators = dict(zip(names, (task.separator for task in tasks), strict=True))
+        chunks = _csv(lines, with_scores, separators) if output.suffix == ".csv" else _jsonl(lines)
         with convert_write_errors("output", output):
             write_atomically(output, (text.encode() for text in chunks))
     elif as_json:
@@ -232,8 +245,8 @@ def _print_predictions(lines: Sequence[dict[str, Any]], with_scores: bool) -> No
         for cue_name, prediction in line.get("cues", {"": line}).items():
             row = {**texts, **({"cue": cue_name} if cue_name else {})}
             row["prediction"] = _prediction_text(prediction, list(texts.values())[-1])
-            if prediction.get("scores"):
-                row["score"] = f"{label_score(prediction):.3f}"
+            if scores := chosen_scores(prediction):
+                row["score"] = ", ".join(f"{score:.3f}" for score in scores)
             if with_scores:
                 row |= {f"score.{label}": f"{score:.3f}" for label, score in (prediction.get("scores") or {}).items()}
             rows.append(row)
@@ -244,7 +257,11 @@ def _print_predictions(lines: Sequence[dict[str, Any]], with_scores: bool) -> No
 
 
 def _prediction_text(prediction: dict[str, Any], text: str) -> str:
-    """A prediction in words: a label, a number, generated text, or the words of its spans."""
+    """A prediction in words: a label, a set of labels, a number, generated text, or the words of its spans."""
+    from softcue.types import labels_text
+
+    if "labels" in prediction:
+        return labels_text(prediction["labels"])
     spans = prediction.get("spans") or []
     if any("label" in span for span in spans):
         return ", ".join(f"{text[span['start'] : span['end']]} ({span['label']})" for span in spans)
@@ -253,16 +270,22 @@ def _prediction_text(prediction: dict[str, Any], text: str) -> str:
     return f"{shown} (not allowed by the task)" if prediction.get("illegal") else shown
 
 
-def label_score(prediction: dict[str, Any]) -> float:
-    """The score of the predicted label.
+def chosen_scores(prediction: dict[str, Any]) -> list[float]:
+    """The scores of the predicted label or labels, in their order; none if there are no scores.
 
     Example:
-        >>> label_score({"label": True, "scores": {"true": 0.9, "false": 0.1}})
-        0.9
+        >>> chosen_scores({"label": True, "scores": {"true": 0.9, "false": 0.1}})
+        [0.9]
+        >>> chosen_scores({"labels": ["a", "c"], "scores": {"a": 0.9, "b": 0.1, "c": 0.6}})
+        [0.9, 0.6]
     """
     from softcue.types import label_text
 
-    return float(prediction["scores"][label_text(prediction["label"])])
+    scores = prediction.get("scores")
+    if not scores:
+        return []
+    labels = prediction["labels"] if "labels" in prediction else [prediction["label"]]
+    return [float(scores[label_text(label)]) for label in labels]
 
 
 def _predict_lines(
@@ -388,11 +411,14 @@ def _jsonl(chunks: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
         yield "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def _csv(chunks: Iterable[list[dict[str, Any]]], with_scores: bool) -> Iterator[str]:
-    """CSV lines: texts, then label, score (of each label too), spans and votes, for each cue or for the ensemble."""
+def _csv(chunks: Iterable[list[dict[str, Any]]], with_scores: bool, separators: Mapping[str, str]) -> Iterator[str]:
+    """CSV lines: texts, then label, score (of each label too), spans and votes, for each cue or for the ensemble.
+
+    `separators` stand between the labels of a set, by the cue's name: as in the files that the cue was trained on.
+    """
     fields: list[str] = []
     for lines in chunks:
-        rows = [_flatten(line, with_scores) for line in lines]
+        rows = [_flatten(line, with_scores, separators) for line in lines]
         is_first = not fields
         # Illegal predictions have other fields than the rest; the first chunk of rows shows all fields.
         fields = fields or list(dict.fromkeys(field for row in rows for field in row))
@@ -404,26 +430,31 @@ def _csv(chunks: Iterable[list[dict[str, Any]]], with_scores: bool) -> Iterator[
         yield text.getvalue()
 
 
-def _flatten(line: dict[str, Any], with_scores: bool) -> dict[str, Any]:
+def _flatten(line: dict[str, Any], with_scores: bool, separators: Mapping[str, str]) -> dict[str, Any]:
     from softcue.types import label_text
 
     by_cue = line.pop("cues", None)
     row = {key: value for key, value in line.items() if key not in PREDICTION_KEYS}
     for cue_name, prediction in (by_cue or {"": line}).items():
         prefix = f"{cue_name}." if cue_name else ""
+        separator = separators.get(cue_name) or next(iter(separators.values()))
         label = label_text(prediction["label"]) if "label" in prediction else ""
         for key in ("label", "value", "illegal"):
             if key in prediction:
                 row[f"{prefix}{key}"] = label if key == "label" else prediction[key]
-        if "scores" in prediction:
-            row[f"{prefix}score"] = round(label_score(prediction), 6)
-            if with_scores:
-                row |= {f"{prefix}score.{name}": round(score, 6) for name, score in prediction["scores"].items()}
+        if "labels" in prediction:
+            row[f"{prefix}labels"] = separator.join(map(label_text, prediction["labels"]))
+        elif "scores" in prediction:
+            row[f"{prefix}score"] = round(chosen_scores(prediction)[0], 6)
+        if "scores" in prediction and with_scores:
+            row |= {f"{prefix}score.{name}": round(score, 6) for name, score in prediction["scores"].items()}
         if "spans" in prediction:  # 0-7:PER 12-15:PER
             row[f"{prefix}spans"] = " ".join(
                 f"{span['start']}-{span['end']}" + (f":{span['label']}" if "label" in span else "")
                 for span in prediction["spans"]
             )
-        if "votes" in prediction:
+        if "votes" in prediction and "labels" in prediction:  # billing=3;shipping=2
+            row[f"{prefix}votes"] = separator.join(f"{name}={count}" for name, count in prediction["votes"].items())
+        elif "votes" in prediction:
             row[f"{prefix}votes"] = prediction["votes"].get(label, 0)
     return row

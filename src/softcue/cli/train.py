@@ -49,6 +49,12 @@ def train(
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
     text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
     label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
+    multi_label: Annotated[
+        bool, typer.Option("--multi-label", help="A row has a set of labels: none, one or several.")
+    ] = False,
+    separator: Annotated[
+        str | None, typer.Option(help="What stands between the labels of a row (multi-label); usually ;")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
     learning_rate: Annotated[
         float | None,
@@ -66,7 +72,7 @@ def train(
     allow_pickle: AllowPickle = False,
     few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
     shots_per_class: Annotated[
-        int | None, typer.Option("--shots-per-class", help="Train on this many rows of each class only (seeded).")
+        int | None, typer.Option("--shots-per-class", help="Train on this many rows of each class or label only.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     init_from: Annotated[
@@ -104,6 +110,8 @@ def train(
         "test": test,
         "text": text,
         "label": label,
+        "multi_label": multi_label or None,
+        "separator": separator,
         "epochs": epochs,
         "learning_rate": learning_rate,
         "network_learning_rate": network_learning_rate,

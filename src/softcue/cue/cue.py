@@ -98,6 +98,7 @@ class Cue:
 
         Example:
             cue.predict("Where is my parcel?")[0].label
+            cue.predict("Where is my parcel?")[0].labels     # of a multi-label task
             cue.predict([("first message", "second message")])     # a task that reads two texts
         """
         requests = [(self.model, example) for example in self.examples(texts, skip_bad_rows)]
@@ -144,7 +145,7 @@ class Cue:
         return rows.score(predicted.predictions, predicted.num_truncated, guesses), predicted.predictions
 
     def baseline_predictions(self, rows: EvaluationSet, batch_size: int = 64) -> dict[str, list[Prediction]]:
-        """Predictions of the baselines that the task has: `majority_class` or `mean_target`, and `zero_shot`.
+        """Predictions of the baselines that the task has, by the keys of `predict_baselines`.
 
         Example:
             cue.baseline_predictions(read_evaluation_set(cue.task, "held-out.csv"))["zero_shot"][0].label

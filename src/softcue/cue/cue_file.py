@@ -17,6 +17,7 @@ from softcue.backbones import Fingerprint
 from softcue.errors import ConfigurationError, CueError, as_configuration_error
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Task
+from softcue.types import ConstantPrediction
 
 FORMAT = 1
 TRY_AGAIN = "restore the folder or train again"
@@ -80,9 +81,11 @@ class CueFile(BaseModel):
         return num_rows if isinstance(num_rows, int) else None
 
     @property
-    def constant_prediction(self) -> str | float | None:
-        """The most frequent label of the training rows, or the mean of their targets; None if it is not recorded."""
+    def constant_prediction(self) -> ConstantPrediction:
+        """The training rows' most frequent label or set of labels, or their mean target; None if it is not recorded."""
         value = self.training.get("constant_prediction")
+        if isinstance(value, (list, tuple)):
+            return tuple(map(str, value))
         return value if isinstance(value, (str, float)) else None
 
 

@@ -16,6 +16,7 @@ def model_card(cue_file: CueFile, name: str) -> str:
     task, method = cue_file.task, cue_file.method
     prediction = {
         "classification": f"one of {len(task.labels)} labels",
+        "multi-label": f"any of {len(task.labels)} labels: none, one or several",
         "regression": "a number",
         "generation": "a text",
         "span": f"a span of `{task.text[-1]}`",
@@ -61,6 +62,8 @@ def model_card(cue_file: CueFile, name: str) -> str:
             for label, entry in task.labels.items()
         ]
         lines.append("")
+    if task.kind == "multi-label":
+        lines += [f"A label is predicted if its probability is at least {cue_file.readout.threshold:g}.", ""]
     counts, training = cue_file.counts, cue_file.training
     recipe = [f"- recipe: {cue_file.recipe.summary}"] if cue_file.recipe else []
     lines += [

@@ -78,6 +78,7 @@ def baseline_notes(cue_file: CueFile) -> list[str]:
     kind, task = cue_file.backbone.kind, cue_file.task
     notes = []
     if "constant_prediction" not in cue_file.training and (task.has_classes or task.kind == "regression"):
+        # version 0.1 had no sets of labels
         baseline = BASELINES["majority_class" if task.has_classes else "mean_target"]
         notes.append(f"no {baseline}: this cue was made by an earlier version of softcue, which did not record it")
     if reason := why_no_zero_shot(kind, task):

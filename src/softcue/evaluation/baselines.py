@@ -1,4 +1,4 @@
-"""Baselines: the most frequent label, the backbone without training (zero-shot), a linear probe on its vectors."""
+"""Baselines: the most frequent label or set, the backbone without training (zero-shot), a linear probe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
-from softcue.types import Example, Prediction
+from softcue.types import ConstantPrediction, Example, Prediction
 
 KEPT_SPLITS = 64  # whose zero-shot predictions are kept for a backbone: those of validation and test rows of 32 tasks
 _kept_predictions: WeakKeyDictionary[Backbone, OrderedDict[str, list[Prediction]]] = WeakKeyDictionary()
@@ -30,7 +30,7 @@ MAX_RANKED_LABELS = 32  # a backbone that writes text reads each label of each r
 def predict_baselines(
     backbone: Backbone,
     task: Task,
-    constant: str | float | None,
+    constant: ConstantPrediction,
     examples: Sequence[Example],
     batch_size: int = 64,
     sentinel: bool = False,
@@ -38,6 +38,8 @@ def predict_baselines(
     """Predictions to compare a cue's with, by the keys of `BASELINES`; those that the task does not have are left out.
 
     - `majority_class`: always the most frequent label of the training rows; `constant` says which one.
+    - `majority_set`: always the most frequent set of labels (multi-label), also as `constant`.
+    - `all_labels`: always all labels (multi-label). Where rows have many labels, it has a high F1.
     - `mean_target`: always the mean of the training rows' targets (regression), also as `constant`.
     - `zero_shot`: the backbone without training. Left out for tasks without classes: an encoder has no prediction
       there, and other backbones would write text without an end, many times as long as a trained cue. For the same
@@ -54,6 +56,9 @@ def predict_baselines(
     predictions: dict[str, list[Prediction]] = {}
     if isinstance(constant, str) and task.has_classes:
         predictions["majority_class"] = [Prediction(constant)] * len(examples)
+    elif isinstance(constant, tuple):
+        predictions["majority_set"] = [Prediction(None, labels=constant)] * len(examples)
+        predictions["all_labels"] = [Prediction(None, labels=task.label_names)] * len(examples)
     elif constant is not None and task.kind == "regression":
         predictions["mean_target"] = [Prediction(None, value=float(constant))] * len(examples)
     if task.labels and not why_no_zero_shot(backbone.kind, task):
@@ -81,10 +86,10 @@ def _kept_zero_shot(
     return list(kept[key])
 
 
-def constant_prediction(task: Task, train: Sequence[Example]) -> str | float | None:
-    """The best prediction that ignores the text: the most frequent label, or the mean target; None for other tasks.
+def constant_prediction(task: Task, train: Sequence[Example]) -> ConstantPrediction:
+    """The best prediction that ignores the text: the most frequent label or set, or the mean target; else None.
 
-    Of equally frequent labels, the first in the task's order is taken.
+    Of equally frequent labels, the first in the task's order is taken; of sets, the first among the rows.
 
     Example:
         >>> from softcue.tasks import Label
@@ -92,6 +97,8 @@ def constant_prediction(task: Task, train: Sequence[Example]) -> str | float | N
         >>> constant_prediction(task, [Example(("x",), "b"), Example(("y",), "b"), Example(("z",), "a")])
         'b'
     """
+    if task.kind == "multi-label" and train:
+        return Counter(example.labels for example in train).most_common(1)[0][0]
     targets = [example.target for example in train if example.target is not None]
     if task.has_classes and targets:
         counts = Counter(str(target) for target in targets)
@@ -120,12 +127,12 @@ def zero_shot_predictions(
     Example:
         zero_shot_predictions(backbone, library_task("tickets"), examples)[0].label
     """
-    if backbone.kind == "encoder" and not task.has_classes:
+    if task.kind == "multi-label" or (backbone.kind == "encoder" and not task.has_classes):
         raise ConfigurationError(
             setting="task.kind",
             got=task.kind,
-            expected="a task with labels",
-            fix="a zero-shot encoder can only choose a label",
+            expected="a task with one label per row",
+            fix=why_no_zero_shot(backbone.kind, task),
         )
     if is_constant_zero_shot(backbone.kind, task):
         return [Prediction(task.label_names[0])] * len(examples)
@@ -158,6 +165,8 @@ def why_no_zero_shot(backbone_kind: str, task: Task) -> str:
         >>> why_no_zero_shot("encoder", Task(name="t", kind="regression"))
         'an encoder without training has no prediction for regression'
     """
+    if task.kind == "multi-label":
+        return "a backbone without training has no probability for each label of a set"
     if backbone_kind == "encoder":
         return "" if task.has_classes else f"an encoder without training has no prediction for {task.kind}"
     if task.kind != "classification":

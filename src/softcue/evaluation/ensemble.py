@@ -1,5 +1,7 @@
 """Ensembles of cues of one task: a majority vote (Lester et al. 2021, section 6), or mean probabilities.
 
+For sets of labels, cues vote on each label.
+
 The paper votes over prompts on one frozen model and does not define ties. Here a tie goes to the label with the
 highest likelihood under all cues together, then to the first label in the task's order.
 """
@@ -10,6 +12,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from softcue.errors import ConfigurationError
@@ -32,9 +35,13 @@ def vote(predictions: Sequence[Prediction]) -> Prediction:
         1.5
         >>> vote([Prediction(1), Prediction(0), Prediction(1)])
         Prediction(1)
+        >>> vote([Prediction(None, labels=("a",)), Prediction(None, labels=("a", "b")), Prediction(None, labels=())])
+        Prediction(labels=['a'])
     """
     if not predictions:
         raise ValueError("a vote needs at least one prediction")
+    if any(prediction.labels is not None for prediction in predictions):
+        return _vote_on_each_label(predictions)
     values = [prediction.value for prediction in predictions if prediction.value is not None]
     if values:
         return Prediction(None, value=fmean(values))
@@ -71,6 +78,8 @@ def mean(predictions: Sequence[Prediction]) -> Prediction:
             expected="cues that rank labels or have a head",
             fix="use `vote`",
         )
+    if any(prediction.labels is not None for prediction in predictions):
+        return _mean_of_sets(predictions)
     values_by_text = _values_by_text(predictions)
     return Prediction(
         values_by_text[max(means, key=means.__getitem__)],
@@ -89,9 +98,39 @@ def votes(predictions: Sequence[Prediction]) -> dict[LabelValue, int]:
     return {values_by_text[label]: count for label, count in _count_votes(predictions).items()}
 
 
+def _mean_of_sets(predictions: Sequence[Prediction]) -> Prediction:
+    """The set of labels whose mean probability reaches the mean threshold of the cues."""
+    values_by_text = _values_by_text(predictions)
+    scores = _scores_by_text(predictions)
+    means = _means(list(scores[0]), scores)
+    threshold = fmean(prediction.threshold for prediction in predictions)
+    return Prediction(
+        None,
+        scores={values_by_text[label]: score for label, score in means.items()} or None,
+        labels=tuple(values_by_text[label] for label, score in means.items() if score >= threshold),
+        threshold=threshold,
+    )
+
+
+def _vote_on_each_label(predictions: Sequence[Prediction]) -> Prediction:
+    """The set of labels that more than half of the cues predict; the mean probability decides between halves."""
+    values_by_text = _values_by_text(predictions)
+    by_mean = _mean_of_sets(predictions)
+    likely = {label_text(label) for label in by_mean.labels or ()}
+    counts = _count_votes(predictions)
+    labels = dict.fromkeys([*map(label_text, by_mean.scores or ()), *counts])  # in the order of the task
+    chosen = [label for label in labels if (2 * counts.get(label, 0), label in likely) >= (len(predictions), True)]
+    return replace(by_mean, labels=tuple(values_by_text[label] for label in chosen))
+
+
 def _count_votes(predictions: Sequence[Prediction]) -> dict[str, int]:
-    labels = (prediction.label_text for prediction in predictions)
-    return dict(Counter(label for label in labels if label is not None).most_common())
+    labels = (label_text(label) for prediction in predictions for label in _labels_of(prediction))
+    return dict(Counter(labels).most_common())
+
+
+def _labels_of(prediction: Prediction) -> tuple[LabelValue, ...]:
+    """The predicted label or labels."""
+    return prediction.labels or (() if prediction.label is None else (prediction.label,))
 
 
 def _scores_by_text(predictions: Sequence[Prediction]) -> list[dict[str, float]]:
@@ -106,7 +145,7 @@ def _values_by_text(predictions: Sequence[Prediction]) -> dict[str, LabelValue]:
     labels: list[LabelValue] = []
     for prediction in predictions:
         labels += prediction.scores or ()
-        labels += () if prediction.label is None else (prediction.label,)
+        labels += _labels_of(prediction)
     labels.sort(key=lambda label: isinstance(label, str))  # a type beside text says more
     values: dict[str, LabelValue] = {}
     for label in labels:

@@ -43,7 +43,12 @@ class LabelMapping:
         if not self.targets:
             return mapped, list(examples)
         return mapped, [
-            replace(example, target=self.targets.get(str(example.target), example.target)) for example in examples
+            replace(
+                example,
+                target=self.targets.get(str(example.target), example.target),
+                labels=tuple(dict.fromkeys(self.targets[name] for name in example.labels)),
+            )
+            for example in examples
         ]
 
 
@@ -149,12 +154,14 @@ def _task_of_rows(cue_task: Task, task: str, has_splits: bool) -> Task:
         row_task = find_task(task)
     elif has_splits and is_task_name(cue_task.name):
         row_task = find_task(cue_task.name)
-    if row_task.has_classes and not row_task.labels:  # a task file may leave its labels to the rows, and its kind
-        completed: dict[str, object] = {"labels": cue_task.labels, "label_type": cue_task.label_type}
-        if "kind" not in row_task.model_fields_set and cue_task.kind == "regression":
-            completed["kind"] = cue_task.kind
-        row_task = row_task.model_copy(update=completed)
-    return row_task
+    # A task file may leave its labels to the rows, and its kind.
+    completed: dict[str, object] = {}
+    if row_task.has_row_labels and not row_task.labels:
+        completed = {"labels": cue_task.labels, "label_type": cue_task.label_type}
+    is_decided_by_rows = cue_task.kind == "multi-label" or (cue_task.kind == "regression" and not row_task.labels)
+    if "kind" not in row_task.model_fields_set and is_decided_by_rows:
+        completed["kind"] = cue_task.kind
+    return row_task.model_copy(update=completed)
 
 
 def match_labels(cue_task: Task, row_task: Task) -> LabelMapping:
@@ -196,7 +203,14 @@ def _map_labels(finer: Mapping[str, Label], coarser: Mapping[str, Label]) -> dic
 
 
 def _map_prediction(prediction: Prediction, mapping: Mapping[str, str]) -> Prediction:
-    """The prediction in other labels; scores of labels that become one are added."""
+    """The prediction in other labels; scores of labels that become one are added, of sets the highest counts."""
+    if mapping and prediction.labels is not None:
+        highest: dict[str, float] = {}
+        for label, value in (prediction.scores or {}).items():
+            common = mapping[label_text(label)]
+            highest[common] = max(highest.get(common, 0.0), value)
+        labels = tuple(dict.fromkeys(mapping[label_text(label)] for label in prediction.labels))
+        return replace(prediction, labels=labels, scores=highest or None)
     if not mapping or (text := prediction.label_text) is None:
         return prediction
     scores: dict[str, float] = {}

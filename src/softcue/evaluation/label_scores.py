@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from softcue.evaluation.metrics import Labels, SpanRows, span_f1, span_precision, span_recall
+from softcue.evaluation.metrics import Labels, LabelSets, SpanRows, span_f1, span_precision, span_recall
 from softcue.types import Span
 
 ILLEGAL = "(illegal)"  # the column of predictions that the task does not allow
@@ -121,6 +121,29 @@ def label_scores(predicted: Labels, true: Sequence[str], labels: Sequence[str]) 
         )
         for number, label in enumerate(all_labels)
     }
+
+
+def set_label_scores(predicted: LabelSets, true: LabelSets, labels: Sequence[str]) -> dict[str, LabelScores]:
+    """Precision, recall and F1 of each label of sets of labels.
+
+    Example:
+        >>> set_label_scores([{"a", "b"}, {"a"}], [{"a"}, {"a", "b"}], ["a", "b"])["b"]
+        LabelScores(precision=0.0, recall=0.0, f1=0.0, support=1, num_predicted=1)
+    """
+    others = {label for labels_of_row in true for label in labels_of_row} - set(labels)
+    scores = {}
+    for label in [*labels, *sorted(others)]:
+        is_predicted, is_true = ([label in labels_of_row for labels_of_row in rows] for rows in (predicted, true))
+        hits = sum(map(all, zip(is_predicted, is_true, strict=True)))
+        num_predicted, support = sum(is_predicted), sum(is_true)
+        scores[label] = LabelScores(
+            100.0 * hits / num_predicted if num_predicted else None,
+            100.0 * hits / support if support else None,
+            200.0 * hits / (num_predicted + support) if num_predicted or support else None,
+            support,
+            num_predicted,
+        )
+    return scores
 
 
 def span_label_scores(predicted: SpanRows, true: SpanRows, labels: Sequence[str]) -> dict[str, LabelScores]:

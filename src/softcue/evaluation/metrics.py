@@ -25,6 +25,7 @@ from softcue.types import Span
 
 Labels = Sequence[str | None]
 SpanRows = Sequence[Sequence[Span]]  # the spans of each row
+LabelSets = Sequence[Collection[str]]  # the labels of each row, each once
 _DIRECTED = re.compile(r"(.+)\((?:e1,e2|e2,e1)\)")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -69,6 +70,81 @@ def micro_f1(predicted: Labels, true: Sequence[str], without: Collection[str] = 
     hits = sum(p == t and t not in without for p, t in zip(predicted, true, strict=True))
     occurrences = sum(p not in without for p in predicted) + sum(t not in without for t in true)
     return 200.0 * hits / occurrences if hits else 0.0
+
+
+def set_micro_f1(predicted: LabelSets, true: LabelSets) -> float:
+    """F1 of sets of labels over all labels together; 0 if no row has a label and none is predicted.
+
+    Example:
+        >>> round(set_micro_f1([{"a", "b"}, {"a"}], [{"a"}, {"a", "c"}]), 2)  # 2 hits, 3 predicted, 3 true
+        66.67
+    """
+    hits, occurrences = _count_labels(predicted, true)
+    return 200.0 * hits.total() / occurrences.total() if occurrences else 0.0
+
+
+def set_macro_f1(predicted: LabelSets, true: LabelSets, labels: Sequence[str]) -> float:
+    """Mean F1 of sets of labels over the given labels; 0 for a label that no row has and that is never predicted.
+
+    Example:
+        >>> round(set_macro_f1([{"a", "b"}, {"a"}], [{"a"}, {"a", "c"}], ["a", "b", "c"]), 2)  # 100, 0 and 0
+        33.33
+    """
+    hits, occurrences = _count_labels(predicted, true)
+    scores = [200.0 * hits[label] / occurrences[label] if hits[label] else 0.0 for label in labels]
+    return sum(scores) / len(scores) if scores else 0.0
+
+
+def samples_f1(predicted: LabelSets, true: LabelSets) -> float:
+    """Mean over rows of the F1 of a row's labels; 100 for a row without labels that gets none.
+
+    Example:
+        >>> round(samples_f1([{"a", "b"}, set()], [{"a"}, set()]), 2)  # 66.67 and 100
+        83.33
+    """
+    rows = [(set(labels), set(true_labels)) for labels, true_labels in zip(predicted, true, strict=True)]
+    scores = [
+        200.0 * len(labels & true_labels) / (len(labels) + len(true_labels)) if labels or true_labels else 100.0
+        for labels, true_labels in rows
+    ]
+    return sum(scores) / len(scores)
+
+
+def subset_accuracy(predicted: LabelSets, true: LabelSets) -> float:
+    """Share of rows whose labels are all right: none missing, none too many.
+
+    Example:
+        >>> subset_accuracy([{"a", "b"}, set()], [{"a"}, set()])
+        50.0
+    """
+    return 100.0 * sum(set(labels) == set(right) for labels, right in zip(predicted, true, strict=True)) / len(true)
+
+
+def average_precision(probabilities: Sequence[Sequence[float]], true: LabelSets, labels: Sequence[str]) -> float:
+    """Area below the curve of precision over recall, of all pairs of row and label ordered by their probability.
+
+    It needs no threshold. As scikit-learn's micro average; 0 if no row has a label.
+
+    Example:
+        >>> round(average_precision([[0.9, 0.2], [0.8, 0.7]], [{"a"}, {"b"}], ["a", "b"]), 2)  # 1/2 * 1 + 1/2 * 2/3
+        83.33
+    """
+    from sklearn.metrics import average_precision_score
+
+    targets = [label in right for right in true for label in labels]
+    if not any(targets):
+        return 0.0
+    return 100.0 * float(average_precision_score(targets, numpy.concatenate([numpy.asarray(p) for p in probabilities])))
+
+
+def _count_labels(predicted: LabelSets, true: LabelSets) -> tuple[Counter[str], Counter[str]]:
+    """Of each label: how often it is right, and how often it is predicted or true, both counted."""
+    hits: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
+    for labels, true_labels in zip(predicted, true, strict=True):
+        hits.update(set(labels) & set(true_labels))
+        occurrences.update([*labels, *true_labels])
+    return hits, occurrences
 
 
 def f1(predicted: Labels, true: Sequence[str], positive: str) -> float:

@@ -17,16 +17,23 @@ from softcue.evaluation.label_scores import (
     LabelScores,
     confusion_matrix,
     label_scores,
+    set_label_scores,
     span_label_scores,
 )
 from softcue.evaluation.scoring import ScoredRows, check_metric, format_score, scores_of
 from softcue.inference import TaskModel
 from softcue.inference.predict import predict
 from softcue.tasks import Task
-from softcue.types import Example, Prediction
+from softcue.types import Example, Prediction, labels_text
 
 # key of a baseline -> its name for people
-BASELINES = {"majority_class": "majority class", "mean_target": "mean target", "zero_shot": "zero-shot"}
+BASELINES = {
+    "majority_class": "majority class",
+    "majority_set": "most frequent set",
+    "all_labels": "all labels",
+    "mean_target": "mean target",
+    "zero_shot": "zero-shot",
+}
 FEW_ROWS = 30  # with fewer rows, one row changes a score by more than three points
 
 
@@ -45,7 +52,7 @@ class Evaluation:
     num_rows: int
     num_truncated: int
     num_illegal: int  # predictions the task or the row does not allow
-    predicted_labels: dict[str, int]
+    predicted_labels: dict[str, int]  # label, or set of labels as text -> rows that are predicted so
     num_true_labels: int = 0
     scored_rows: ScoredRows | None = field(default=None, compare=False)  # what the scores were computed from
     # Scores of baselines on the same rows, by the keys of BASELINES; empty if they were not computed.
@@ -53,8 +60,14 @@ class Evaluation:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether all rows got the same label although the true labels differ."""
+        """Whether all rows got the same label, or set of labels, although the true ones differ."""
         return len(self.predicted_labels) == 1 and self.num_true_labels > 1
+
+    @property
+    def collapse_note(self) -> str:
+        """What to say of a cue that gives all rows the same label, or set of labels."""
+        label = next(iter(self.predicted_labels), "")
+        return f"every row is predicted as '{label}': this cue has learned nothing"
 
     @property
     def illegal_note(self) -> str:
@@ -75,12 +88,14 @@ class Evaluation:
 
     @cached_property
     def by_label(self) -> dict[str, LabelScores]:
-        """Precision, recall and F1 of each label, for tasks with classes and for tags (there of spans); else empty."""
+        """Precision, recall and F1 of each label: of rows, or of the spans of tags; else empty."""
         rows = self.scored_rows
         if rows is None:
             return {}
         if rows.task.kind == "tags":
             return span_label_scores(rows.spans, rows.true_spans, rows.task.label_names)
+        if rows.task.kind == "multi-label":
+            return set_label_scores(rows.label_sets, rows.true_label_sets, rows.task.label_names)
         if not rows.task.has_classes:
             return {}
         return label_scores(rows.predicted, rows.true, rows.task.label_names)
@@ -170,16 +185,20 @@ def score(
     check_metric(task)
     rows = ScoredRows.of(task, predictions, examples)
     scores = scores_of(rows)
-    has_labels = bool(task.has_classes and task.labels)
-    counts = Counter(str(prediction.label_text) for prediction in predictions) if has_labels else {}
+    predicted: Sequence[str] = ()
+    true: Sequence[str] = ()
+    if task.kind == "multi-label":
+        predicted, true = (list(map(labels_text, sets)) for sets in (rows.label_sets, rows.true_label_sets))
+    elif task.has_classes and task.labels:
+        predicted, true = [str(prediction.label_text) for prediction in predictions], rows.true
     return Evaluation(
         scores,
         main=fmean(scores[name] for name in task.main_metrics),
         num_rows=len(examples),
         num_truncated=num_truncated,
         num_illegal=sum(rows.is_illegal),
-        predicted_labels=dict(sorted(counts.items())),
-        num_true_labels=len(set(rows.true)) if has_labels else 0,
+        predicted_labels=dict(sorted(Counter(predicted).items())),
+        num_true_labels=len(set(true)),
         scored_rows=rows,
     )
 

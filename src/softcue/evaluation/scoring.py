@@ -10,6 +10,7 @@ from typing import Self
 from softcue.errors import ConfigurationError, near_matches
 from softcue.evaluation.metrics import (
     accuracy,
+    average_precision,
     exact_match,
     f1,
     macro_f1,
@@ -23,15 +24,19 @@ from softcue.evaluation.metrics import (
     r2,
     relation_of,
     rmse,
+    samples_f1,
     semeval_f1,
+    set_macro_f1,
+    set_micro_f1,
     span_f1,
     span_precision,
     span_recall,
     spearman,
+    subset_accuracy,
     word_f1,
 )
 from softcue.tasks import Task
-from softcue.types import Example, Prediction, Span
+from softcue.types import Example, Prediction, Span, label_text
 
 LEFT_OUT = ("no_relation",)  # labels for "none of the others": micro_f1 does not count them as hits
 _NOWHERE = (Span(-1, -1),)  # a span that is never right
@@ -51,6 +56,9 @@ class ScoredRows:
     true_values: tuple[float, ...] = ()
     spans: tuple[tuple[Span, ...], ...] = ()
     true_spans: tuple[tuple[Span, ...], ...] = ()
+    label_sets: tuple[tuple[str, ...], ...] = ()
+    true_label_sets: tuple[tuple[str, ...], ...] = ()
+    probabilities: tuple[tuple[float, ...], ...] = ()  # of each label, for sets of labels
 
     @classmethod
     def of(cls, task: Task, predictions: Sequence[Prediction], examples: Sequence[Example]) -> Self:
@@ -60,7 +68,7 @@ class ScoredRows:
         published post-processing takes -1 for STS-B's 0 to 5), without a scale as 0. Predicted spans are illegal if
         the readout could not place all generated text, if the prediction has no list of spans (an empty one is
         legal), or if a span has a label the task does not have. Spans that could be placed count; the rest counts as
-        one false span.
+        one false span. A label of a set that the task does not have makes the set illegal, and counts as a false one.
         """
         if task.kind == "regression":
             values = [legal_value(prediction) for prediction in predictions]
@@ -70,6 +78,15 @@ class ScoredRows:
                 is_illegal=tuple(value is None for value in values),
                 values=tuple(worst if value is None else value for value in values),
                 true_values=tuple(float(example.target or 0.0) for example in examples),
+            )
+        if task.kind == "multi-label":
+            label_sets = [predicted_set(prediction) for prediction in predictions]
+            return cls(
+                task,
+                is_illegal=tuple(bool(task.labels and set(labels) - set(task.labels)) for labels in label_sets),
+                label_sets=tuple(label_sets),
+                true_label_sets=tuple(tuple(sorted(example.labels)) for example in examples),
+                probabilities=tuple(_probabilities(task, prediction) for prediction in predictions),
             )
         if task.kind == "tags":
             return cls(
@@ -156,6 +173,37 @@ def legal_value(prediction: Prediction) -> float | None:
     return prediction.value
 
 
+def predicted_set(prediction: Prediction) -> tuple[str, ...]:
+    """The predicted set of labels, as sorted texts.
+
+    Example:
+        >>> predicted_set(Prediction(None, labels=(3, 1)))
+        ('1', '3')
+    """
+    return tuple(sorted(map(label_text, prediction.labels or ())))
+
+
+def _probabilities(task: Task, prediction: Prediction) -> tuple[float, ...]:
+    """The probability of each label of the task; without probabilities, 1 for those that are predicted."""
+    scores = prediction.scores
+    if scores is None:
+        scores = dict.fromkeys(predicted_set(prediction), 1.0)
+    by_text = {label_text(label): score for label, score in scores.items()}
+    return tuple(by_text.get(name, 0.0) for name in task.label_names)
+
+
+def _micro_f1(rows: ScoredRows) -> float:
+    if rows.label_sets:
+        return set_micro_f1(rows.label_sets, rows.true_label_sets)
+    return micro_f1(rows.predicted, rows.true, LEFT_OUT)
+
+
+def _macro_f1(rows: ScoredRows) -> float:
+    if rows.label_sets:
+        return set_macro_f1(rows.label_sets, rows.true_label_sets, rows.task.label_names)
+    return macro_f1(rows.predicted, rows.true)
+
+
 def _is_unplaced(prediction: Prediction) -> bool:
     return prediction.is_illegal or prediction.spans is None
 
@@ -179,13 +227,20 @@ def _has_directions(task: Task) -> bool:
 
 
 _CLASSES, _TEXTS, _NUMBERS, _SPANS = ("classification",), ("generation", "span"), ("regression",), ("tags",)
+_SETS = ("multi-label",)
 METRICS: dict[str, Metric] = {
     "accuracy": Metric((*_CLASSES, "referent"), lambda rows: accuracy(rows.predicted, rows.true)),
-    "macro_f1": Metric(_CLASSES, lambda rows: macro_f1(rows.predicted, rows.true)),
+    "macro_f1": Metric((*_CLASSES, *_SETS), _macro_f1),
     "micro_f1": Metric(
-        _CLASSES,
-        lambda rows: micro_f1(rows.predicted, rows.true, LEFT_OUT),
-        is_usual=lambda rows: any(label in rows.task.labels for label in LEFT_OUT),  # else it is accuracy
+        (*_CLASSES, *_SETS),
+        _micro_f1,
+        # of classes it is accuracy, unless a label is left out
+        is_usual=lambda rows: bool(rows.label_sets) or any(label in rows.task.labels for label in LEFT_OUT),
+    ),
+    "samples_f1": Metric(_SETS, lambda rows: samples_f1(rows.label_sets, rows.true_label_sets)),
+    "subset_accuracy": Metric(_SETS, lambda rows: subset_accuracy(rows.label_sets, rows.true_label_sets)),
+    "average_precision": Metric(
+        _SETS, lambda rows: average_precision(rows.probabilities, rows.true_label_sets, rows.task.label_names)
     ),
     "micro_f1_all_labels": Metric(
         _CLASSES,

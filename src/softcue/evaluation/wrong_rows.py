@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from softcue.evaluation.metrics import normalise_text
-from softcue.evaluation.scoring import legal_text, legal_value, scored_text
+from softcue.evaluation.scoring import legal_text, legal_value, predicted_set, scored_text
 from softcue.tasks import Task
-from softcue.types import Example, Prediction, Span
+from softcue.types import Example, Prediction, Span, label_text, labels_text
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,9 @@ class WrongRow:
     texts: tuple[str, ...]
     true: str
     predicted: str
-    score: float | None  # probability of the predicted label; for regression the error; None if there is neither
+    # Probability of the predicted label; for regression the error; for sets of labels how far the probability of the
+    # worst label is on the wrong side, from 0 to 1. None if there is no such number.
+    score: float | None
 
     def as_dict(self) -> dict[str, object]:
         """All values, for JSON."""
@@ -74,6 +76,10 @@ def row_outcome(task: Task, prediction: Prediction, example: Example) -> RowOutc
         true = float(example.target or 0.0)
         error = None if value is None else abs(value - true)
         return RowOutcome(f"{true:g}", "none" if value is None else f"{value:.4g}", value == true, error)
+    if task.kind == "multi-label":
+        predicted, true_labels = predicted_set(prediction), tuple(sorted(example.labels))
+        worst = _worst(prediction, example)
+        return RowOutcome(labels_text(true_labels), labels_text(predicted), predicted == true_labels, worst)
     if task.kind == "tags":
         spans, text = prediction.spans or (), example.texts[-1]
         is_right = not prediction.is_illegal and set(spans) == set(example.spans)
@@ -89,6 +95,15 @@ def row_outcome(task: Task, prediction: Prediction, example: Example) -> RowOutc
     shown = str(prediction.label_text) if is_legal else f"{prediction.label_text} (illegal)"
     score = None if prediction.scores is None or prediction.label is None else prediction.scores.get(prediction.label)
     return RowOutcome(answers[0], shown, is_right, score)
+
+
+def _worst(prediction: Prediction, example: Example) -> float | None:
+    """The largest probability of a label that the row does not have, or of the absence of one that it has."""
+    if prediction.scores is None:
+        return None
+    return max(
+        1.0 - score if label_text(label) in example.labels else score for label, score in prediction.scores.items()
+    )
 
 
 def _name_spans(text: str, spans: Sequence[Span]) -> str:

@@ -139,9 +139,10 @@ class TaskModel(nn.Module):
         """
         config = self.readout.config
         is_given = backbone.sentence_transformers.pooling is not None
-        if is_given or self.reformulation is not None or self.readout.summary in (None, "mask"):
+        can_change = self.readout.linear is not None and self.readout.summary not in (None, "mask")
+        if is_given or self.reformulation is not None or not can_change:
             return self
-        chosen = choose_pooling(config, self.task, backbone, examples, self.max_length)
+        chosen = choose_pooling(self.readout, backbone, examples, self.max_length)
         if chosen == config:
             return self
         readout = make_readout(chosen, self.task, backbone)

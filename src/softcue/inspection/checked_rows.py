@@ -22,7 +22,7 @@ from softcue.tasks import Source, Task
 SUFFIXES: dict[str, tuple[str, ...]] = {
     ".json": (),
     ".html": (),
-    ".csv": ("classification", "referent", "regression", "tags"),
+    ".csv": ("classification", "multi-label", "referent", "regression", "tags"),
     ".png": ("classification", "referent", "regression"),
 }
 
@@ -114,7 +114,8 @@ def check_suffix(path: Path, kind: str) -> None:
 def write_evaluation(path: Path, title: str, checked: CheckedRows, facts: Mapping[str, Any]) -> None:
     """Write an evaluation in the format that the suffix says: .json has all `facts`, .csv and .png the matrix.
 
-    For regression, .csv has the true and the predicted value of each row; for tags, the scores of each label.
+    For regression, .csv has the true and the predicted value of each row; for multi-label and tags, the scores of each
+    label.
 
     Example:
         write_evaluation(Path("matrix.csv"), "tickets", check_rows(cue, "held-out.csv"), {})
@@ -137,7 +138,7 @@ def write_evaluation(path: Path, title: str, checked: CheckedRows, facts: Mappin
 
 
 def evaluation_csv(evaluation: Evaluation) -> str:
-    """The confusion matrix as csv; for regression true and predicted values, for tags the scores of each label.
+    """The confusion matrix as csv; for regression true and predicted values, for sets and tags scores of each label.
 
     Example:
         evaluation_csv(cue.evaluate("held-out.csv")).splitlines()[0]     # "true,billing,shipping"

@@ -73,8 +73,13 @@ def codes_by_label(cue: Cue, examples: Sequence[Example], batch_size: int = 64) 
         batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
         shares = encoder.assignment(model.instance(view, batch, view.input_states(batch))).cpu()
         sums = torch.zeros(len(labels), *shares.shape[1:]) if sums is None else sums
-        label_numbers = torch.tensor([labels.index(str(examples[number].target)) for number in numbers])
-        sums.index_add_(0, label_numbers, shares)
+        pairs = [  # a row counts for each of its labels
+            (place, labels.index(name))
+            for place, number in enumerate(numbers)
+            for name in dict.fromkeys(cue.task.labels_of(examples[number]))
+        ]
+        places, label_numbers = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
+        sums.index_add_(0, label_numbers, shares[places])
         counts += torch.bincount(label_numbers, minlength=len(labels))
     if sums is None or not bool((counts > 0).all()):
         missing = labels[int((counts == 0).nonzero()[0])]

@@ -101,7 +101,7 @@ def _checked_parts(name: str, checked: CheckedRows) -> list[str]:
     if evaluation.num_illegal:
         notes.append(f"{evaluation.num_illegal:,} predictions {evaluation.illegal_note}")
     if evaluation.has_collapsed:
-        notes.append("every row got the same label: this cue has learned nothing")
+        notes.append(evaluation.collapse_note)
     parts = [
         f"<h2>On {escape(checked.name)}</h2>",
         html_table(*compare_rows({name: evaluation.scores}, evaluation)),

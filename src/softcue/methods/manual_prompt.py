@@ -19,6 +19,7 @@ import torch
 from pydantic import Field, field_validator
 
 from softcue.backbones import Backbone
+from softcue.errors import ConfigurationError
 from softcue.inputs.formatter import ANSWER_PREFIX, InputFormatter
 from softcue.methods.hard_prompt import separate_vectors
 from softcue.methods.method import Method, MethodConfig
@@ -106,6 +107,13 @@ class ManualPrompt(Method):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Make the prompt of the texts in the configuration."""
         assert isinstance(config, ManualPromptConfig)
+        if task.kind == "multi-label":
+            raise ConfigurationError(
+                setting="method.name",
+                got=config.name,
+                expected=f"a task whose target is written as text ({task.name} is {task.kind})",
+                fix="a set of labels needs a trained head: use linear-probe or prompt-tuning",
+            )
         # The cue records the text itself. Several tasks have their own: see `for_task`.
         config = config.model_copy(update={"instruction": instruction_text(config.instruction, task)})
         texts = [config.instruction, *config.demonstrations]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from softcue.backbones import Backbone
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.readouts.generation import Generation
-from softcue.readouts.heads import Classifier, Regression
+from softcue.readouts.heads import Classifier, LabelSetClassifier, Regression
 from softcue.readouts.label_words import LabelWords
 from softcue.readouts.readout import Loss, Readout, ReadoutConfig
 from softcue.readouts.spans_and_tags import SpanHead, TagHead
@@ -13,23 +13,16 @@ from softcue.tasks import Task
 
 __all__ = ["Loss", "Readout", "ReadoutConfig", "make_readout"]
 
-READOUTS: dict[str, type[Readout]] = {
-    "classifier": Classifier,
-    "regression": Regression,
-    "label-words": LabelWords,
-    "generation": Generation,
-    "span": SpanHead,
-    "tags": TagHead,
+# kind of task -> name of a readout -> its class; the first is the default where the backbone does not write the target
+READOUTS: dict[str, dict[str, type[Readout]]] = {
+    "classification": {"classifier": Classifier, "label-words": LabelWords, "generation": Generation},
+    "multi-label": {"classifier": LabelSetClassifier},
+    "regression": {"regression": Regression, "generation": Generation},
+    "generation": {"generation": Generation},
+    "span": {"span": SpanHead, "generation": Generation},
+    "tags": {"tags": TagHead, "generation": Generation},
+    "referent": {"classifier": Classifier, "label-words": LabelWords, "generation": Generation},
 }
-_READOUTS_OF_KIND = {
-    "classification": ("classifier", "label-words", "generation"),
-    "regression": ("regression", "generation"),
-    "generation": ("generation",),
-    "span": ("span", "generation"),
-    "tags": ("tags", "generation"),
-    "referent": ("classifier", "label-words", "generation"),
-}
-_DEFAULT_HEADS = {"classification": "classifier", "referent": "classifier"}  # other heads are named as the kind
 
 
 def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Readout:
@@ -46,12 +39,14 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
             expected="generation on a backbone that writes text",
             fix="leave it at auto: it is not shown the candidate",
         )
-    if resolved.name not in _READOUTS_OF_KIND[task.kind]:
+    readouts = READOUTS[task.kind]
+    if resolved.name not in readouts:
+        reason = ": a set of labels needs a probability of each label, and words give one label"
         raise ConfigurationError(
             setting="readout.name",
             got=resolved.name,
-            expected=f"one that fits {task.kind}: {', '.join(_READOUTS_OF_KIND[task.kind])}",
-            fix="change readout.name or task.kind",
+            expected=f"one that fits {task.kind}: {', '.join(readouts)}",
+            fix="change readout.name or task.kind" + (reason if task.kind == "multi-label" else ""),
         )
     if resolved.name in ("generation", "label-words"):
         check = "word head" if backbone.kind == "encoder" else "cached decoding"
@@ -66,7 +61,7 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
             expected="a readout whose targets are words: generation or label-words",
             fix=f"{resolved.name} is a head: set readout.sentinel=false",
         )
-    return READOUTS[resolved.name](task, resolved, backbone)
+    return readouts[resolved.name](task, resolved, backbone)
 
 
 def _check_mask(config: ReadoutConfig, backbone: Backbone) -> None:
@@ -103,10 +98,10 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
             expected="an encoder and a task that reads two texts",
             fix="leave it at auto",
         )
-    # A backbone that writes text also writes scores, if they are on a scale. Other scores need a head.
-    writes_text = backbone.kind != "encoder" and not (task.kind == "regression" and task.scale is None)
+    # A backbone that writes text also writes scores, if they are on a scale. Other scores, and sets, need a head.
+    has_text = "generation" in READOUTS[task.kind] and not (task.kind == "regression" and task.scale is None)
     automatic = {
-        "name": "generation" if writes_text else _DEFAULT_HEADS.get(task.kind, task.kind),
+        "name": "generation" if has_text and backbone.kind != "encoder" else next(iter(READOUTS[task.kind])),
         "pooling": backbone.default_pooling,
         "pairs": "compare" if can_compare and backbone.should_compare_pairs and config.pooling != "mask" else "joint",
         "stop": "",

@@ -1,7 +1,11 @@
-"""A linear head in closed form: regularised logistic or ridge regression on precomputed features."""
+"""A linear head in closed form: regularised logistic or ridge regression on precomputed features.
+
+A head for sets of labels is a logistic regression for each label against all rows without it (one versus rest).
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -10,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softcue.types import RowLabel
+
 STRENGTHS = (100.0, 10.0, 1.0, 0.1, 0.01)  # inverse regularisation; of equal scores the last wins: it regularises most
 FOLDS = 5
 
 
-def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
-    """Set a linear layer to the solution for features [N R] and class indices, or standardised scores.
+def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+    """Set a linear layer to the solution for features [N R] and class indices, standardised scores or sets of labels.
 
     Example:
         >>> layer = nn.Linear(1, 2)
@@ -32,7 +38,7 @@ def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[int | floa
     layer.bias.data.copy_(bias - (weight / scale) @ mean)
 
 
-def probe_scores(features: Tensor, labels: Sequence[int | float], num_outputs: int) -> Tensor:
+def probe_scores(features: Tensor, labels: Sequence[RowLabel], num_outputs: int) -> Tensor:
     """Return the cross-validation scores of the best strength, one for each fold; none for too few rows. [F]
 
     Example:
@@ -43,7 +49,8 @@ def probe_scores(features: Tensor, labels: Sequence[int | float], num_outputs: i
     """
     from sklearn.model_selection import cross_val_score
 
-    num_rarest = len(labels) if num_outputs == 1 else min(Counter(labels).values())
+    are_sets = _are_sets(labels)
+    num_rarest = len(labels) if num_outputs == 1 or are_sets else min(Counter(labels).values())
     if num_rarest < FOLDS or len(set(labels)) < 2:
         return torch.zeros(0)
     scale = features.std(dim=0, unbiased=False)
@@ -51,7 +58,9 @@ def probe_scores(features: Tensor, labels: Sequence[int | float], num_outputs: i
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
         scores = [
-            torch.tensor(cross_val_score(_make_estimator(num_outputs, strength), scaled, labels, cv=FOLDS))
+            _cross_validate_sets(scaled, labels, strength)
+            if are_sets
+            else torch.tensor(cross_val_score(_make_estimator(num_outputs, strength), scaled, labels, cv=FOLDS))
             for strength in STRENGTHS
         ]
     return max(scores, key=lambda folds: float(folds.mean()))
@@ -63,14 +72,53 @@ def _make_estimator(num_outputs: int, strength: float) -> Any:
     return Ridge(alpha=1.0 / strength) if num_outputs == 1 else LogisticRegression(C=strength, max_iter=2000)
 
 
-def _solve(features: Any, labels: Sequence[int | float], strength: float, num_outputs: int) -> tuple[Tensor, Tensor]:
+def _are_sets(labels: Sequence[RowLabel]) -> bool:
+    return any(isinstance(label, tuple) for label in labels)
+
+
+def _solve_each_label(features: Any, labels: Sequence[RowLabel], strength: float) -> tuple[Tensor, Tensor]:
+    """Return weights [C R] and biases [C] of the log-odds of each label.
+
+    A label that no row has, or every row, gets its smoothed frequency: nothing tells rows with it from the others.
+    """
+    weights, biases = [], []
+    for column in torch.tensor(labels, dtype=torch.float64).T:  # [N]
+        num_rows, num_with = len(column), float(column.sum())
+        if num_with in (0, num_rows):
+            weights.append(torch.zeros(features.shape[1], dtype=torch.float64))
+            biases.append(math.log((num_with + 0.5) / (num_rows - num_with + 0.5)))
+        else:
+            solution = _make_estimator(2, strength).fit(features, column.numpy())
+            weights.append(torch.tensor(solution.coef_[0], dtype=torch.float64))
+            biases.append(float(solution.intercept_[0]))
+    return torch.stack(weights), torch.tensor(biases, dtype=torch.float64)
+
+
+def _cross_validate_sets(features: Any, labels: Sequence[RowLabel], strength: float) -> Tensor:
+    """Return the micro-F1 of the sets of labels of each fold, predicted from the rows of the other folds. [F]"""
+    targets = torch.tensor(labels) > 0  # [N C]
+    folds = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0)) % FOLDS  # [N]
+    scores = []
+    for fold in range(FOLDS):
+        is_left_out = folds == fold
+        rest = [label for label, left_out in zip(labels, is_left_out.tolist(), strict=True) if not left_out]
+        weight, bias = _solve_each_label(features[~is_left_out.numpy()], rest, strength)
+        left_out_features = torch.tensor(features[is_left_out.numpy()], dtype=torch.float64)
+        predicted, true = left_out_features @ weight.T + bias >= 0, targets[is_left_out]
+        scores.append(2.0 * float((predicted & true).sum()) / max(1.0, float(predicted.sum() + true.sum())))
+    return torch.tensor(scores)
+
+
+def _solve(features: Any, labels: Sequence[RowLabel], strength: float, num_outputs: int) -> tuple[Tensor, Tensor]:
     """Return weights [C R] and biases [C] for standardised features."""
-    if num_outputs > 1 and len(set(labels)) == 1:  # nothing to tell apart
+    if num_outputs > 1 and len(set(labels)) == 1 and isinstance(labels[0], int):  # nothing to tell apart
         weight, bias = torch.zeros(num_outputs, features.shape[1]).double(), torch.full((num_outputs,), -1e4).double()
-        bias[int(labels[0])] = 0.0
+        bias[labels[0]] = 0.0
         return weight, bias
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
+        if _are_sets(labels):
+            return _solve_each_label(features, labels, strength)
         solution = _make_estimator(num_outputs, strength).fit(features, labels)
     if num_outputs == 1:
         return torch.tensor(solution.coef_).view(1, -1), torch.tensor([float(solution.intercept_)])

@@ -1,12 +1,14 @@
-"""A trained head on one vector per text: classification by softmax, or regression."""
+"""A trained head on one vector per text: classification by softmax, sets of labels by sigmoids, or regression."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from softcue.backbones import Backbone, ForwardPass, Summary
 from softcue.errors import ConfigurationError
@@ -19,10 +21,11 @@ from softcue.readouts.readout import (
     class_label,
     class_loss,
     label_prediction,
+    label_set_prediction,
     mask_suffix,
 )
 from softcue.tasks import Task
-from softcue.types import Batch, Example, Prediction, TokenizedRow
+from softcue.types import Batch, Example, Prediction, RowLabel, TokenizedRow
 
 TEMPERATURES = tuple(2.0 ** (step / 4) for step in range(41))  # 1 to 1024
 
@@ -46,7 +49,7 @@ def make_head(kind: str, width: int, num_outputs: int, dropout: float, init: flo
 
 
 class PooledHead(Readout):
-    """A head on the pooled hidden states; the base of classification and regression."""
+    """A head on the pooled hidden states; the base of classification, sets of labels and regression."""
 
     feature_mean: Tensor  # [R] with `centre`; saved in the cue, but not trained
     feature_scale: Tensor  # []
@@ -113,16 +116,44 @@ class PooledHead(Readout):
         layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
         return layers[0] if len(layers) == 1 else None
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
-        """Set the head by logistic regression, or by ridge regression on standardised scores."""
+    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+        """Set the head by logistic regression (for sets, of each label) or ridge regression on standardised scores."""
         self.check_solvable()
         assert self.linear is not None
         centred = self._centred(features.to(self.linear.weight.device))
         solve_linear(self.linear, centred.cpu(), self.standardise(labels), strength)
 
+    @property
+    def ignores_scale(self) -> bool:
+        """Whether predictions stay the same if all outputs are divided by a number."""
+        return False
+
+    @torch.no_grad()
+    def calibrate(self, features: Tensor, labels: Sequence[RowLabel]) -> None:
+        """Divide the outputs by the temperature under which the labels are likeliest (Guo et al. 2017).
+
+        The predictions stay. A head that is sure of all its training rows would leave prompts nothing to learn.
+        """
+        if self.linear is None or not self.ignores_scale:
+            return
+        outputs, targets = self.outputs(features), torch.tensor(labels, device=features.device)  # [N C], [N ...]
+        losses = {scale: float(self.loss_of(outputs / scale, targets).total) for scale in TEMPERATURES}
+        temperature = min(losses, key=losses.__getitem__)
+        self.linear.weight.div_(temperature)
+        self.linear.bias.div_(temperature)
+
+    @abstractmethod
+    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
+        """Return the loss of the head's outputs [B C] for the labels [B ...]."""
+
+    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
+        """Return the training loss of a batch."""
+        assert batch.labels is not None
+        return self.loss_of(self.outputs(forward_pass.features(self.summary)), batch.labels)
+
     def start_from_words(self, backbone: Backbone) -> None:
         """Set each row of the head to the mean of the word vectors of a label's words."""
-        if self.linear is None or self.summary != "mask" or not self.task.has_classes:
+        if self.linear is None or self.summary != "mask" or not self.task.has_row_labels:
             return super().start_from_words(backbone)
         if self.linear.in_features != backbone.width:
             raise ConfigurationError(
@@ -137,7 +168,7 @@ class PooledHead(Readout):
             self.linear.weight.data[row] = backbone.word_table[torch.tensor(ids)].detach().float().mean(dim=0)
         return None
 
-    def standardise(self, labels: Sequence[int | float]) -> Sequence[int | float]:
+    def standardise(self, labels: Sequence[RowLabel]) -> Sequence[RowLabel]:
         """Return the targets of the head's outputs for these labels."""
         return labels
 
@@ -152,7 +183,7 @@ class Classifier(PooledHead):
         """Add the class index."""
         return replace(row, label=class_label(self.task, example.target))
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
+    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
         """Set the head by logistic regression, which needs classes and not probabilities."""
         if any(isinstance(label, float) for label in labels):
             raise ConfigurationError(
@@ -163,28 +194,49 @@ class Classifier(PooledHead):
             )
         super().solve(features, labels, strength)
 
-    @torch.no_grad()
-    def calibrate(self, features: Tensor, labels: Sequence[int | float]) -> None:
-        """Divide the outputs by the temperature under which the labels are likeliest (Guo et al. 2017).
+    @property
+    def ignores_scale(self) -> bool:
+        """The label with the largest output stays."""
+        return True
 
-        The predictions stay. A head that is sure of all its training rows would leave prompts nothing to learn.
-        """
-        assert self.linear is not None
-        logits, targets = self.outputs(features), torch.tensor(labels, device=features.device)  # [N C], [N]
-        losses = {scale: float(class_loss(logits / scale, targets).total) for scale in TEMPERATURES}
-        temperature = min(losses, key=losses.__getitem__)
-        self.linear.weight.div_(temperature)
-        self.linear.bias.div_(temperature)
-
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
+    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
         """Return the cross-entropy."""
-        assert batch.labels is not None
-        return class_loss(self.outputs(forward_pass.features(self.summary)), batch.labels)
+        return class_loss(outputs, labels)
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a label per row."""
         probabilities = self.outputs(features).softmax(dim=-1)  # [B C]
         return [label_prediction(self.task, row) for row in probabilities.tolist()]
+
+
+class LabelSetClassifier(PooledHead):
+    """Binary cross-entropy of each of the task's labels: a row may have none, one or several.
+
+    Outputs keep the order of `task.label_names`. A label is predicted if its sigmoid reaches `readout.threshold`.
+    """
+
+    def with_target(self, row: TokenizedRow, example: Example) -> TokenizedRow:
+        """Add a number for each label: 1 if the row has it, else 0."""
+        return replace(row, label=tuple(float(name in example.labels) for name in self.task.label_names))
+
+    @property
+    def ignores_scale(self) -> bool:
+        """A threshold of a half is an output of zero, whatever the scale."""
+        return self.config.threshold == 0.5
+
+    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
+        """Return the binary cross-entropy, a mean over the labels: then the loss does not grow with their number."""
+        losses = functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+        return Loss(losses.mean(dim=1).sum(), len(labels))
+
+    def predict_from(self, features: Tensor) -> list[Prediction]:
+        """Predict a set of labels per row."""
+        probabilities = self.outputs(features).sigmoid()  # [B C]
+        return [label_set_prediction(self.task, row, self.config.threshold) for row in probabilities.tolist()]
+
+    def settings_to_try(self) -> list[str]:
+        """Return a lower threshold too: rare labels seldom reach a high probability."""
+        return [*super().settings_to_try(), f"a lower readout.threshold (now {self.config.threshold:g})"]
 
 
 class Regression(PooledHead):
@@ -205,7 +257,7 @@ class Regression(PooledHead):
         self.mean.copy_(scores.mean())
         self.scale.copy_(scores.std(unbiased=False).clamp(min=1e-6))
 
-    def standardise(self, labels: Sequence[int | float]) -> Sequence[int | float]:
+    def standardise(self, labels: Sequence[RowLabel]) -> Sequence[RowLabel]:
         """Return the scores in standard deviations from the mean."""
         return ((torch.tensor(labels) - self.mean.cpu()) / self.scale.cpu()).tolist()
 
@@ -214,12 +266,10 @@ class Regression(PooledHead):
         assert example.target is not None
         return replace(row, label=float(example.target))
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
+    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
         """Return the squared error in standard deviations."""
-        assert batch.labels is not None
-        targets = (batch.labels - self.mean) / self.scale  # [B]
-        outputs = self.outputs(forward_pass.features(self.summary)).squeeze(1)  # [B]
-        return Loss((outputs - targets).square().sum(), batch.size)
+        targets = (labels - self.mean) / self.scale  # [B]
+        return Loss((outputs.squeeze(1) - targets).square().sum(), len(labels))
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a score per row."""

@@ -9,33 +9,32 @@ from torch import Tensor
 
 from softcue.backbones import Backbone, Summary
 from softcue.readouts.closed_form import probe_scores
-from softcue.readouts.readout import ReadoutConfig, class_label
+from softcue.readouts.readout import Readout, ReadoutConfig
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
-from softcue.types import Example
+from softcue.types import Example, TokenizedRow
 
 MAX_ROWS = 512  # training rows on which poolings are compared
 
 
-def choose_pooling(
-    config: ReadoutConfig, task: Task, backbone: Backbone, examples: Sequence[Example], limit: int
-) -> ReadoutConfig:
-    """Return the configuration with the pooling on which a linear probe scores best, cross-validated on training rows.
+def choose_pooling(readout: Readout, backbone: Backbone, examples: Sequence[Example], limit: int) -> ReadoutConfig:
+    """Return a head's configuration with the pooling on which a linear probe scores best on training rows.
 
-    `config` is that of a head on one vector, with the pooling that the backbone's files say or that is usual. It stays
+    Scores are cross-validated. The head has the pooling that the backbone's files say or that is usual. It stays
     unless another one is better by more than the standard error of the difference between folds, or if there are too
     few rows to compare. Of two texts, their comparison is a candidate too.
 
     Example:
-        choose_pooling(readout.config, task, backbone, splits.train, limit=128).pooling
+        choose_pooling(readout, backbone, splits.train, limit=128).pooling
     """
+    config, task = readout.config, readout.task
     assert config.pooling != "auto" and config.pooling != "measured", "make_readout replaces them"
+    assert readout.linear is not None
     usual: Summary = "compared" if config.pairs == "compare" else config.pooling
     sample = examples[:: math.ceil(len(examples) / MAX_ROWS)]
-    labels = [
-        class_label(task, example.target) if task.has_classes else float(str(example.target)) for example in sample
-    ]
-    num_outputs = len(task.labels) if task.has_classes else 1
+    empty = TokenizedRow((), None, insert_at=0)
+    labels = [label for example in sample if (label := readout.with_target(empty, example).label) is not None]
+    num_outputs = readout.linear.out_features
     folds: dict[Summary, Tensor] = {}
     for summary in _candidates(task, backbone, usual):
         features = sentence_vectors_of(SentenceVector("backbone", summary), backbone, task, sample, limit)  # [N R]

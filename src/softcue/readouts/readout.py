@@ -19,7 +19,7 @@ from softcue.backbones import Backbone, Decoding, ForwardPass, Summary
 from softcue.errors import ConfigurationError
 from softcue.inputs.formatter import InputFormatter, OffsetUnit
 from softcue.tasks import Task
-from softcue.types import Batch, Example, Prediction, TokenizedRow
+from softcue.types import Batch, Example, Prediction, RowLabel, TokenizedRow
 
 
 class ReadoutConfig(BaseModel):
@@ -28,7 +28,9 @@ class ReadoutConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Literal["auto", "classifier", "regression", "label-words", "generation", "span", "tags"] = Field(
-        "auto", description="auto: a head on encoders, generation on backbones that write text"
+        "auto",
+        description="auto: a head on encoders, and for sets of labels; generation on backbones that write text. "
+        "classifier: softmax over the labels, or a sigmoid for each label of a set",
     )
     pooling: Literal["auto", "measured", "cls", "mean", "last", "mask"] = Field(
         "auto",
@@ -57,6 +59,9 @@ class ReadoutConfig(BaseModel):
         False,
         description="solve a linear head again on the vectors of the trained prompt at the end, and keep it if the "
         "validation rows score higher",
+    )
+    threshold: float = Field(
+        0.5, gt=0, lt=1, description="multi-label: a label is predicted from this probability on; the cue keeps it"
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="before a head's last layer, in training")
     mask_phrase: str = Field(
@@ -160,11 +165,11 @@ class Readout(nn.Module, ABC):
                 fix="only a single linear layer can be solved for",
             )
 
-    def solve(self, features: Tensor, labels: Sequence[int | float], strength: float) -> None:
+    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
         """Set a linear head to the closed-form solution for features [N R]."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form")
 
-    def calibrate(self, features: Tensor, labels: Sequence[int | float]) -> None:
+    def calibrate(self, features: Tensor, labels: Sequence[RowLabel]) -> None:
         """Make the probabilities of a solved head fit the features [N R] and labels of rows it was not solved for."""
 
     def start_from_words(self, backbone: Backbone) -> None:
@@ -267,6 +272,19 @@ def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
     """
     scores = dict(zip(task.label_names, probabilities, strict=True))
     return Prediction(max(scores, key=scores.__getitem__), scores=scores)
+
+
+def label_set_prediction(task: Task, probabilities: Sequence[float], threshold: float) -> Prediction:
+    """Return the labels whose probability reaches the threshold, with the probabilities of all labels.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> label_set_prediction(library_task("urgency"), [0.2, 0.5, 0.9], 0.5)
+        Prediction(labels=['normal', 'high'])
+    """
+    scores = dict(zip(task.label_names, probabilities, strict=True))
+    chosen = tuple(name for name, probability in scores.items() if probability >= threshold)
+    return Prediction(None, scores=scores, labels=chosen, threshold=threshold)
 
 
 def mask_suffix(config: ReadoutConfig, backbone: Backbone) -> str:

@@ -41,6 +41,7 @@ class PredictionResult:
     votes: Mapping[Any, int] | None = None  # of an ensemble: label -> cues that predict it
     versions: Mapping[str, str] | None = None  # cue -> version
     timings: Mapping[str, float] | None = None
+    labels: tuple[LabelValue, ...] | None = None  # of a multi-label task, in place of `label`
     status: int = 200
     error: str = ""  # a code, empty if there is a prediction
     message: str = ""
@@ -55,6 +56,8 @@ class PredictionResult:
             {'tickets': 'ab12'}
             >>> PredictionResult.of({**result, "label": 1, "scores": {"0": 0.25, "1": 0.75}}).scores
             {0: 0.25, 1: 0.75}
+            >>> PredictionResult.of({**result, "label": None, "labels": ["billing", "shipping"]}).labels
+            ('billing', 'shipping')
         """
         if "error" in result:
             error = result["error"]
@@ -62,9 +65,12 @@ class PredictionResult:
         versions = result.get("versions") or {result["task"]: result["version"]}
         same_names = ("label", "value", "scores", "spans", "votes", "timings")
         fields: dict[str, Any] = {name: result.get(name) for name in same_names}
-        for name in ("scores", "votes"):  # the keys of a JSON object are text
-            if fields[name] is not None:
-                fields[name] = {_label_of(key, fields["label"]): value for key, value in fields[name].items()}
+        labels = result.get("labels")
+        example = fields["label"] if not labels else labels[0]  # shows the type of the labels
+        for name in ("scores", "votes"):  # the keys of a JSON object are text; they stay text beside an empty set
+            if fields[name] is not None and example is not None:
+                fields[name] = {_label_of(key, example): value for key, value in fields[name].items()}
+        fields["labels"] = None if labels is None else tuple(labels)
         return cls(
             **fields, is_illegal=result.get("illegal", False), is_truncated=result["truncated"], versions=versions
         )

@@ -108,10 +108,7 @@ def _count(task: Task, files: Sequence[Path]) -> tuple[Published, str]:
         # Bad rows are not counted but reported, so they do not hide other differences.
         for example in stream_examples(list(files), task, skip_bad_rows=True):
             rows += 1
-            if task.kind == "tags":
-                labels.update(span.label for span in example.spans)
-            elif task.has_classes:
-                labels[str(example.target)] += 1
+            labels.update(task.labels_of(example))
     return Published(rows=rows, labels=dict(labels)), "; ".join(str(warning.message) for warning in caught)
 
 

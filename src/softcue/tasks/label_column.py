@@ -11,7 +11,7 @@ from numbers import Integral, Number, Real
 
 from softcue.errors import DataError
 from softcue.tasks.readers import ClassId
-from softcue.tasks.task import LabelType
+from softcue.tasks.task import LabelType, Task
 
 MAX_CLASSES = 20  # more different numbers with fractions than this are no classes
 MAX_OTHERS = 0.05  # share of the rows of a regression that may hold something else, such as "n/a"; they are bad rows
@@ -46,6 +46,55 @@ def cell_text(value: object) -> str:
         value = int(float(value))  # a DataFrame column with gaps turns class numbers into floats
     is_scalar = isinstance(value, str) or (isinstance(value, Number) and value == value)
     return str(value).strip() if is_scalar else ""
+
+
+def list_in(value: object) -> list[object] | None:
+    """A list cell of a file or a table, also an array, a tuple or a set; None for anything else.
+
+    Example:
+        >>> list_in(("a", "b")), list_in({"b", "a"}), list_in("a")
+        (['a', 'b'], ['a', 'b'], None)
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return list(value) if isinstance(value, (list, tuple)) else None
+
+
+def is_gap(value: object) -> bool:
+    """Whether a cell is empty: null, or what a DataFrame has in its place.
+
+    Example:
+        >>> [is_gap(value) for value in (None, float("nan"), 0, "")]
+        [True, True, False, False]
+    """
+    if value is None or list_in(value) is not None:
+        return value is None
+    try:
+        return bool(value != value)
+    except TypeError:  # pandas.NA is neither equal to itself nor different
+        return True
+
+
+def labels_in(value: object, task: Task) -> list[object]:
+    """The labels in a cell of the label column: the cell itself, or those of a multi-label row.
+
+    These are the items of a list, or what stands between the task's separators in a text. An empty cell has none.
+
+    Example:
+        >>> task = Task(name="t", kind="multi-label")
+        >>> labels_in("billing; shipping", task), labels_in([2, 5], task), labels_in("", task)
+        (['billing', 'shipping'], [2, 5], [])
+    """
+    if task.kind != "multi-label":
+        return [value]
+    if isinstance(value, str):
+        return [part for part in map(str.strip, value.split(task.separator)) if part]
+    items = list_in(value)
+    if items is None:
+        return [] if is_gap(value) else [value]
+    return items
 
 
 class LabelColumn:

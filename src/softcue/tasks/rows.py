@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats.records import missing_key_error
-from softcue.tasks.label_column import LabelColumn, cell_text
+from softcue.tasks.label_column import LabelColumn, cell_text, is_gap, labels_in, list_in
 from softcue.tasks.readers import ClassId, Dataset, Source, name_of, read_rows
 from softcue.tasks.task import Label, Task, check_unicode
 from softcue.types import Example, Span
@@ -95,7 +95,7 @@ def stream_together(
 
 def has_targets(dataset: Dataset, task: Task) -> bool:
     """Whether the rows of a published split have targets: hidden ones are class -1, or there is no column for them."""
-    if task.format or task.kind not in ("classification", "regression"):
+    if task.format or task.kind not in ("classification", "multi-label", "regression"):
         return True
     first: Values = next(iter(dataset.with_format(None)), {})
     column = _find_column(first, task.label, task)
@@ -103,6 +103,22 @@ def has_targets(dataset: Dataset, task: Task) -> bool:
         return False
     is_class = hasattr((dataset.features or {}).get(column), "int2str")
     return not (is_class and first[column] == -1)
+
+
+def holds_label_lists(source: Source, task: Task) -> bool:
+    """Whether the label column of a user's rows holds lists, so that a row has a set of labels. The first one says it.
+
+    Example:
+        >>> holds_label_lists([{"text": "hello", "label": ["greeting", "short"]}], Task(name="toy"))
+        True
+    """
+    for _, row in read_rows(source, task.format):
+        if isinstance(row, DataError):
+            continue
+        column = _find_column(row, task.label, task)
+        if column is None or not is_gap(row[column]):
+            return column is not None and list_in(row[column]) is not None
+    return False
 
 
 def with_labels(
@@ -122,13 +138,7 @@ def with_labels(
         >>> task.labels["0"].words, task.labels["0"].description
         ('bad', 'The film is not worth seeing.')
     """
-    is_tagging = task.kind == "tags"
-    targets = (
-        (span.label for example in examples for span in example.spans)
-        if is_tagging
-        else (str(example.target) for example in examples)
-    )
-    names = sorted(set(targets))
+    names = sorted({name for example in examples for name in task.labels_of(example)})
     if task.label_type in ("integer", "float"):
         names.sort(key=float)
     labels = dict(task.labels) or {name: _new_label(name, names, class_names or {}) for name in names}
@@ -142,16 +152,16 @@ def with_labels(
                     setting=setting, got=given, expected="a label of the training rows", fix=near_matches(given, labels)
                 )
             labels[name] = labels[name].model_copy(update={key: value})
-    if is_tagging and not names:
+    if task.kind == "tags" and not names:
         raise DataError(
             setting="column 'spans'", got="no span", expected="at least one in training", fix="check the column"
         )
-    if not is_tagging and len(names) < 2:
+    if len(names) < task.min_labels:
         raise DataError(
             setting=f"label column '{task.label}'",
             got=", ".join(names),
-            expected="at least two classes in training",
-            fix="check the column, or set task.kind=regression or generation",
+            expected="at least two classes in training" if task.has_classes else "at least one label in training",
+            fix="check the column" + (", or set task.kind=regression or generation" if task.has_classes else ""),
         )
     return task.model_copy(update={"labels": labels})
 
@@ -254,7 +264,8 @@ def _check_rows(
             yield error
             continue
         if label_column is not None:
-            label_column.add(location, _cell(location, row, label_column.name, tasks[0]))
+            for value in labels_in(_cell(location, row, label_column.name, tasks[0]), tasks[0]):
+                label_column.add(location, value)
         yield examples
 
 
@@ -279,6 +290,8 @@ def _example(location: str, row: Values, task: Task, needs_target: bool) -> Exam
     target: str | float | None = None
     answers: tuple[str, ...] = ()
     spans: tuple[Span, ...] = ()
+    if needs_target and task.kind == "multi-label":
+        return Example(texts, labels=_label_set(location, row, task))
     if needs_target and task.kind == "tags":
         spans = _tag_spans(location, row, task, texts[-1])
     elif needs_target and task.kind == "span":
@@ -340,10 +353,39 @@ def _target(location: str, row: Values, task: Task) -> str | float:
                 fix="fix the row, or set task.kind=classification",
             )
         return number
+    return _label(setting, value, task)
+
+
+def _label_set(location: str, row: Values, task: Task) -> tuple[str, ...]:
+    """The labels of a row, each once, in the task's order (sorted, as long as the task has none)."""
+    setting, value = f"{location}, column '{task.label}'", _cell(location, row, task.label, task)
+    items = labels_in(value, task)
+    labels = [_label(setting, item, task) for item in items]
+    for number, label in enumerate(labels):
+        if label in labels[:number]:
+            raise DataError(setting=setting, got=value, expected=f"'{label}' once", fix="remove the copy")
+        if task.separator in label:
+            raise DataError(
+                setting=setting,
+                got=label,
+                expected=f"labels without '{task.separator}', which stands between labels in a text",
+                fix="set task.separator to another text",
+            )
+    order = {name: number for number, name in enumerate(task.label_names)}
+    return tuple(sorted(labels, key=lambda label: (order.get(label, 0), label)))
+
+
+def _label(setting: str, value: object, task: Task) -> str:
+    """The label that a cell, or an item of its list, stands for; of a task without labels, the text."""
     text = check_unicode(setting, cell_text(value))
     if not text:
-        raise DataError(setting=setting, got=value, expected="a label", fix="fill it in or remove the row")
-    if not task.has_classes:
+        expected, fix = "a label", "fill it in or remove the row"
+        if task.kind == "multi-label":
+            fix = "each item of a list is a label; a row without labels has an empty list"
+        elif task.has_classes and list_in(value) is not None:
+            expected, fix = "one label, or task.kind=multi-label for lists", "fix the row, or pass --multi-label"
+        raise DataError(setting=setting, got=value, expected=expected, fix=fix)
+    if not task.has_row_labels:
         return text
     if task.label_type == "text" and not isinstance(value, str):
         # The name of a class says more than its number. A csv cell "True" or "1.0" is True or 1.0 in a DataFrame.
@@ -367,13 +409,6 @@ def _check_label(setting: str, text: str, task: Task) -> str:
     return label
 
 
-def _list_in(value: object) -> list[object] | None:
-    """A list cell of a file or a DataFrame; None for anything else."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return list(value) if isinstance(value, (list, tuple)) else None
-
-
 def _check_texts(setting: str, items: Sequence[object]) -> tuple[str, ...]:
     for item in items:
         if not isinstance(item, str) or not item.strip():
@@ -385,13 +420,13 @@ def _check_texts(setting: str, items: Sequence[object]) -> tuple[str, ...]:
 
 def _options(location: str, row: Values) -> tuple[str, ...]:
     """The only texts that a prediction may be, where the format lists them."""
-    return _check_texts(f"{location}, column 'options'", _list_in(row.get("options")) or [])
+    return _check_texts(f"{location}, column 'options'", list_in(row.get("options")) or [])
 
 
 def _has_answers(row: Values, task: Task) -> bool:
     """Whether a row lists correct answers."""
     name = _find_column(row, "answers", task)
-    return name is not None and bool(_list_in(row[name]))
+    return name is not None and bool(list_in(row[name]))
 
 
 def _answers(location: str, row: Values, task: Task) -> tuple[str, ...]:
@@ -399,7 +434,7 @@ def _answers(location: str, row: Values, task: Task) -> tuple[str, ...]:
     column = _target_column(row, task) if task.kind == "span" else "answers"
     value = _cell(location, row, column, task)
     setting = f"{location}, column '{column}'"
-    items = [value] if isinstance(value, str) else _list_in(value)
+    items = [value] if isinstance(value, str) else list_in(value)
     if not items:
         raise DataError(setting=setting, got=value, expected="at least one answer", fix="fill it in or remove the row")
     return _check_texts(setting, items)
@@ -408,7 +443,7 @@ def _answers(location: str, row: Values, task: Task) -> tuple[str, ...]:
 def _answer_spans(location: str, row: Values, task: Task, answers: Sequence[str], text: str) -> tuple[Span, ...]:
     """The character spans of the answers in the text. An answer with start -1 is not in the text and has no span."""
     name = _find_column(row, "starts", task)
-    starts = _list_in(row[name]) if name else [text.find(answer) for answer in answers]
+    starts = list_in(row[name]) if name else [text.find(answer) for answer in answers]
     setting = f"{location}, column 'starts'"
     if starts is None or len(starts) != len(answers):
         raise DataError(
@@ -435,7 +470,7 @@ def _tag_spans(location: str, row: Values, task: Task, text: str) -> tuple[Span,
     """The labelled spans of a row, in order."""
     column = _target_column(row, task)
     setting, value = f"{location}, column '{column}'", _cell(location, row, column, task)
-    items = _list_in(value)
+    items = list_in(value)
     if items is None:
         raise DataError(setting=setting, got=value, expected="a list of [start, end, label]", fix="fix the row")
     spans = sorted(_tag_span(setting, item, task, len(text)) for item in items)
@@ -451,7 +486,7 @@ def _tag_spans(location: str, row: Values, task: Task, text: str) -> tuple[Span,
 
 
 def _tag_span(setting: str, item: object, task: Task, length: int) -> Span:
-    parts = [item.get(key) for key in ("start", "end", "label")] if isinstance(item, Mapping) else _list_in(item)
+    parts = [item.get(key) for key in ("start", "end", "label")] if isinstance(item, Mapping) else list_in(item)
     match parts:
         case [int(start), int(end), str(label)] if 0 <= start < end <= length and label:
             return Span(start, end, _check_label(setting, label, task))

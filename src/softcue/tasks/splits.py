@@ -16,7 +16,7 @@ from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
 from softcue.tasks.label_column import MAX_CLASSES, LabelColumn, cell_text
 from softcue.tasks.readers import Source, size_of, splits_of
-from softcue.tasks.rows import examples_from, has_targets, stream_examples, with_labels
+from softcue.tasks.rows import examples_from, has_targets, holds_label_lists, stream_examples, with_labels
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
 from softcue.types import Example
 
@@ -39,8 +39,14 @@ class TaskConfig(BaseModel):
     )
     kind: TaskKind | None = Field(
         None,
-        description="classification, regression, generation, span, tags or referent; without it, the rows decide "
-        "between the first two",
+        description="classification, multi-label, regression, generation, span, tags or referent; without it, the rows "
+        "decide between the first three",
+    )
+    separator: str | None = Field(
+        None,
+        min_length=1,
+        description="makes the task multi-label: what stands between the labels of a row, where a cell is a text; "
+        "without it the task's, usually `;`",
     )
     label_words: dict[str, str] = Field(default_factory=dict, description="label -> the words for it")
     label_descriptions: dict[str, str] = Field(
@@ -57,7 +63,7 @@ class TaskConfig(BaseModel):
         description="train on this many rows, validate on other training rows (validation_rows, else 1000); 0 is off",
     )
     shots_per_class: int = Field(
-        0, ge=0, description="as few_shot, with this many training rows of each class; 0 is off"
+        0, ge=0, description="as few_shot, with this many training rows of each class or label; 0 is off"
     )
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
@@ -96,6 +102,19 @@ class TaskConfig(BaseModel):
         return {cell_text(label): value for label, value in values.items()} if isinstance(values, Mapping) else values
 
 
+# keys of a task that settings may change
+TASK_KEYS = (
+    "train",
+    "validation",
+    "test",
+    "text",
+    "label",
+    "format",
+    "kind",
+    "separator",
+    "metric",
+    "template",
+)
 MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
 FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows for every K
 
@@ -117,23 +136,7 @@ def read_splits_of_each(
 
     The sampling settings of `config` apply to each task.
     """
-    given_keys = [
-        key
-        for key in (
-            "train",
-            "validation",
-            "test",
-            "text",
-            "label",
-            "format",
-            "kind",
-            "label_words",
-            "label_descriptions",
-            "metric",
-            "template",
-        )
-        if getattr(config, key)
-    ]
+    given_keys = [key for key in (*TASK_KEYS, "label_words", "label_descriptions") if getattr(config, key)]
     if given_keys:
         raise ConfigurationError(
             setting=f"task.{given_keys[0]}",
@@ -190,16 +193,22 @@ def read_splits(
         elif task.published:
             hint = f"it is for testing only: evaluate a cue with `task={task.name}`"
         raise ConfigurationError(setting="task.train", got="", expected="training rows", fix=hint)
+    is_open = "kind" not in task.model_fields_set and not (task.format or task.published)
+    if is_open and holds_label_lists(origins["train"], task):
+        task = task.model_copy(update={"kind": "multi-label"})
+        if check_task is not None:
+            check_task(task)
+        _check_sampling(config, task)
     skip_bad_rows = config.skip_bad_rows
     if _should_stream(config, task, origins):
         train = sample_examples(origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows)
-    elif task.has_classes and not task.labels:
+    elif task.has_row_labels and not task.labels:
         task, train = _read_labels(config, task, origins["train"])
         if check_task is not None:
             check_task(task)
     else:
         train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
-    if task.has_classes or (task.kind == "tags" and not task.labels):
+    if task.has_row_labels or (task.kind == "tags" and not task.labels):
         task = with_labels(task, train, config.label_words, config.label_descriptions)
     validation, test = (
         examples_from(origins[split], task, skip_bad_rows=skip_bad_rows) if _is_given(origins[split]) else []
@@ -213,12 +222,13 @@ def read_splits(
         test = []
     choose = _choose_few_shot if config.is_few_shot else _choose_rows
     train, validation = choose(config, task, train, validation)
-    if task.has_classes and len({example.target for example in train}) < 2:
+    num_labels = len({name for example in train for name in task.labels_of(example)})
+    if task.has_row_labels and num_labels < task.min_labels:
         setting = "few_shot" if config.is_few_shot else "train_rows"
         raise ConfigurationError(
             setting=f"task.{setting}",
             got=getattr(config, setting),
-            expected="a sample with at least two classes",
+            expected=f"a sample with at least {'two classes' if task.has_classes else 'one label'}",
             fix="raise it, or change task.sample_seed",
         )
     if config.swap_pairs:
@@ -243,6 +253,12 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
         )
         task = task.model_copy(update={"kind": "regression"})
         return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows)
+    if task.kind == "multi-label" and all(len(example.labels) < 2 for example in train):
+        warnings.warn(
+            f"no row of column '{task.label}' has more than one label; in a text, '{task.separator}' stands between "
+            "labels (task.separator)",
+            stacklevel=3,
+        )
     task = task.model_copy(update={"label_type": column.label_type()})
     return with_labels(task, train, {}, class_names=column.class_names), train
 
@@ -286,7 +302,7 @@ def _check_sampling(config: TaskConfig, task: Task) -> None:
             expected=f"no task.few_shot beside it (here {config.few_shot})",
             fix="set one of the two",
         )
-    if config.shots_per_class and not task.has_classes:
+    if config.shots_per_class and not task.has_row_labels:
         raise ConfigurationError(
             setting="task.shots_per_class",
             got=config.shots_per_class,
@@ -304,7 +320,7 @@ def _check_sampling(config: TaskConfig, task: Task) -> None:
         raise ConfigurationError(
             setting="task.stratified", got=True, expected=f"a task with classes, not {task.kind}", fix="leave it out"
         )
-    if config.swap_pairs and task.kind not in ("classification", "regression"):
+    if config.swap_pairs and task.kind not in ("classification", "multi-label", "regression"):
         raise ConfigurationError(
             setting="task.swap_pairs",
             got=True,
@@ -358,12 +374,12 @@ def _choose_few_shot(
     """K distinct training rows, and validation rows that are no copies: from the rest, or from a file of their own."""
     num_validation = config.validation_rows or FEW_SHOT_VALIDATION_ROWS
     if config.shots_per_class:
-        _check_classes(config.shots_per_class, train)
-        num_train = config.shots_per_class * len({str(example.target) for example in train})
-        config = config.model_copy(update={"few_shot": num_train})
+        _check_classes(config.shots_per_class, task, train)
     chosen, remaining = few_shot(
         train, config.few_shot, num_validation, config.sample_seed, config.stratified, config.shots_per_class
     )
+    if config.shots_per_class:
+        config = config.model_copy(update={"few_shot": len(chosen)})
     num_texts = len(distinct(train))
     origin, fix = f"{num_texts} distinct training texts", "lower it, or pass `validation=FILE`"
     if validation:
@@ -393,23 +409,24 @@ def _choose_few_shot(
     return chosen, remaining
 
 
-def _check_classes(num_rows: int, train: Sequence[Example]) -> None:
-    """Check that each class has so many distinct training rows."""
-    counts = Counter(str(example.target) for example in distinct(train))
+def _check_classes(num_rows: int, task: Task, train: Sequence[Example]) -> None:
+    """Check that each class or label has so many distinct training rows."""
+    counts = Counter(name for example in distinct(train) for name in task.labels_of(example))
     rarest = min(counts, key=counts.__getitem__)
+    noun = "class" if task.has_classes else "label"
     if counts[rarest] < num_rows:
         raise ConfigurationError(
             setting="task.shots_per_class",
             got=num_rows,
-            expected=f"at most {counts[rarest]}, the distinct rows of the class '{rarest}'",
-            fix="lower it, or set task.few_shot with task.stratified=true",
+            expected=f"at most {counts[rarest]}, the distinct rows of the {noun} '{rarest}'",
+            fix="lower it, or set task.few_shot" + (" with task.stratified=true" if task.has_classes else ""),
         )
 
 
 def _should_stream(config: TaskConfig, task: Task, origins: Mapping[str, Source]) -> bool:
     """Whether to sample training rows from a large file without loading it: nothing else may need the other rows."""
     is_plain_sample = not config.is_few_shot and not config.stratified and _is_given(origins["validation"])
-    has_labels = bool(task.labels) or not (task.has_classes or task.kind == "tags")
+    has_labels = bool(task.labels) or not (task.has_row_labels or task.kind == "tags")
     is_large = size_of(origins["train"]) > MIN_STREAMED_BYTES
     return bool(config.train_rows) and is_plain_sample and has_labels and is_large
 
@@ -446,11 +463,14 @@ def resolve_task(config: TaskConfig) -> Task:
         >>> resolve_task(TaskConfig(name="rte", metric="f1")).main_metric
         'f1'
     """
-    changes: dict[str, Any] = {
-        key: value
-        for key in ("train", "validation", "test", "text", "label", "format", "kind", "metric", "template")
-        if (value := getattr(config, key))
-    }
+    changes: dict[str, Any] = {key: value for key in TASK_KEYS if (value := getattr(config, key))}
+    if config.separator is not None and changes.setdefault("kind", "multi-label") != "multi-label":
+        raise ConfigurationError(
+            setting="task.separator",
+            got=config.separator,
+            expected=f"task.kind=multi-label beside it, not {config.kind}",
+            fix="leave one of the two out",
+        )
     # A name without columns must be a known task, so that a misspelt name is an error.
     is_existing = is_task_name(config.name) or (config.name and not (config.text or config.label))
     base = find_task(config.name).model_dump(exclude_unset=True) if is_existing else {"name": config.name or "task"}
@@ -470,7 +490,8 @@ def split_off(
 ) -> tuple[list[Example], list[Example]]:
     """Hold out a share of every class (or of all rows together) for validation; the seed alone decides which.
 
-    Every class keeps at least one row for training. Copies of a text, or of a pair in either order, stay together.
+    Every class, and every label of sets of labels, keeps at least one row for training. Copies of a text, or of a pair
+    in either order, stay together.
 
     Example:
         >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
@@ -483,10 +504,19 @@ def split_off(
         classes[target if by_class and isinstance(target, str) else None].append(identity)
     generator = random.Random(seed)
     held_out: set[tuple[str, ...]] = set()
+    label_sets: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    for example in examples:
+        label_sets[_identity(example)].update(example.labels)
+    num_left = Counter(label for example in examples for label in example.labels)  # label -> rows left for training
     for identities in classes.values():
         generator.shuffle(identities)
-        num_held_out = max(1, round(share * len(identities)))
-        held_out.update(identities[: min(num_held_out, len(identities) - 1)])
+        num_held_out = min(max(1, round(share * len(identities))), len(identities) - 1)
+        for identity in identities:
+            labels = label_sets[identity]
+            if num_held_out and all(num_left[label] > count for label, count in labels.items()):
+                held_out.add(identity)
+                num_left.subtract(labels)
+                num_held_out -= 1
     train = [example for example in examples if _identity(example) not in held_out]
     return train, [example for example in examples if _identity(example) in held_out]
 
@@ -554,7 +584,7 @@ def few_shot(
 
     Of the copies of a text only the first row is used. If too few rows are left, there are fewer validation rows. The
     seed alone decides, in every process and Python version. With `per_class` there are so many training rows of each
-    class.
+    class. Of sets of labels, each label then has at least so many rows, and so many rows have none, if there are.
 
     Example:
         >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
@@ -564,7 +594,10 @@ def few_shot(
     """
     pool = distinct(examples)
     order = _random_order(len(pool), seed)
-    chosen = _draw_by_class(pool, order, num_train, per_class) if stratified or per_class else order[:num_train]
+    if per_class:
+        chosen = _draw_each_label(pool, order, per_class)
+    else:
+        chosen = _draw_by_class(pool, order, num_train) if stratified else order[:num_train]
     used = {_identity(pool[index]) for index in chosen}
     remaining = [index for index in order if _identity(pool[index]) not in used][:num_validation]
     return [pool[index] for index in sorted(chosen)], [pool[index] for index in sorted(remaining)]
@@ -646,11 +679,22 @@ def _random_order(num_rows: int, seed: int) -> list[int]:
     return sorted(range(num_rows), key=keys.__getitem__)
 
 
-def _draw_by_class(examples: Sequence[Example], order: Sequence[int], num_rows: int, per_class: int = 0) -> list[int]:
-    """The first indices of each class in that order: `per_class` of each, else its share of `num_rows`."""
+def _draw_each_label(examples: Sequence[Example], order: Sequence[int], per_class: int) -> list[int]:
+    """The indices, in that order, of rows with a class or label that fewer than `per_class` rows before them have."""
+    counts: Counter[str] = Counter()
+    chosen = []
+    for index in order:
+        labels = examples[index].labels or (str(examples[index].target),)  # rows without labels are a class too
+        if any(counts[label] < per_class for label in labels):
+            counts.update(labels)
+            chosen.append(index)
+    return chosen
+
+
+def _draw_by_class(examples: Sequence[Example], order: Sequence[int], num_rows: int) -> list[int]:
+    """The first indices of each class in that order, as many as its share of `num_rows`."""
     classes: dict[str, list[int]] = {name: [] for name in sorted({str(example.target) for example in examples})}
     for index in order:
         classes[str(examples[index].target)].append(index)
-    sizes = {name: len(indices) for name, indices in classes.items()}
-    counts = dict.fromkeys(classes, per_class) if per_class else shares(sizes, num_rows)
+    counts = shares({name: len(indices) for name, indices in classes.items()}, num_rows)
     return [index for name, indices in classes.items() for index in indices[: counts[name]]]

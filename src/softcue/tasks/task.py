@@ -12,12 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from softcue.errors import DataError
 from softcue.types import Example, LabelValue, Prediction, label_text
 
-# span: the target is a span of the last text. tags: spans of the text get labels. referent: whether the last text
-# names what the marked pronoun refers to (text-to-text backbones generate the name instead).
-TaskKind = Literal["classification", "regression", "generation", "span", "tags", "referent"]
+# multi-label: a row has a set of labels: none, one or several. span: the target is a span of the last text. tags: spans
+# of the text get labels. referent: whether the last text names what the marked pronoun refers to (text-to-text
+# backbones generate the name instead).
+TaskKind = Literal["classification", "multi-label", "regression", "generation", "span", "tags", "referent"]
 LabelType = Literal["text", "integer", "float", "boolean"]
 USUAL_METRICS = {
     "classification": "accuracy",
+    "multi-label": "micro_f1",
     "regression": "pearson_spearman",
     "generation": "exact_match",
     "span": "exact_match+word_f1",
@@ -71,7 +73,9 @@ class Task(BaseModel):
 
     name: str = Field(description="the name that a user types")
     description: str = Field("", description="one sentence: what goes in, what comes out")
-    kind: TaskKind = Field("classification", description="classification, regression, generation, span, tags, referent")
+    kind: TaskKind = Field(
+        "classification", description="classification, multi-label, regression, generation, span, tags, referent"
+    )
     format: str = Field("", description="the format of its files (tasks/formats/), if not one example per row")
     text: tuple[str, ...] = Field(("text",), description="the columns to read")
     columns: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="column -> other names for it")
@@ -86,6 +90,9 @@ class Task(BaseModel):
     labels: dict[str, Label] = Field(default_factory=dict, description="label -> its words")
     label_type: LabelType = Field(
         "text", description="the type in which predictions give labels: text, integer, float or boolean"
+    )
+    separator: str = Field(
+        ";", min_length=1, description="multi-label: what stands between the labels of a row, where a cell is a text"
     )
     positive: str = Field(
         "", description="the label whose F1 is the metric `f1`; of a referent task, the label for yes"
@@ -180,6 +187,14 @@ class Task(BaseModel):
             raise ValueError("two labels, and as `positive` the one for a last text that is the referent")
         return self
 
+    @model_validator(mode="after")
+    def _check_separator(self) -> Self:
+        if self.kind == "multi-label":
+            for value in (value for name, label in self.labels.items() for value in (name, *label.also)):
+                if self.separator in value:
+                    raise ValueError(f"labels without the separator '{self.separator}', which '{value}' has")
+        return self
+
     def example_from(self, texts: Sequence[str], where: str = "row 1") -> Example:
         """An example of texts alone, one for each text column.
 
@@ -219,6 +234,29 @@ class Task(BaseModel):
     def has_classes(self) -> bool:
         """Whether the target of a row is one of the labels."""
         return self.kind in ("classification", "referent")
+
+    @property
+    def has_row_labels(self) -> bool:
+        """Whether the target of a row is one of the labels, or a set of them."""
+        return self.has_classes or self.kind == "multi-label"
+
+    @property
+    def min_labels(self) -> int:
+        """The fewest labels that training rows may have: a class needs another one to be told from."""
+        return 2 if self.has_classes else 1
+
+    def labels_of(self, example: Example) -> tuple[str, ...]:
+        """The labels of a row with a target: its class, its set of labels, or the labels of its spans.
+
+        Example:
+            >>> Task(name="t", kind="multi-label").labels_of(Example(("Hello.",), labels=("greeting", "short")))
+            ('greeting', 'short')
+            >>> Task(name="t").labels_of(Example(("Hello.",), "greeting"))
+            ('greeting',)
+        """
+        if self.has_classes:
+            return (str(example.target),)
+        return example.labels or tuple(span.label for span in example.spans if span.label)
 
     @property
     def main_metric(self) -> str:
@@ -283,10 +321,11 @@ class Task(BaseModel):
         """
         if self.label_type == "text":
             return prediction
-        name, scores = prediction.label_text, prediction.scores
+        name, names, scores = prediction.label_text, prediction.labels, prediction.scores
         return replace(
             prediction,
             label=None if name is None else self.label_value(name),
+            labels=None if names is None else tuple(self.label_value(label_text(name)) for name in names),
             scores=None if scores is None else {self.label_value(name): score for name, score in scores.items()},
         )
 

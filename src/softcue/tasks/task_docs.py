@@ -10,6 +10,7 @@ from softcue.tasks.task import SPLITS, Published, Task
 
 KINDS = {
     "classification": "one of the labels",
+    "multi-label": "a set of labels",
     "regression": "a number",
     "generation": "a text",
     "span": "words of the text",
@@ -46,6 +47,8 @@ train: train.csv
 validation: validation.csv
 ```
 
+- `kind: multi-label` for rows with a set of labels: none, one or several. In csv files `separator` (default `;`) stands
+  between them; other files hold lists. [The guide](guide.md#several-labels-per-row) has an example.
 - `words`: the text that a text-to-text backbone generates for the label.
 - `also`: other values that stand for the label in files.
 - `means`: meanings that the label shares with labels of other tasks. A cue of one task can then be scored on the other.
@@ -176,6 +179,8 @@ def _output_format(task: Task) -> str:
             return "each span with its label"
         case "referent":
             return "the name"
+        case "multi-label":
+            return "nothing: a head chooses the labels"
         case "span" | "generation":
             return "the answer"
     return "the label's words"

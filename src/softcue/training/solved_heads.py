@@ -11,7 +11,7 @@ from softcue.backbones import Backbone
 from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, TaskModel
 from softcue.readouts.closed_form import STRENGTHS
-from softcue.types import TokenizedRow
+from softcue.types import RowLabel, TokenizedRow
 
 MAX_ROWS = 4096  # training rows for which a head is solved: more take longer and change little
 
@@ -73,7 +73,7 @@ class HeadSolver:
             readout.calibrate(held_out, self._validation_labels())
         return evaluation
 
-    def _validation_labels(self) -> list[int | float]:
+    def _validation_labels(self) -> list[RowLabel]:
         parts = [part for model, example in self.validation.requests for part in model.split(example)]
         labelled = (
             self.model.readout.with_target(row, part)

@@ -153,8 +153,13 @@ class InputPrediction(BaseModel):
     label: LabelValue | None = Field(
         None, description="the label, in the type of the training labels, or the generated text"
     )
+    labels: list[LabelValue] | None = Field(
+        None, description="the set of labels of a multi-label task, in place of `label`; it may be empty"
+    )
     value: float | None = Field(None, description="the number of a regression task")
-    scores: dict[str, float] | None = Field(None, description="probability by label")
+    scores: dict[str, float] | None = Field(
+        None, description="probability by label; of a multi-label task each by itself"
+    )
     illegal: bool | None = Field(None, description="true if the generated text is not a valid label, number or span")
     spans: list[SpanBody] | None = None
     votes: dict[str, int] | None = Field(None, description="of an ensemble: votes by label")
