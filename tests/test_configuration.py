@@ -267,3 +267,14 @@ def test_true_is_not_taken_for_one() -> None:
 def test_a_renamed_key_is_reported_with_its_name_today(old: str, new: str) -> None:
     with pytest.raises(ConfigurationError, match=f"it is called {new} now"):
         resolve({"training": {old: 0.1}})
+
+
+def test_a_learning_rate_of_the_user_takes_the_place_of_the_preset_s_relative_rate() -> None:
+    assert resolve({}, "encoder").training.relative_rate > 0
+    given = resolve({"training": {"learning_rate": 0.03}}, "encoder").training
+    assert (given.learning_rate, given.relative_rate) == (0.03, 0.0)
+
+
+def test_epochs_of_the_user_take_the_place_of_the_preset_s_least_number_of_steps() -> None:
+    assert resolve({}, "encoder").training.min_steps > 0
+    assert resolve({"training": {"epochs": 3}}, "encoder").training.min_steps == 0

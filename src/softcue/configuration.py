@@ -35,7 +35,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 
 # Settings of a recipe that count in steps: epochs that the user sets take their place.
-STEP_KEYS = ("steps", "evaluate_every")
+STEP_KEYS = {"steps", "min_steps", "evaluate_every"}
 
 # Keys of version 0.1 -> their names today.
 RENAMED_KEYS = {
@@ -168,7 +168,7 @@ def resolve(
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     method_class = METHODS.find(method_name)
     below = recipe_settings(recipe, method_name, kind, form) if kind else {}
-    whole = merged(_without_steps(below, settings), _with_trackers(settings), {"method": {"name": method_name}})
+    whole = merged(_without_replaced(below, settings), _with_trackers(settings), {"method": {"name": method_name}})
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
@@ -208,13 +208,20 @@ def recipe_settings(recipe: str, method: str, kind: str, form: TaskForm | None =
     return paper.as_settings() if paper.paper else preset(method, kind)
 
 
-def _without_steps(recipe: Settings, settings: Settings) -> Settings:
-    """A recipe without its number of steps, and the evaluations it counts in steps, if the user sets epochs."""
+def _without_replaced(recipe: Settings, settings: Settings) -> Settings:
+    """A recipe without what the user's settings say in another way.
+
+    Epochs take the place of its number of steps and of the evaluations it counts in steps, a learning rate that of a
+    rate relative to words.
+    """
     given = settings.get("training", {})
-    if "epochs" not in given or "steps" in given:
-        return recipe
-    training = {key: value for key, value in recipe.get("training", {}).items() if key not in STEP_KEYS}
-    return {**recipe, "training": training}
+    replaced: set[str] = set()
+    if "epochs" in given and "steps" not in given:
+        replaced |= STEP_KEYS
+    if "learning_rate" in given:
+        replaced |= {"relative_rate"}
+    training = {key: value for key, value in recipe.get("training", {}).items() if key not in replaced}
+    return {**recipe, "training": training} if replaced else recipe
 
 
 def _with_trackers(settings: Settings) -> Settings:

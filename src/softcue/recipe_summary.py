@@ -50,7 +50,12 @@ PHRASES = {
     "training.batch_size": "batches of {}",
 }
 WORDS: dict[str, dict[Any, str]] = {
-    "method.rule": {"add": "added states", "replace": "replaced states", "kv": "keys and values"},
+    "method.rule": {
+        "add": "added states",
+        "replace": "replaced states",
+        "kv": "keys and values",
+        "parallel": "an attention of their own",
+    },
     "method.hard_prompt": {"": "none", "task": "labels and description"},
     "method.codes": {0: "ten per vector"},
     "method.scale": {0: "the backbone's word vectors"},

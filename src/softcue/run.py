@@ -29,7 +29,7 @@ from softcue.tasks import joint_task, portable
 from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
-from softcue.training.optimizers import group_parameters
+from softcue.training.optimizers import group_parameters, prompt_rate
 from softcue.training.progress import ProgressRecorder
 from softcue.training.trackers import Reports, TrackedRun, check_installed, flatten, name_run
 
@@ -184,6 +184,9 @@ class Run:
             backbone=_with_values_for_auto(config.backbone, loaded),
             method=_with_values_for_auto(config.method, dict(self.models[0].method.config)),
             readout=_with_values_for_auto(config.readout, dict(readouts[0])) if is_same_readout else config.readout,
+            training=config.training.model_copy(
+                update={"learning_rate": prompt_rate(self.models[0].method, config.training), "relative_rate": 0.0}
+            ),
         )
 
     def _describe(self) -> list[str]:

@@ -97,13 +97,13 @@ def test_heads_that_start_solved_may_have_a_rate_of_their_own(start: str, given:
 
 def test_relative_rates_are_in_units_of_word_vectors() -> None:
     backbone = tiny("bert")
-    config = TrainingConfig(learning_rate=0.5, relative_rate=True)
+    config = TrainingConfig(learning_rate=0.7, relative_rate=0.5)
     words = backbone.word_table.detach()
     size = float(words.square().mean().sqrt())
     prompt_group = make_optimizer(make_model(backbone, "prompt-tuning"), config).param_groups[0]
     assert prompt_group["lr"] == pytest.approx(0.5 * size, rel=1e-3)
     keys_group = make_optimizer(make_model(backbone, "p-tuning-v2", rule="parallel"), config).param_groups[0]
-    assert keys_group["lr"] == 0.5  # in units of the layer already
+    assert keys_group["lr"] == 0.7  # they do not stand among words
 
 
 def test_schedules_follow_their_formulas() -> None:

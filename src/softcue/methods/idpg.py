@@ -13,7 +13,15 @@ from pydantic import Field, create_model
 
 from softcue.backbones import Backbone, pool
 from softcue.errors import ConfigurationError
-from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers, unit_keys, with_units
+from softcue.methods.method import (
+    DeepConfig,
+    MethodConfig,
+    Prompted,
+    make_prompted_layers,
+    unit_keys,
+    with_rule,
+    with_units,
+)
 from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import IDPG, GeneratorShape, PromptedLayers
 from softcue.sentence_vectors import SentenceVector
@@ -99,6 +107,7 @@ class IDPGMethod(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Make the generators, with the paper's initial values."""
         assert isinstance(config, IDPGConfig)
+        config = with_rule(config, backbone)
         if config.representation == "auto":
             source = "entering" if config.insert_layer else "backbone"
             config = config.model_copy(update={"representation": source})

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, TypeVar, get_args
+from contextlib import suppress
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -19,12 +20,13 @@ from softcue.backbones.attention_sizes import attention_sizes
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import NUMBERED_POSITIONS, InputFormatter, InsertAt
 from softcue.methods.backbone_weights import BackboneWeights
-from softcue.prompts import PromptedLayers, PromptEncoder, Rule
+from softcue.prompts import PromptedLayers, PromptEncoder
 from softcue.readouts import Readout
 from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, Instance, Prediction, Prompt, TokenizedRow
 
+DeepRule = Literal["auto", "add", "replace", "kv", "parallel"]
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]  # kind of backbone -> section -> key -> value
 
 
@@ -99,7 +101,7 @@ class Method(nn.Module, ABC):
     answer_prefix: str | None = None  # where the target of a text begins; None: what decoders have
     representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
     num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
-    prompt_unit: float = 1.0  # the size of words beside which its prompt vectors stand, for relative learning rates
+    prompt_unit: float | None = None  # the size of words among which its prompt vectors stand; None: they do not
     changes_hidden_states: bool = True  # False: the backbone computes the same states as without the method
     weights: BackboneWeights | None  # the backbone's weights, if they are trained too
 
@@ -143,7 +145,7 @@ class Method(nn.Module, ABC):
             )
         view = config.view_of(backbone)
         method = cls.build(config, view, task, generator)
-        if config.stands_among_words and generator is not None:
+        if method.config.stands_among_words and generator is not None:
             method.prompt_unit = view.word_size
         if config.tunes_backbone:
             method.weights = BackboneWeights(backbone)
@@ -271,10 +273,11 @@ class PromptedConfig(MethodConfig):
 class DeepConfig(PromptedConfig):
     """Settings of methods that put prompts into every layer, or into the layers named."""
 
-    rule: Rule = Field(
+    rule: DeepRule = Field(
         "add",
         description="how a layer takes its prompt: add to hidden states, replace them, kv (keys and values), or "
-        "parallel (keys and values of an attention of their own, which is added to the layer's)",
+        "parallel (keys and values of an attention of their own, which is added to the layer's); auto: the last of "
+        "these that the backbone can have",
     )
     layers: tuple[int, ...] = Field((), description="layers that get prompts, from 0; empty: all of them")
     units: tuple[tuple[float, float], ...] = Field(
@@ -300,8 +303,22 @@ class DeepConfig(PromptedConfig):
 Deep = TypeVar("Deep", bound=DeepConfig)
 
 
+def with_rule(config: Deep, backbone: Backbone) -> Deep:
+    """Return the configuration with the rule that `auto` means on this backbone."""
+    if config.rule != "auto":
+        return config
+    with suppress(BackboneError):
+        assert backbone.query_width
+        return config.model_copy(update={"rule": "parallel"})
+    with suppress(BackboneError):
+        assert backbone.key_width
+        return config.model_copy(update={"rule": "kv"})
+    return config.model_copy(update={"rule": "add"})
+
+
 def make_prompted_layers(config: DeepConfig, backbone: Backbone, num_layers: int | None = None) -> PromptedLayers:
     """Return the layers that a configuration names, among the first `num_layers` of the backbone (unset: all)."""
+    assert config.rule != "auto", "with_rule replaces it"
     available = range(backbone.num_layers if num_layers is None else num_layers)
     if config.rule in ("kv", "parallel") or len(available) > 1:
         advice = "use prompt-tuning: prompts of deeper layers do not work"

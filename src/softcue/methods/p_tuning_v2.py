@@ -14,8 +14,17 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.inputs.formatter import InsertAt
-from softcue.methods.method import DeepConfig, MethodConfig, Prompted, make_prompted_layers, unit_keys, with_units
-from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt, Rule
+from softcue.methods.method import (
+    DeepConfig,
+    DeepRule,
+    MethodConfig,
+    Prompted,
+    make_prompted_layers,
+    unit_keys,
+    with_rule,
+    with_units,
+)
+from softcue.prompts import DeepPrompt, PromptedLayers, ReparameterisedPrompt
 from softcue.prompts.prompt_tuning import uniform_vectors
 from softcue.tasks import Task
 
@@ -47,6 +56,7 @@ class PTuningV2(Prompted):
     def build(cls, config: MethodConfig, backbone: Backbone, task: Task, generator: torch.Generator | None) -> Self:
         """Make a prompt for every layer."""
         assert isinstance(config, PTuningV2Config)
+        config = with_rule(config, backbone)
         prompted_layers = make_prompted_layers(config, backbone)
         config = with_units(config, prompted_layers, backbone)
         return cls(cls._make_encoder(config, prompted_layers, backbone, generator), config)
@@ -82,7 +92,7 @@ def _initial_vectors(config: PTuningV2Config, width: int, generator: torch.Gener
 class PrefixTuningConfig(PTuningV2Config):
     """Prefix tuning: keys and values, optionally made by a small network."""
 
-    rule: Rule = Field("kv", description="kv: trained keys and values; add and replace work on hidden states")
+    rule: DeepRule = Field("kv", description="kv: trained keys and values; add and replace work on hidden states")
     insert_at: InsertAt = Field("front", description="where the prefix goes; in the paper before everything")
     reparameterise: int = Field(
         0, ge=0, description="hidden width of the network that makes the prefix from a table; 0: no network"

@@ -35,10 +35,12 @@ class TrainingConfig(BaseModel):
     learning_rate: float = Field(
         0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
-    relative_rate: bool = Field(
-        False,
-        description="learning_rate is relative to the root mean square of the backbone's word vectors, for prompt "
-        "vectors among words: one rate then fits backbones whose words differ in size",
+    relative_rate: float = Field(
+        0.0,
+        ge=0,
+        description="learning rate of prompt vectors among words, in units of the root mean square of the backbone's "
+        "word vectors: one rate then fits backbones whose words differ in size; a learning_rate that you give takes "
+        "its place",
     )
     network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
     head_learning_rate: float | None = Field(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from softcue.inference import TaskModel
+from softcue.methods.method import Method
 from softcue.training.config import TrainingConfig
 from softcue.training.joint_model import JointModel
 
@@ -84,7 +85,7 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
     """An optimizer with up to four groups of parameters, each with its learning rate (`group_parameters`)."""
     head_rate = config.network_learning_rate if config.head_learning_rate is None else config.head_learning_rate
     rates = {
-        "learning_rate": config.learning_rate * (model.method.prompt_unit if config.relative_rate else 1.0),
+        "learning_rate": prompt_rate(model.method, config),
         "backbone_learning_rate": config.backbone_learning_rate,
         "network_learning_rate": config.network_learning_rate,
         "head_learning_rate": head_rate,
@@ -99,6 +100,16 @@ def make_optimizer(model: TaskModel | JointModel, config: TrainingConfig) -> tor
     return torch.optim.AdamW(
         groups, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2), eps=config.epsilon
     )
+
+
+def prompt_rate(method: Method, config: TrainingConfig) -> float:
+    """The learning rate of prompt vectors; a relative rate is for those that stand among words.
+
+    Rounded to four digits, as it is written into config.yaml.
+    """
+    if not config.relative_rate or method.prompt_unit is None:
+        return config.learning_rate
+    return float(f"{config.relative_rate * method.prompt_unit:.4g}")
 
 
 def group_parameters(model: TaskModel | JointModel) -> dict[str, list[nn.Parameter]]:
