@@ -21,6 +21,8 @@ from softcue.studies.execution import BackbonePool, make_run, task_settings
 from softcue.studies.runs import StudyRun, plan_runs
 from softcue.studies.study import Study
 from softcue.tasks.splits import read_splits, read_splits_of_each
+from softcue.training import TrainingConfig
+from softcue.training.loop import plan_steps
 from softcue.types import Example
 
 TRIAL_STEPS = 3
@@ -123,42 +125,29 @@ def _estimate_line(
     counts = rows.of(readable[0])
     assert counts is not None
     try:
-        speed, schedule = measure_speed(readable[0], counts, backbones)
+        speed, training = measure_speed(readable[0], counts, backbones)
     except SoftcueError as error:
         return replace(unknown, problem=str(error))
-    seconds = [_seconds(speed, schedule, row_counts) for run in readable if (row_counts := rows.of(run)) is not None]
+    seconds = [_seconds(speed, training, row_counts) for run in readable if (row_counts := rows.of(run)) is not None]
     return replace(unknown, trainable=speed.trainable, seconds=fmean(seconds), megabytes=speed.megabytes)
 
 
-@dataclass(frozen=True)
-class _Schedule:
-    """What decides the number of steps and evaluations of a run."""
-
-    steps: int
-    epochs: int
-    batch_size: int
-    evaluate_every: int
-
-    def counts(self, num_train: int) -> tuple[int, int]:
-        """The number of steps and of evaluations."""
-        per_epoch = math.ceil(num_train / self.batch_size)
-        steps = self.steps or self.epochs * per_epoch
-        return steps, math.ceil(steps / (self.evaluate_every or per_epoch))
-
-
-def _seconds(speed: MethodSpeed, schedule: _Schedule, rows: RowCounts) -> float:
+def _seconds(speed: MethodSpeed, training: TrainingConfig, rows: RowCounts) -> float:
     """The time of a run: preparation, steps, evaluations, and at the end test rows with their baselines."""
-    steps, evaluations = schedule.counts(rows.train) if speed.step else (0, 1)
+    steps, evaluations = 0, 1
+    if speed.step:
+        steps, evaluate_every = plan_steps(training, math.ceil(rows.train / training.batch_size))
+        evaluations = math.ceil(steps / evaluate_every)
     longer = (rows.tokens + speed.prompt_length) / (speed.tokens + speed.prompt_length)
     predicted = rows.validation * (evaluations + 1) + 2 * rows.test
     return longer * (rows.train * speed.preparation + steps * speed.step + predicted * speed.row)
 
 
-def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tuple[MethodSpeed, _Schedule]:
+def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tuple[MethodSpeed, TrainingConfig]:
     """Take a few steps of a run on some of its rows.
 
     Example:
-        speed, schedule = measure_speed(run, rows, BackbonePool())
+        speed, training = measure_speed(run, rows, BackbonePool())
     """
     import torch
 
@@ -168,8 +157,6 @@ def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tu
         changes["task.train_rows"] = min(TRIAL_TRAIN_ROWS, rows.train)
     with tempfile.TemporaryDirectory() as folder:
         trial = make_run(run, Path(folder), Path(folder), backbones, changes)
-    training = trial.config.training
-    schedule = _Schedule(training.steps, training.epochs, training.batch_size, training.evaluate_every)
     started = time.monotonic()
     trainer = trial.make_trainer()
     prepared = time.monotonic()
@@ -196,7 +183,7 @@ def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tu
             tokens=rows.tokens,
             prompt_length=trial.models[0].method.prompt_length,
         ),
-        schedule,
+        trial.config.training,
     )
 
 
