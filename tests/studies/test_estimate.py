@@ -10,7 +10,8 @@ import yaml
 from command import run
 from study_grids import small_study
 
-from softcue.studies.estimate import MethodSpeed, RowCounts, _Schedule, _seconds, estimate_study
+from softcue.studies.estimate import MethodSpeed, RowCounts, _seconds, estimate_study
+from softcue.training import TrainingConfig
 
 
 def test_lines_have_runs_parameters_time_and_memory(tmp_path: Path) -> None:
@@ -28,12 +29,13 @@ def test_lines_have_runs_parameters_time_and_memory(tmp_path: Path) -> None:
 def test_time_grows_with_steps_rows_and_length() -> None:
     speed = MethodSpeed(trainable=1, step=2.0, row=0.5, preparation=0.1, megabytes=9.0, tokens=30.0, prompt_length=20)
     rows = RowCounts(train=100, validation=10, test=20, tokens=30.0)
-    schedule = _Schedule(steps=0, epochs=3, batch_size=16, evaluate_every=0)
+    training = TrainingConfig(epochs=3, batch_size=16)
     # 3 epochs of 7 steps; 3 evaluations and the last one for the record; test rows with their baselines
-    assert _seconds(speed, schedule, rows) == pytest.approx(100 * 0.1 + 21 * 2.0 + (10 * 4 + 40) * 0.5)
+    assert _seconds(speed, training, rows) == pytest.approx(100 * 0.1 + 21 * 2.0 + (10 * 4 + 40) * 0.5)
     longer = RowCounts(train=100, validation=10, test=20, tokens=80.0)
-    assert _seconds(speed, schedule, longer) == pytest.approx(2 * _seconds(speed, schedule, rows))
-    assert _Schedule(90, 3, 16, 30).counts(100) == (90, 3)
+    assert _seconds(speed, training, longer) == pytest.approx(2 * _seconds(speed, training, rows))
+    short = TrainingConfig(epochs=3, batch_size=16, min_steps=90)  # 90 steps and five evaluations
+    assert _seconds(speed, short, rows) == pytest.approx(100 * 0.1 + 90 * 2.0 + (10 * 6 + 40) * 0.5)
 
 
 def test_tasks_without_rows_are_named_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
