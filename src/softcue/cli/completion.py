@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SOFTCUE = Path(__file__).parents[1]
-SECTIONS = ("backbone", "task", "method", "readout", "training", "mixture")
+SECTIONS = ("backbone", "task", "method", "readout", "training", "mixture", "selection")
 METHOD_ENTRY_POINTS = "softcue.methods"
 
 
@@ -44,8 +44,8 @@ def backbone_names() -> list[str]:
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Names of methods."""
-    return _matching(method_names(), incomplete)
+    """Names of methods, and `auto`, which tries several."""
+    return _matching(["auto", *method_names()], incomplete)
 
 
 def complete_task(incomplete: str) -> list[str]:
