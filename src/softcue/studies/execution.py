@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from softcue.adaptation import adapt
+from softcue.auto_run import AutoRun, make_training_run
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.configuration import merged, override
 from softcue.cue import Cue, load
@@ -106,7 +107,7 @@ def remove_large_cue(run: StudyRun, folder: Path, result: Result) -> None:
 
 def make_run(
     run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool, changes: Mapping[str, Any] | None = None
-) -> Run:
+) -> Run | AutoRun:
     """Make the training run of a study's run: rows are read and models are built, nothing is trained or written yet.
 
     Example:
@@ -129,7 +130,7 @@ def make_run(
         },
         *(override(key, value) for key, value in {**run.settings, **(changes or {})}.items()),
     )
-    return Run(folder / "cue", settings, backbone=backbone, is_joint=is_joint, recipe=run.recipe)
+    return make_training_run(folder / "cue", settings, backbone=backbone, is_joint=is_joint, recipe=run.recipe)
 
 
 def task_settings(run: StudyRun) -> dict[str, Any]:

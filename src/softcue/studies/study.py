@@ -22,10 +22,11 @@ from pydantic import (
     model_validator,
 )
 
-from softcue.configuration import merged, override, read_settings, resolve
+from softcue.configuration import merged, override, read_settings, resolve, settings_of_candidates
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS
 from softcue.recipes import check_recipe
+from softcue.selection import AUTO
 from softcue.tasks.catalogue import TASK_SUFFIXES
 
 Axis = Literal["backbone", "trained_on", "task", "method", "regime", "variant"]
@@ -166,15 +167,19 @@ class StudyMethod(_Named):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        METHODS.find(self.method_name)
+        self.method_keys()  # an unknown method is an error
         if self.recipe:
             check_recipe(self.recipe)
         return self
 
     @property
     def method_name(self) -> str:
-        """The name of the method in `softcue methods`."""
+        """The name of the method in `softcue methods`, or auto."""
         return self.method or self.name
+
+    def method_keys(self) -> list[str]:
+        """The keys that the method has in the section `method`. `auto` has none: those it tries have their presets."""
+        return [] if self.method_name == AUTO else list(METHODS.find(self.method_name).Config.model_fields)
 
 
 class StudyTask(_Named):
@@ -341,9 +346,7 @@ class Study(BaseModel):
                 self._check_resolved(method, settings)
         for key in self.settings:
             if not any(_has_setting(method, key) for method in self.methods):
-                fields = {
-                    name for method in self.methods for name in METHODS.find(method.method_name).Config.model_fields
-                }
+                fields = {name for method in self.methods for name in method.method_keys()}
                 raise ConfigurationError(
                     setting=key,
                     got=self.settings[key],
@@ -353,7 +356,10 @@ class Study(BaseModel):
 
     def _check_resolved(self, method: StudyMethod, settings: Mapping[str, Any]) -> None:
         layers = [override(key, value) for key, value in settings.items()]
-        resolve(merged({"method": {"name": method.method_name}}, *layers))
+        whole = merged({"method": {"name": method.method_name}}, *layers)
+        is_auto = method.method_name == AUTO
+        for settings_of_run in settings_of_candidates(whole).values() if is_auto else [whole]:
+            resolve(settings_of_run)
 
     def settings_for(self, method: StudyMethod) -> dict[str, Any]:
         """The settings for all runs as far as a method has them, and those of the method itself.
@@ -376,7 +382,7 @@ class Study(BaseModel):
 def _has_setting(method: StudyMethod, key: str) -> bool:
     """Whether a method has a setting. Those of other sections do not depend on it."""
     section, _, name = key.partition(".")
-    return section != "method" or name in METHODS.find(method.method_name).Config.model_fields
+    return section != "method" or name in method.method_keys()
 
 
 def list_studies() -> list[str]:
