@@ -24,7 +24,7 @@ from softcue.cue import Cue
 from softcue.errors import BackboneError, ConfigurationError, DataError, RunError, SoftcueError, TrainingError
 from softcue.evaluation import check_metric
 from softcue.files import convert_write_errors, lock_folder, remove
-from softcue.run import Run, check_output
+from softcue.run import Run, check_output, finished_by_another_run
 from softcue.selection import (
     AUTO,
     CANDIDATES,
@@ -74,14 +74,14 @@ class AutoRun:
         recipe: str = "default",
     ) -> None:
         self.folder, self.recipe, self.cue_folders = folder, recipe, [folder]
-        self.selection = resolve_selection(settings)
+        self.config = resolve_selection(settings)
         self.candidates_folder = folder / CANDIDATES
         self._settings = settings_of_candidates(settings)
         requested, *_ = [resolve(candidate) for candidate in self._settings.values()]  # wrong settings are errors
         _check_scope(is_joint or bool(requested.mixture.tasks))
         self.splits: Splits = read_splits(requested.task, tables or {}, check_metric)
         self.backbone = backbone or load_backbone(requested.backbone)
-        self.folds = make_folds(self.splits, self.selection.folds, requested.task.sample_seed)
+        self.folds = make_folds(self.splits, self.config.folds, requested.task.sample_seed)
         self._left_out: dict[str, str] = {}
         self._runs = self._make_candidates()
         self._trainers: dict[str, list[Trainer]] = {}
@@ -121,7 +121,7 @@ class AutoRun:
             except SoftcueError as error:
                 errors.append(error)
                 self._left_out[name] = f"left out: {_reason(error)}"
-        if len(runs) == 0:
+        if not runs:
             if len({str(error) for error in errors}) == 1:
                 raise errors[0]
             raise ConfigurationError(
@@ -159,12 +159,7 @@ class AutoRun:
         """Load the cue of a finished run after checking that it chose between the same methods on the same rows."""
         record = record_of_cue(self.folder)
         if record is None or record.run != self.record.run:
-            raise RunError(
-                setting="resume",
-                got=self.folder,
-                expected="a run with the same backbone, data, settings and softcue version",
-                fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
-            )
+            raise finished_by_another_run(self.folder)
         return self._runs[record.winner].load_finished(self.folder)
 
     def _begin(self, resume: bool, progress: bool) -> None:
@@ -193,17 +188,21 @@ class AutoRun:
 
     def _compare(self, progress: bool) -> None:
         """Train the candidates rung by rung; the better half goes on. What the record has already is not repeated."""
-        record = self.record
-        for rung in range(record.num_rungs, NUM_RUNGS):
-            for entry in record.tried:
-                if record.is_over:
-                    return
-                if len(entry.rungs) == rung and not entry.is_settled:
-                    self._try(entry, rung, progress)
-                    self._save(progress)
-            self._drop_worse_half(rung)
-            record.num_rungs, record.is_over = rung + 1, rung + 1 == NUM_RUNGS
-            self._save(progress)
+        record, limit = self.record, self.config.seconds
+        while record.num_rungs < NUM_RUNGS and not record.is_out_of_time:
+            rung = record.num_rungs
+            waiting = [entry for entry in record.tried if len(entry.rungs) == rung and not entry.is_settled]
+            for entry in waiting:
+                record.is_out_of_time = 0 < limit <= record.seconds and bool(record.winner)
+                if record.is_out_of_time:
+                    _note(f"the time of {limit:g} seconds is over: the best so far is trained to its end", progress)
+                    break
+                self._try(entry, rung, progress)
+                write_record(self.candidates_folder, record)
+            else:
+                self._drop_worse_half(rung)
+                record.num_rungs += 1
+            write_record(self.candidates_folder, record)
 
     def _drop_worse_half(self, rung: int) -> None:
         """Drop the worse half of those that have not finished. What has finished costs nothing and stays."""
@@ -255,7 +254,8 @@ class AutoRun:
                 run = self._make_candidate(folder.name, self._settings[name], self.folds[number])
             trainer = run.make_trainer()
             folder.mkdir(parents=True, exist_ok=True)
-            run.connect(trainer, resume=True)
+            for path in run.connect(trainer, resume=True):
+                _note(f"passed over the damaged checkpoint {path}", progress)
             trainers.append(trainer)
         trainer = trainers[number]
         metric, num_rows = self.record.metric, len(self.folds[number].validation)
@@ -264,14 +264,6 @@ class AutoRun:
             trainer.listener = recorder
             trainer.advance(rung_step(rung, trainer.num_steps, trainer.evaluate_every))
         return trainer
-
-    def _save(self, progress: bool) -> None:
-        """Write the record, after a look at the clock: the time may be over once a method has a score."""
-        limit = self.selection.seconds
-        if not self.record.is_over and limit and self.record.seconds >= limit and self.record.winner:
-            self.record.is_over = self.record.is_out_of_time = True
-            _note(f"the time of {limit:g} seconds is over: the best so far is trained to its end", progress)
-        write_record(self.candidates_folder, self.record)
 
     def _hand_over(self, candidate: Run) -> None:
         """Move what the winner has done on all rows into the output folder. If that is done already, nothing moves."""

@@ -318,12 +318,7 @@ class Run:
     def load_finished(self, folder: Path) -> Cue:
         """Load the cue of a finished run after checking that it is the same run."""
         if read_cue_file(folder).training.get("run") != self.checkpoints.run:
-            raise RunError(
-                setting="resume",
-                got=folder,
-                expected="a run with the same backbone, data, settings and softcue version",
-                fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
-            )
+            raise finished_by_another_run(folder)
         return load(folder, self.backbone)
 
     def _begin_folder(self, step: int) -> None:
@@ -413,6 +408,20 @@ def check_output(folder: Path, cue_folders: Sequence[Path]) -> None:
             expected="a folder without an unfinished run",
             fix="pass `resume=True` to continue it, or `overwrite=True` to start again",
         )
+
+
+def finished_by_another_run(folder: Path) -> RunError:
+    """The error for a finished cue that a run with other settings or rows cannot resume.
+
+    Example:
+        raise finished_by_another_run(Path("cues/tickets"))
+    """
+    return RunError(
+        setting="resume",
+        got=folder,
+        expected="a run with the same backbone, data, settings and softcue version",
+        fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
+    )
 
 
 def splits_of_run(folder: str | Path) -> Splits:

@@ -44,7 +44,17 @@ def backbone_names() -> list[str]:
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Names of methods, and `auto`, which tries several."""
+    """Names of methods."""
+    return _matching(method_names(), incomplete)
+
+
+def complete_method_or_auto(incomplete: str) -> list[str]:
+    """Names of methods, and `auto`, which tries several.
+
+    Example:
+        >>> complete_method_or_auto("a")
+        ['auto', 'adapter']
+    """
     return _matching(["auto", *method_names()], incomplete)
 
 

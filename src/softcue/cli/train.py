@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softcue.cli.completion import complete_backbone, complete_method, complete_task, complete_tasks
+from softcue.cli.completion import complete_backbone, complete_method_or_auto, complete_task, complete_tasks
 from softcue.cli.config import KindOfRecipe
 from softcue.cli.options import AllowPickle, SkipBadRows
 
@@ -27,7 +27,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="A name from `softcue methods`; auto tries several and keeps the best.", autocompletion=complete_method
+            help="A name from `softcue methods`; auto tries several and keeps the best.",
+            autocompletion=complete_method_or_auto,
         ),
     ] = None,
     recipe: Annotated[

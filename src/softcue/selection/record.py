@@ -64,8 +64,7 @@ class SelectionRecord(BaseModel):
     tried: list[TriedMethod]
     num_rungs: int = 0  # that are decided
     seconds: float = 0.0  # spent on the comparison
-    is_over: bool = False  # all is compared, or the time is over
-    is_out_of_time: bool = False
+    is_out_of_time: bool = False  # so it ended before all rungs
 
     @property
     def winner(self) -> str:
