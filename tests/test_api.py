@@ -42,7 +42,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     def record(folder: Path, settings: dict[str, Any], **options: Any) -> Any:
         raise Recorded(settings, options)
 
-    monkeypatch.setattr(api, "Run", record)
+    monkeypatch.setattr(api, "make_training_run", record)
 
     def settings_of(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         with pytest.raises(Recorded) as caught:

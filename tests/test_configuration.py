@@ -139,7 +139,7 @@ def test_override_changes_one_word_of_a_file_s_label_words() -> None:
 def test_override_of_another_form_is_refused(word: str) -> None:
     message = message_of(word)
     assert f"override: got '{word}'; expected section.key=value, such as training.epochs=3" in message
-    assert "backbone, method, mixture, readout, task, training" in message
+    assert "backbone, method, mixture, readout, selection, task, training" in message
 
 
 def test_override_of_an_unknown_section_suggests_the_nearest() -> None:
@@ -152,7 +152,7 @@ def test_unknown_section_is_refused(section: Any) -> None:
         merged({section: {"epochs": 3}})
     message = str(caught.value)
     assert message.startswith(f"section: got {section!r}; expected a known section; ")
-    assert "known: backbone, method, mixture, readout, task, training" in message
+    assert "known: backbone, method, mixture, readout, selection, task, training" in message
     assert ("did you mean 'training'?" in message) == (section == "trainng")
 
 

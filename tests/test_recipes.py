@@ -264,7 +264,7 @@ def test_the_command_line_passes_the_recipe_on(monkeypatch: pytest.MonkeyPatch, 
     def record(*_: Any, **options: Any) -> Any:
         raise Recorded(options["recipe"])
 
-    monkeypatch.setattr("softcue.api.Run", record)
+    monkeypatch.setattr("softcue.api.make_training_run", record)
     for words, expected in (([], "default"), (["--recipe", "paper"], "paper")):
         with pytest.raises(Recorded, match=expected):
             run("train", "--task", "tickets", "--output-dir", tmp_path, *words)

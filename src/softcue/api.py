@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
+from softcue.auto_run import make_training_run
 from softcue.backbones import Backbone
 from softcue.configuration import Settings, merged, override, parse_overrides, read_settings
 from softcue.cue import Cue
 from softcue.errors import ConfigurationError
-from softcue.run import Run
 from softcue.tasks import Source
 
 # Settings whose argument has another name.
@@ -113,6 +113,9 @@ def train(
     without it they are an error. `allow_pickle` opens a backbone whose weights are a pickle, which can run code; a
     configuration file alone cannot say it.
 
+    `method="auto"` tries several methods and keeps the best on validation rows; `selection.*` overrides say which, and
+    for how long. `cue.selection` tells what was tried.
+
     `tasks` names several tasks (or task files) that share one prompt. The run then writes a cue folder for each below
     `output_dir` and returns the cues by task name. `mixture.*` overrides set how rows are mixed. The run
     keeps the prompt with the best mean validation score over the tasks.
@@ -122,6 +125,7 @@ def train(
         cue = softcue.train("cues/mine", train=frame, text="message", label="team", backbone="minilm")
         cue = softcue.train("cues/topics", train="news.csv", text="title", label="topics", multi_label=True)
         cue = softcue.train("cues/rte", task="rte", method="m-idpg-phm", recipe="paper", backbone="roberta-large")
+        cue = softcue.train("cues/best", task="tickets", method="auto", overrides={"selection.seconds": 600})
         cues = softcue.train("cues/help-desk", tasks=["tickets", "urgency"])
     """
     rows = {"train": train, "validation": validation, "test": test}
@@ -172,7 +176,7 @@ def train(
     settings = _merge_settings(base, arguments, overrides)
     if isinstance(config, (str, Path)):
         _check_pickle_is_named(config, settings, _merge_settings({}, arguments, overrides))
-    run = Run(
+    run = make_training_run(
         Path(output_dir),
         settings,
         backbone=backbone if isinstance(backbone, Backbone) else None,

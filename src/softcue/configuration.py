@@ -1,9 +1,9 @@
-"""A run's configuration: six sections, merged from a recipe, a YAML file, flags and dotted overrides."""
+"""A run's configuration: its sections, merged from a recipe, a YAML file, flags and dotted overrides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ from softcue.errors import ConfigurationError, as_configuration_error, near_matc
 from softcue.methods import METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
+from softcue.selection import SelectionConfig
 from softcue.tasks.splits import TaskConfig
 from softcue.training import MixtureConfig, TrainingConfig
 
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "readout": ReadoutConfig,
     "training": TrainingConfig,
     "mixture": MixtureConfig,
+    "selection": SelectionConfig,
 }
 
 
@@ -47,7 +49,7 @@ RENAMED_KEYS = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run: everything it depends on besides the rows."""
+    """The configuration of a run: everything it depends on besides the rows. What `auto` chose is in it, not how."""
 
     backbone: BackboneConfig
     task: TaskConfig
@@ -58,7 +60,9 @@ class RunConfig:
 
     def as_settings(self) -> Settings:
         """Plain values, for YAML and JSON."""
-        return {name: getattr(self, name).model_dump(mode="json") for name in SECTIONS}
+        return {
+            name: getattr(self, name).model_dump(mode="json") for name in (section.name for section in fields(self))
+        }
 
 
 def read_settings(path: str | Path) -> Settings:
@@ -167,6 +171,7 @@ def resolve(
     """
     method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
     method_class = METHODS.find(method_name)
+    resolve_selection(settings)
     below = recipe_settings(recipe, method_name, kind, form) if kind else {}
     whole = merged(_without_replaced(below, settings), _with_trackers(settings), {"method": {"name": method_name}})
     return RunConfig(
@@ -177,6 +182,35 @@ def resolve(
         training=_checked("training", TrainingConfig, whole),
         mixture=_checked("mixture", MixtureConfig, whole),
     )
+
+
+def resolve_selection(settings: Settings) -> SelectionConfig:
+    """Check the settings of a choice between methods and fill in defaults.
+
+    Example:
+        >>> resolve_selection({"selection": {"methods": "linear-probe,vip"}}).methods
+        ('linear-probe', 'vip')
+    """
+    return _checked("selection", SelectionConfig, settings)
+
+
+def settings_of_candidates(settings: Settings) -> dict[str, Settings]:
+    """The settings of a run of each method that `method.name=auto` tries.
+
+    Example:
+        >>> settings_of_candidates({"method": {"name": "auto"}, "selection": {"methods": ["vip"]}})
+        {'vip': {'method': {'name': 'vip'}}}
+    """
+    for key, value in settings.get("method", {}).items():
+        if key != "name":
+            raise ConfigurationError(
+                setting=f"method.{key}",
+                got=value,
+                expected="no setting of one method beside method.name=auto",
+                fix="leave it out, or name the method",
+            )
+    shared = {section: values for section, values in settings.items() if section not in ("method", "selection")}
+    return {name: {**shared, "method": {"name": name}} for name in resolve_selection(settings).methods}
 
 
 @cache

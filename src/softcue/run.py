@@ -25,6 +25,7 @@ from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
 from softcue.recipe_summary import summarise
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
+from softcue.selection import CANDIDATES, SelectionRecord
 from softcue.tasks import joint_task, portable
 from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
@@ -39,8 +40,9 @@ Config = TypeVar("Config", bound=BaseModel)
 class Run:
     """Trains one task, or several that share a prompt. Nothing is written before everything is checked.
 
-    `tables` holds rows given as objects instead of files, by split. With `is_joint`, the tasks are `mixture.tasks`.
-    `recipe` names the settings below those given: the method's preset (default) or those of its paper.
+    `tables` holds rows given as objects instead of files, by split; `splits` are rows that are read already. With
+    `is_joint`, the tasks are `mixture.tasks`. `recipe` names the settings below those given: the method's preset
+    (default) or those of its paper. `selection` tells how the method was chosen, for metrics.json and the model card.
 
     Example:
         [cue] = Run(Path("cues/tickets"), {"task": {"name": "tickets"}}).execute()
@@ -53,13 +55,16 @@ class Run:
         *,
         backbone: Backbone | None = None,
         tables: Mapping[str, Any] | None = None,
+        splits: Splits | None = None,
         is_joint: bool = False,
         recipe: str = "default",
+        selection: SelectionRecord | None = None,
     ) -> None:
         self.folder, self.is_joint, self.recipe = folder, is_joint, check_recipe(recipe)
+        self.selection = selection
         requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
         check_installed(requested.training.report_to)
-        self.splits = self._read_rows(requested, tables or {})
+        self.splits = self._read_rows(requested, tables or {}) if splits is None else [splits]
         self.processes = Processes()
         self.backbone = backbone or load_backbone(requested.backbone)
         if requested.backbone.gradient_checkpointing:
@@ -78,6 +83,9 @@ class Run:
         has_adafactor = self.config.training.optimizer == "adafactor"
         if settings.get("training", {}).get("parameter_scaling") and not has_adafactor:
             self.warnings.append("training.parameter_scaling has no effect on adamw: set training.optimizer=adafactor")
+        if settings.get("selection"):
+            name = self.config.method.name
+            self.warnings.append(f"selection.* has no effect on {name}: set method.name=auto to try several methods")
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
@@ -101,10 +109,16 @@ class Run:
         with ExitStack() as stack:
             if self.processes.is_main:
                 stack.enter_context(lock_folder(self.folder))
-                self._check_output(resume, overwrite)
+                if not resume and not overwrite:
+                    check_output(self.folder, self.cue_folders)
             is_finished = all((folder / "cue.json").is_file() for folder in self.cue_folders)
             if resume and is_finished and not self.checkpoints.exist():
-                return [self._load_finished(folder) for folder in self.cue_folders]
+                return [self.load_finished(folder) for folder in self.cue_folders]
+            return self.complete(trainer, resume=resume, progress=progress)
+
+    def complete(self, trainer: Trainer, *, resume: bool, progress: bool) -> list[Cue]:
+        """Train to the end and write the cues. The caller has locked the folder and checked what is in it."""
+        with ExitStack() as stack:
             recorder = self._begin(trainer, stack, resume, progress)
             self.processes.wait()
             result = trainer.run()
@@ -225,12 +239,21 @@ class Run:
         origin = self.config.training.init_from
         return "".join(start_from(model, origin, self.backbone) for model in self.models if origin)
 
-    def _begin(self, trainer: Trainer, stack: ExitStack, resume: bool, progress: bool) -> ProgressRecorder | None:
-        """Load the newest checkpoint and begin the run folder; only the main process gets a recorder."""
+    def connect(self, trainer: Trainer, resume: bool) -> list[Path]:
+        """Let a trainer write this run's checkpoints, and go on from the newest; returns damaged ones.
+
+        Example:
+            run.connect(trainer, resume=True)
+        """
         trainer.checkpoints = self.checkpoints
         checkpoint, damaged = self.checkpoints.newest() if resume else (None, [])
         if checkpoint is not None:
             trainer.resume(checkpoint)
+        return damaged
+
+    def _begin(self, trainer: Trainer, stack: ExitStack, resume: bool, progress: bool) -> ProgressRecorder | None:
+        """Load the newest checkpoint and begin the run folder; only the main process gets a recorder."""
+        damaged = self.connect(trainer, resume)
         if not self.processes.is_main:
             return None
         self._begin_folder(trainer.state.step)
@@ -277,7 +300,7 @@ class Run:
     def _write(self, cues: Sequence[Cue], result: TrainingResult) -> None:
         """Write the cue folders, then remove files that are no longer needed."""
         for cue, splits, folder in zip(cues, self.splits, self.cue_folders, strict=True):
-            cue.save(folder, _metrics(cue, splits, result))
+            cue.save(folder, _metrics(cue, splits, result, self.selection))
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
                 remove(leftover)
         self.checkpoints.remove()
@@ -300,35 +323,10 @@ class Run:
                 digest.update(repr(examples).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
-    def _check_output(self, resume: bool, overwrite: bool) -> None:
-        """Check that no finished cue and no checkpoints are overwritten without `overwrite`."""
-        if resume or overwrite:
-            return
-        for folder in self.cue_folders:
-            if (folder / "cue.json").exists():
-                raise RunError(
-                    setting="output_dir",
-                    got=folder,
-                    expected="a folder without a finished cue",
-                    fix="choose another, or pass `overwrite=True`",
-                )
-        if self.checkpoints.exist():
-            raise RunError(
-                setting="output_dir",
-                got=self.folder,
-                expected="a folder without an unfinished run",
-                fix="pass `resume=True` to continue it, or `overwrite=True` to start again",
-            )
-
-    def _load_finished(self, folder: Path) -> Cue:
+    def load_finished(self, folder: Path) -> Cue:
         """Load the cue of a finished run after checking that it is the same run."""
         if read_cue_file(folder).training.get("run") != self.checkpoints.run:
-            raise RunError(
-                setting="resume",
-                got=folder,
-                expected="a run with the same backbone, data, settings and softcue version",
-                fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
-            )
+            raise finished_by_another_run(folder)
         return load(folder, self.backbone)
 
     def _begin_folder(self, step: int) -> None:
@@ -396,6 +394,44 @@ class Run:
         return Cue(model, backbone, cue_file)
 
 
+def check_output(folder: Path, cue_folders: Sequence[Path]) -> None:
+    """Check that a run folder holds no finished cue and no unfinished run.
+
+    Example:
+        check_output(Path("cues/tickets"), [Path("cues/tickets")])
+    """
+    for cue_folder in cue_folders:
+        if (cue_folder / "cue.json").exists():
+            raise RunError(
+                setting="output_dir",
+                got=cue_folder,
+                expected="a folder without a finished cue",
+                fix="choose another, or pass `overwrite=True`",
+            )
+    unfinished = [part for part in ("checkpoints", CANDIDATES) if (folder / part).is_dir()]
+    if any(any((folder / part).iterdir()) for part in unfinished):
+        raise RunError(
+            setting="output_dir",
+            got=folder,
+            expected="a folder without an unfinished run",
+            fix="pass `resume=True` to continue it, or `overwrite=True` to start again",
+        )
+
+
+def finished_by_another_run(folder: Path) -> RunError:
+    """The error for a finished cue that a run with other settings or rows cannot resume.
+
+    Example:
+        raise finished_by_another_run(Path("cues/tickets"))
+    """
+    return RunError(
+        setting="resume",
+        got=folder,
+        expected="a run with the same backbone, data, settings and softcue version",
+        fix="its cue is finished, with others: choose another folder, or pass `overwrite=True`",
+    )
+
+
 def splits_of_run(folder: str | Path) -> Splits:
     """Read again the rows a run was trained and scored on, by its config.yaml.
 
@@ -451,18 +487,20 @@ def _count_rows(splits: Splits) -> dict[str, int]:
     return {"train": len(splits.train), "validation": len(splits.validation), "test": len(splits.test)}
 
 
-def _metrics(cue: Cue, splits: Splits, result: TrainingResult) -> dict[str, Any]:
-    """The content of metrics.json."""
+def _metrics(cue: Cue, splits: Splits, result: TrainingResult, selection: SelectionRecord | None) -> dict[str, Any]:
+    """The content of metrics.json. Its seconds count the choice of the method too."""
+    seconds = result.seconds + (0.0 if selection is None else selection.seconds)
     return {
         "scores": cue.scores,
         "history": result.state.history,
         "health": result.state.health,
         "best_step": result.state.best_step,
         "steps": result.state.step,
-        "seconds": round(result.seconds, 1),
+        "seconds": round(seconds, 1),
         "peak_megabytes": round(result.peak_megabytes, 1),
         "truncated_training_texts": result.num_truncated,
         "rows": _count_rows(splits),
         "baselines": cue.cue_file.baselines,
         "warnings": result.warnings,
+        **({} if selection is None else {"selection": selection.as_dict()}),
     }

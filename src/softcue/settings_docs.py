@@ -26,6 +26,7 @@ SECTION_TITLES = {
     "readout": "How states become predictions.",
     "training": "The training loop.",
     "mixture": "Several tasks that share one prompt (`--tasks A,B`).",
+    "selection": "Several methods to choose from (`--method auto`).",
 }
 
 

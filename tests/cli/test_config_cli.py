@@ -8,13 +8,15 @@ import pytest
 from command import check_error, run
 
 from softcue.cli.config import KindOfBackbone
-from softcue.configuration import SECTIONS, preset, recipe_settings, resolve
+from softcue.configuration import SECTIONS, preset, recipe_settings, resolve, resolve_selection
 from softcue.methods import METHODS
 from softcue.methods.registry import BACKBONE_KINDS
 from softcue.recipes import recipe_names
 from softcue.settings_docs import configuration_page, describe_type, format_value, list_settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+# Settings that no single run has: those of a choice between runs.
+SELECTION = {"selection": resolve_selection({}).model_dump(mode="json")}
 
 
 def test_docs_configuration_is_up_to_date() -> None:
@@ -58,7 +60,7 @@ def test_config_lists_every_key_with_the_value_a_run_starts_from() -> None:
     for method, kind in (("prompt-tuning", "encoder"), ("vip", "encoder-decoder"), ("adapter", "decoder")):
         printed = run("config", "--method", method, "--backbone-kind", kind, "--json").json
         settings = {(entry["section"], entry["key"]): entry for entry in printed["settings"]}
-        config = resolve({"method": {"name": method}}, kind).as_settings()
+        config = {**resolve({"method": {"name": method}}, kind).as_settings(), **SELECTION}
         assert {path: entry["value"] for path, entry in settings.items()} == {
             (section, key): value for section, values in config.items() for key, value in values.items()
         }
@@ -69,7 +71,7 @@ def test_config_lists_every_key_with_the_value_a_run_starts_from() -> None:
 def test_config_shows_the_values_of_the_paper() -> None:
     for method, kind in (("prompt-tuning", "encoder-decoder"), ("vip", "decoder"), ("adapter", "encoder")):
         printed = run("config", "--method", method, "--backbone-kind", kind, "--recipe", "paper", "--json").json
-        config = resolve({"method": {"name": method}}, kind, "paper").as_settings()
+        config = {**resolve({"method": {"name": method}}, kind, "paper").as_settings(), **SELECTION}
         for entry in printed["settings"]:
             assert entry["value"] == config[entry["section"]][entry["key"]]
             in_recipe = entry["key"] in recipe_settings("paper", method, kind).get(entry["section"], {})

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SOFTCUE = Path(__file__).parents[1]
-SECTIONS = ("backbone", "task", "method", "readout", "training", "mixture")
+SECTIONS = ("backbone", "task", "method", "readout", "training", "mixture", "selection")
 METHOD_ENTRY_POINTS = "softcue.methods"
 
 
@@ -46,6 +46,16 @@ def backbone_names() -> list[str]:
 def complete_method(incomplete: str) -> list[str]:
     """Names of methods."""
     return _matching(method_names(), incomplete)
+
+
+def complete_method_or_auto(incomplete: str) -> list[str]:
+    """Names of methods, and `auto`, which tries several.
+
+    Example:
+        >>> complete_method_or_auto("a")
+        ['auto', 'adapter']
+    """
+    return _matching(["auto", *method_names()], incomplete)
 
 
 def complete_task(incomplete: str) -> list[str]:

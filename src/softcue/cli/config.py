@@ -30,7 +30,7 @@ def config(
     section: Annotated[
         str,
         typer.Argument(
-            help="backbone, task, method, readout, training or mixture; or one key, such as training.epochs.",
+            help="backbone, task, method, readout, training, mixture or selection; or a key, such as training.epochs.",
             autocompletion=complete_section,
             metavar="[SECTION]",
         ),

@@ -28,6 +28,18 @@ def print_scores(cue: Cue) -> None:
         typer.echo(note)
 
 
+def print_selection(cue: Cue) -> None:
+    """Print which methods were tried for a cue, if its method was chosen among several."""
+    from softcue.cli.output import print_table
+    from softcue.selection.record import selection_notes, selection_table
+
+    if (selection := cue.selection) is None:
+        return
+    print_table(f"methods tried: {selection.winner} won", *selection_table(selection))
+    for note in selection_notes(selection):
+        typer.echo(note)
+
+
 def score_facts(cue: Cue) -> dict[str, Any]:
     """The scores that a cue records, with rows and baselines, for JSON."""
     cue_file = cue.cue_file

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softcue.cli.completion import complete_backbone, complete_method, complete_task, complete_tasks
+from softcue.cli.completion import complete_backbone, complete_method_or_auto, complete_task, complete_tasks
 from softcue.cli.config import KindOfRecipe
 from softcue.cli.options import AllowPickle, SkipBadRows
 
@@ -25,7 +25,11 @@ def train(
         str | None, typer.Option(help="A model folder, a hub id, or an alias.", autocompletion=complete_backbone)
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="A name from `softcue methods`.", autocompletion=complete_method)
+        str | None,
+        typer.Option(
+            help="A name from `softcue methods`; auto tries several and keeps the best.",
+            autocompletion=complete_method_or_auto,
+        ),
     ] = None,
     recipe: Annotated[
         KindOfRecipe | None,
@@ -90,7 +94,7 @@ def train(
     """
     from softcue.api import train as run
     from softcue.cli.output import print_json
-    from softcue.cli.scores import print_scores
+    from softcue.cli.scores import print_scores, print_selection
     from softcue.errors import ConfigurationError
     from softcue.training import Processes
 
@@ -141,6 +145,7 @@ def train(
             print_json(summaries[0] if tasks is None else {"cues": summaries})
         for cue in cues if not as_json else ():
             print_scores(cue)
+            print_selection(cue)
     Processes.leave()
 
 
@@ -148,8 +153,11 @@ def _summarise(cue: Cue) -> dict[str, Any]:
     from softcue.cli.scores import score_facts
 
     cue_file = cue.cue_file
+    selection = cue.selection
+    chosen = {} if selection is None else {"method": selection.winner, "selection": selection.as_dict()}
     return {
         "cue": str(cue.path),
+        **chosen,
         **score_facts(cue),
         "counts": cue_file.counts,
         "best_step": cue_file.training["best_step"],

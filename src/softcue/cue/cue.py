@@ -39,6 +39,8 @@ from softcue.evaluation import (
 from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS, Method
+from softcue.selection import SelectionRecord
+from softcue.selection.record import record_of_cue
 from softcue.tasks import Source, Task, examples_from
 from softcue.tasks.readers import is_table
 from softcue.types import Counts, Example, Prediction
@@ -82,6 +84,11 @@ class Cue:
     def training_curve(self) -> TrainingCurve:
         """Loss and validation score by step, as far as the files of the run are in the cue's folder."""
         return read_training_curve(self.path, self.cue_file)
+
+    @property
+    def selection(self) -> SelectionRecord | None:
+        """What was tried if the method was chosen by `method="auto"`, as far as metrics.json is in the cue's folder."""
+        return record_of_cue(self.path)
 
     @property
     def counts(self) -> Counts:
@@ -233,7 +240,7 @@ class Cue:
         cue_file = self.cue_file.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
         cue_file = cue_file.model_copy(update={"record_sha256": cue_file_digest(cue_file.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": cue_file.scores})
-        write_atomically(target / "README.md", model_card(cue_file, target.name).encode())
+        write_atomically(target / "README.md", model_card(cue_file, target.name, record_of_cue(target)).encode())
         write_json(target / "cue.json", cue_file.model_dump(mode="json"))
         self.cue_file, self.path = cue_file, target
         return target

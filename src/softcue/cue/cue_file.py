@@ -16,6 +16,7 @@ import softcue
 from softcue.backbones import Fingerprint
 from softcue.errors import ConfigurationError, CueError, as_configuration_error
 from softcue.readouts import ReadoutConfig
+from softcue.selection import CANDIDATES
 from softcue.tasks import Task
 from softcue.types import ConstantPrediction
 
@@ -109,7 +110,8 @@ def read_cue_file(folder: Path) -> CueFile:
     """
     file = folder / "cue.json"
     if not os.path.isfile(file):  # os.path, because pathlib raises for names no file can have
-        hint = "finish its run with `resume=True`" if os.path.isdir(folder / "checkpoints") else "check the path"
+        is_unfinished = any(os.path.isdir(folder / part) for part in ("checkpoints", CANDIDATES))
+        hint = "finish its run with `resume=True`" if is_unfinished else "check the path"
         raise CueError(setting="cue", got=folder, expected="a folder with cue.json", fix=hint)
     try:
         values = json.loads(file.read_text("utf-8"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from softcue.configuration import method_config
 from softcue.cue.cue_file import CueFile
 from softcue.cue.score_table import score_table
+from softcue.selection import SelectionRecord, selection_table
+from softcue.selection.record import selection_notes
 
 
-def model_card(cue_file: CueFile, name: str) -> str:
-    """The model card of a cue, as Markdown.
+def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None = None) -> str:
+    """The model card of a cue, as Markdown. `selection` tells how its method was chosen, if it was.
 
     Example:
         model_card(cue.cue_file, "tickets").splitlines()[0]     # "# tickets"
@@ -50,11 +54,13 @@ def model_card(cue_file: CueFile, name: str) -> str:
     ]
     if cue_file.scores:
         table = score_table(cue_file)
-        lines += ["## Scores", "", f"| {' | '.join(table.columns)} |", "|---" * len(table.columns) + "|"]
-        lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in table.rows]
-        lines.append("")
+        lines += ["## Scores", "", *_table(table.columns, table.rows), ""]
         if table.notes:
             lines += [*(f"- {note}" for note in table.notes), ""]
+    if selection is not None:
+        columns, rows = selection_table(selection)
+        lines += ["## Methods tried", "", *_table(columns, rows), ""]
+        lines += [*(f"- {note}" for note in selection_notes(selection)), ""]
     if task.labels:
         lines += ["## Labels", "", "| label | words | meaning |", "|---|---|---|"]
         lines += [
@@ -92,6 +98,12 @@ def model_card(cue_file: CueFile, name: str) -> str:
         licence = f"Licence: {task.licence}" if task.licence else ""
         lines += ["", " ".join(part for part in ("Data:", task.citation, licence) if part)]
     return "\n".join(lines) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    body = [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows]
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *body]
 
 
 def _text(num_texts: int) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 
 from softcue.configuration import merged, override, resolve
 from softcue.errors import SoftcueError
+from softcue.run import Run
+from softcue.selection import AUTO
 from softcue.studies.execution import BackbonePool, make_run, task_settings
 from softcue.studies.runs import StudyRun, plan_runs
 from softcue.studies.study import Study
@@ -122,6 +124,8 @@ def _estimate_line(
         return replace(unknown, problem="no rows of its tasks")
     if readable[0].needs:
         return replace(unknown, problem="its backbone is adapted first")
+    if readable[0].method == AUTO:
+        return replace(unknown, problem="it tries several methods: see their own lines")
     counts = rows.of(readable[0])
     assert counts is not None
     try:
@@ -157,6 +161,7 @@ def measure_speed(run: StudyRun, rows: RowCounts, backbones: BackbonePool) -> tu
         changes["task.train_rows"] = min(TRIAL_TRAIN_ROWS, rows.train)
     with tempfile.TemporaryDirectory() as folder:
         trial = make_run(run, Path(folder), Path(folder), backbones, changes)
+    assert isinstance(trial, Run)
     started = time.monotonic()
     trainer = trial.make_trainer()
     prepared = time.monotonic()

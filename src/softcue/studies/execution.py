@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from softcue.adaptation import adapt
+from softcue.auto_run import AutoRun, make_training_run
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.configuration import merged, override, resolve
 from softcue.cue import Cue, load
@@ -111,7 +112,7 @@ def remove_large_cue(run: StudyRun, folder: Path, result: Result) -> None:
 
 def make_run(
     run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool, changes: Mapping[str, Any] | None = None
-) -> Run:
+) -> Run | AutoRun:
     """Make the training run of a study's run: rows are read and models are built, nothing is trained or written yet.
 
     Example:
@@ -132,7 +133,7 @@ def make_run(
         },
         *(override(key, value) for key, value in {**run.settings, **(changes or {})}.items()),
     )
-    return Run(folder / "cue", settings, backbone=backbone, is_joint=is_joint, recipe=run.recipe)
+    return make_training_run(folder / "cue", settings, backbone=backbone, is_joint=is_joint, recipe=run.recipe)
 
 
 def _load(run: StudyRun, runs_folder: Path, backbones: BackbonePool) -> Backbone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,10 +22,11 @@ from pydantic import (
     model_validator,
 )
 
-from softcue.configuration import merged, override, read_settings, resolve
+from softcue.configuration import merged, override, read_settings, resolve, settings_of_candidates
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
 from softcue.methods import METHODS
 from softcue.recipes import check_recipe
+from softcue.selection import AUTO
 from softcue.tasks.catalogue import TASK_SUFFIXES
 
 Axis = Literal["backbone", "trained_on", "task", "method", "regime", "variant"]
@@ -176,15 +177,23 @@ class StudyMethod(_Named):
             if self.method or self.recipe or self.search or not _FUNCTION.fullmatch(self.function):
                 raise ValueError("module:function, and no method, recipe or search beside it")
             return self
-        METHODS.find(self.method_name)
+        self.method_keys()  # an unknown method is an error
         if self.recipe:
             check_recipe(self.recipe)
         return self
 
     @property
     def method_name(self) -> str:
-        """The name of the method in `softcue methods`."""
+        """The name of the method in `softcue methods`, or auto."""
         return self.method or self.name
+
+    def method_keys(self) -> list[str]:
+        """The keys that the method has in the section `method`.
+
+        `auto` has none: those it tries have their presets. Other software has none either.
+        """
+        has_keys = self.method_name != AUTO and not self.function
+        return list(METHODS.find(self.method_name).Config.model_fields) if has_keys else []
 
 
 class StudyTask(_Named):
@@ -326,6 +335,10 @@ class Study(BaseModel):
             _check_values(key, values)
         if any(regime.joint for regime in self.regimes) and len(self.tasks) < 2:
             raise ValueError("several tasks for a regime with `joint`")
+        for method, regime in itertools.product(self.methods, self.regimes):
+            is_meant = not method.regimes or regime.name in method.regimes
+            if method.method_name == AUTO and regime.joint and is_meant:
+                raise ValueError(f"other `regimes` for '{method.name}' than '{regime.name}': auto is for one task")
         if not any(self._has_runs(method) for method in self.methods):
             raise ValueError("tasks and regimes of the study for a method at least: none has a run")
         self._check_settings_of_methods()
@@ -351,7 +364,7 @@ class Study(BaseModel):
                 self._check_resolved(method, settings)
         for key in self.settings:
             if not any(_has_setting(method, key) for method in self.methods):
-                fields = {name for method in self.methods for name in _method_settings(method)}
+                fields = {name for method in self.methods for name in method.method_keys()}
                 raise ConfigurationError(
                     setting=key,
                     got=self.settings[key],
@@ -361,7 +374,10 @@ class Study(BaseModel):
 
     def _check_resolved(self, method: StudyMethod, settings: Mapping[str, Any]) -> None:
         layers = [override(key, value) for key, value in settings.items()]
-        resolve(merged({} if method.function else {"method": {"name": method.method_name}}, *layers))
+        whole = merged({} if method.function else {"method": {"name": method.method_name}}, *layers)
+        is_auto = method.method_name == AUTO
+        for settings_of_run in settings_of_candidates(whole).values() if is_auto else [whole]:
+            resolve(settings_of_run)
 
     def settings_for(self, method: StudyMethod) -> dict[str, Any]:
         """The settings for all runs as far as a method has them, and those of the method itself.
@@ -384,12 +400,7 @@ class Study(BaseModel):
 def _has_setting(method: StudyMethod, key: str) -> bool:
     """Whether a method has a setting. Those of other sections do not depend on it."""
     section, _, name = key.partition(".")
-    return section != "method" or name in _method_settings(method)
-
-
-def _method_settings(method: StudyMethod) -> Collection[str]:
-    """The names of a method's settings; other software has none of them."""
-    return () if method.function else METHODS.find(method.method_name).Config.model_fields
+    return section != "method" or name in method.method_keys()
 
 
 def list_studies() -> list[str]:

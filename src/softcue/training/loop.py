@@ -133,6 +133,7 @@ class Trainer:
         self._best_evaluations: list[Evaluation] = []  # of `best`; empty if it was loaded from a checkpoint
         self._batches: tuple[int, list[list[int]]] = (-1, [])  # an epoch and its batches
         self._validation: list[PreparedRequests] = []  # tokenized at the first evaluation
+        self._has_begun = self._has_closed_form = False
         if backbone.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(backbone.device)
 
@@ -171,9 +172,52 @@ class Trainer:
 
     def run(self) -> TrainingResult:
         """Train to the end. Afterwards the model holds the parameters of its best evaluation."""
+        self.advance(self.num_steps)
+        return self.finish()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to train: all steps are taken, or it stopped early, or it takes none."""
+        takes_no_steps = not self.needs_training or self._has_closed_form
+        is_over = takes_no_steps or self.state.step >= self.num_steps or self.state.is_over
+        return self._has_begun and is_over
+
+    def advance(self, step: int) -> None:
+        """Train up to a step. What is solved in closed form, or trains nothing, is done at once.
+
+        Example:
+            trainer.advance(trainer.num_steps // 2)
+        """
+        if not self._has_begun:
+            self._begin()
+        with torch.random.fork_rng(devices=[]):
+            while self.state.step < step and not self.is_done:
+                self._step()
+                self._after_step()
+
+    def finish(self) -> TrainingResult:
+        """End training here. Afterwards the model holds the parameters of its best evaluation."""
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+        evaluations = self._best_evaluations or self._score_validation()
+        if self.needs_training and not self._has_closed_form:
+            evaluations = self._refit_heads(evaluations)
+        return TrainingResult(
+            self.state,
+            evaluations,
+            sum(row.is_truncated for row in self.rows),
+            time.monotonic() - self._started,
+            peak_megabytes(self.backbone.device),
+            self._warnings(evaluations),
+        )
+
+    def _begin(self) -> None:
+        """What comes before the first step of this process: closed forms, or the start of a run by steps."""
+        self._has_begun = True
         self.processes.share_first(list(self._tensors().values()))
         closed_form_solutions = self.model.method.closed_form_solutions(self.models[0].readout, self.rows)
-        if closed_form_solutions is not None and len(self.models) > 1:
+        self._has_closed_form = closed_form_solutions is not None
+        if self._has_closed_form and len(self.models) > 1:
             raise ConfigurationError(
                 setting="method.name",
                 got=self.model.method.config.name,
@@ -185,25 +229,8 @@ class Trainer:
             self._evaluate()
         if not self.needs_training:
             self._evaluate()
-        elif closed_form_solutions is None and self.state.step == 0:
+        elif not self._has_closed_form and self.state.step == 0:
             self._start()
-        with torch.random.fork_rng(devices=[]):
-            while closed_form_solutions is None and self.state.step < self.num_steps and not self.state.is_over:
-                self._step()
-                self._after_step()
-        self.model.load_state_dict(self.best)
-        self.model.eval()
-        evaluations = self._best_evaluations or self._score_validation()
-        if self.needs_training and closed_form_solutions is None:
-            evaluations = self._refit_heads(evaluations)
-        return TrainingResult(
-            self.state,
-            evaluations,
-            sum(row.is_truncated for row in self.rows),
-            time.monotonic() - self._started,
-            peak_megabytes(self.backbone.device),
-            self._warnings(evaluations),
-        )
 
     def _start(self) -> None:
         """Fit and solve the heads whose settings ask for it, and evaluate the model before its first step."""
