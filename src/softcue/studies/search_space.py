@@ -74,12 +74,21 @@ def _as_number(value: Any) -> Any:
 
 
 def read_space(space: Mapping[str, Any]) -> Space:
-    """Check the form of a space whose values are lists, ranges, or text of the command line.
+    """Check keys and form of a space whose values are lists, ranges, or text of the command line.
 
     Example:
         >>> read_space({"method.prompt_length": "5,10", "method.insert_layer": [0, 2]})
         {'method.prompt_length': [5, 10], 'method.insert_layer': [0, 2]}
     """
+    for key in space:
+        override(key, None)  # an unknown section is an error
+        if key in DECIDED or (key.startswith("backbone.") and key not in _BACKBONE_KEYS_OF_RUN):
+            raise ConfigurationError(
+                setting=key,
+                got="a search",
+                expected="a setting with which all trials have the same backbone, rows and seeds",
+                fix="leave it out of the search",
+            )
     values = {key: parse_values(key, value) if isinstance(value, str) else value for key, value in space.items()}
     checked = _search(values, trials=1, seeds=1).space
     # Lists as JSON has them: proposals are found again in the file of a search.
@@ -93,7 +102,11 @@ def _search(space: Mapping[str, Any], trials: int, seeds: int) -> Search:
     try:
         return Search(space=dict(space), trials=trials, seeds=seeds)
     except ValidationError as error:
-        raise as_configuration_error("search", error) from error
+        problem = as_configuration_error("search", error)
+        got = ", ".join(space) if problem.setting == "search" else problem.got
+        raise ConfigurationError(
+            setting=problem.setting, got=got, expected=problem.expected, fix="correct the values"
+        ) from error
 
 
 def make_search(space: Mapping[str, list[Any] | Range], trials: int, seeds: int, start: Mapping[str, Any]) -> Search:
@@ -131,21 +144,13 @@ def _is_between(values: Range, value: Any) -> bool:
 
 
 def check_space(space: Mapping[str, list[Any] | Range], settings: Settings, given: Settings) -> None:
-    """Raise an error for a key that cannot be searched, for one that is also given, and for values of a wrong kind.
+    """Raise an error for an unknown setting, for one that is also given, and for values of a wrong kind.
 
     Example:
         >>> check_space({"method.prompt_length": [5, 10]}, {}, {})
     """
     for key, values in space.items():
-        override(key, None)  # an unknown section is an error
         section, name = key.split(".")[:2]
-        if key in DECIDED or (section == "backbone" and key not in _BACKBONE_KEYS_OF_RUN):
-            raise ConfigurationError(
-                setting=key,
-                got="a search",
-                expected="a setting with which all trials have the same backbone, rows and seeds",
-                fix="leave it out of the search",
-            )
         if name in given.get(section, {}):
             raise ConfigurationError(
                 setting=key,

@@ -98,7 +98,8 @@ def tune(
     command = _command(requested, arguments.get("config"), tuner.changes_of(file.best))
     num_rows = len(preset.splits[0].validation)
     data = name_of_rows(arguments, cue)
-    return Tuning(data, cue.task.main_metric, num_rows, Listing(file.trials), trials, cue, command)
+    num_planned = trials if search.trials else 0
+    return Tuning(data, cue.task.main_metric, num_rows, Listing(file.trials), num_planned, cue, command)
 
 
 def _check(trials: int, seeds: int, seconds: float, arguments: Mapping[str, Any]) -> None:
@@ -179,8 +180,8 @@ class _Tuner:
         if not keep_trials:
             remove(trial_folder)
         words = ", ".join(f"{key.partition('.')[2]} {show_setting(value)}" for key, value in settings.items())
-        result = f"{trial.score:.1f}" if trial.score is not None else reason
-        report(f"trial {trial.name}: {result} with {words}, {seconds:.0f} seconds")
+        result = f"{trial.score:.1f} on validation rows" if trial.score is not None else f"no score, {reason}"
+        report(f"trial {trial.name}, {words}, {seconds} seconds: {result}")
         return trial
 
     def _train_trial(self, folder: Path, settings: Mapping[str, Any], seed: int) -> Cue:

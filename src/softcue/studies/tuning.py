@@ -142,7 +142,7 @@ class Tuning(TitledTable):
     metric: str
     validation_rows: int
     trials: Listing[TuningTrial]  # in the order of the search
-    num_planned: int  # as many as there were to be; 0: a whole grid
+    num_planned: int  # trials that were to be; 0: a whole grid
     cue: Cue
     command: str  # that trains the best settings again
 
@@ -211,7 +211,7 @@ class Tuning(TitledTable):
                 Column(key, [trial.settings[key] for trial in trials], key.partition(".")[2], show_setting)
                 for key in keys
             ),
-            Column("seconds", [trial.seconds for trial in trials], show="{:.0f}".format),
+            Column("seconds", [trial.seconds for trial in trials]),
             Column("reason", reasons, "why no score", is_shown=any(reasons)),
         ]
 
