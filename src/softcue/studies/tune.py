@@ -80,10 +80,10 @@ def tune(
     search = make_search(searched, trials, seeds, start)
     propose(search, [])  # without optuna, a search that needs it ends here
     request = {
-        "backbone, rows or settings": preset.checkpoints.run,
-        "searched settings": search.model_dump(mode="json")["space"],
-        "numbers of trials": trials,
-        "numbers of seeds": seeds,
+        "run": preset.checkpoints.run,
+        "space": search.model_dump(mode="json")["space"],
+        "trials": trials,
+        "seeds": seeds,
     }
     with lock_folder(folder / TRIALS):
         file = TuningFile.begin(folder, request, overwrite)

@@ -20,6 +20,13 @@ from softcue.studies.study import name_value
 from softcue.studies.table import Column, TitledTable
 
 FILE = "tuning.json"
+# What a search must have in common with the one of the folder to go on, in words.
+REQUEST = {
+    "run": "backbone, rows or settings",
+    "space": "searched settings",
+    "trials": "numbers of trials",
+    "seeds": "numbers of seeds",
+}
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,11 @@ class TuningFile:
     """The content of tuning.json. It is written after every trial, so a search that was stopped goes on.
 
     Example:
-        file = TuningFile.begin(Path("cues/tickets"), {"trials": 20}, overwrite=False)
+        file = TuningFile.begin(Path("cues/tickets"), request, overwrite=False)
     """
 
     folder: Path
-    request: dict[str, Any]  # what a search must have in common to go on
+    request: dict[str, Any]  # the keys of REQUEST
     replaces: bool  # a cue that was in the folder before
     trials: list[TuningTrial] = field(default_factory=list)
     is_finished: bool = False
@@ -69,7 +76,7 @@ class TuningFile:
         plain = json.loads(json.dumps(request))  # as it comes back from the file
         if path.exists() and not overwrite:
             file = cls._read(folder)
-            if changed := [name for name in plain if file.request.get(name) != plain[name]]:
+            if changed := [REQUEST[key] for key in REQUEST if file.request.get(key) != plain[key]]:
                 raise RunError(
                     setting="output_dir",
                     got=folder,
@@ -111,6 +118,7 @@ class TuningFile:
             "request": self.request,
             "replaces": self.replaces,
             "is_finished": self.is_finished,
+            "best": self.best.number if self.trials else None,
             "trials": [asdict(trial) for trial in self.trials],
         }
         with convert_write_errors("output_dir", self.folder):
