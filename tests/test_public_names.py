@@ -17,7 +17,7 @@ from softcue.listing import Listing
 
 PUBLIC = {
     *("train", "load", "load_backbone", "Cue", "Engine", "Task", "Prediction", "PromptEncoder", "register_method"),
-    *("compare", "methods", "tasks", "backbones", "errors", "__version__"),
+    *("compare", "tune", "methods", "tasks", "backbones", "errors", "__version__"),
 }
 # Ways to reach a package before it is called.
 WAYS = {

@@ -6,6 +6,7 @@ cue = softcue.train("cues/tickets", task="tickets", backbone="minilm")
 cue = softcue.load("cues/tickets")
 cue.predict(["My invoice is wrong."])
 softcue.compare(["cues/tickets", "cues/other"], data="held-out.csv")  # can they be told apart?
+softcue.tune("cues/best", task="tickets", method="p-tuning-v2")  # settings searched on validation rows
 softcue.methods()  # what can be trained; also softcue.tasks() and softcue.backbones()
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from softcue.prompts import PromptEncoder
     from softcue.serving.engine.engine import Engine
     from softcue.studies.compare import compare
+    from softcue.studies.tune import tune
     from softcue.tasks import Task
     from softcue.tasks import list_tasks as tasks
     from softcue.types import Prediction
@@ -46,12 +48,14 @@ __all__ = [
     "register_method",
     "tasks",
     "train",
+    "tune",
 ]
 
 _HOMES = {
     "train": "softcue.api",
     "load": "softcue.cue",
     "compare": "softcue.studies.compare",
+    "tune": "softcue.studies.tune",
     "Cue": "softcue.cue",
     "load_backbone": "softcue.backbones",
     "register_method": "softcue.methods",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -11,6 +12,7 @@ from softcue.backbones import Backbone
 from softcue.configuration import Settings, merged, override, parse_overrides, read_settings
 from softcue.cue import Cue
 from softcue.errors import ConfigurationError
+from softcue.run import Run
 from softcue.tasks import Source
 
 # Settings whose argument has another name.
@@ -128,9 +130,77 @@ def train(
         cue = softcue.train("cues/best", task="tickets", method="auto", overrides={"selection.seconds": 600})
         cues = softcue.train("cues/help-desk", tasks=["tickets", "urgency"])
     """
-    rows = {"train": train, "validation": validation, "test": test}
+    requested = request_run(
+        tasks,
+        backbone=backbone,
+        method=method,
+        recipe=recipe,
+        task=task,
+        data=data,
+        train=train,
+        validation=validation,
+        test=test,
+        text=text,
+        label=label,
+        multi_label=multi_label,
+        separator=separator,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        network_learning_rate=network_learning_rate,
+        batch_size=batch_size,
+        prompt_length=prompt_length,
+        max_length=max_length,
+        allow_pickle=allow_pickle,
+        few_shot=few_shot,
+        shots_per_class=shots_per_class,
+        seed=seed,
+        init_from=init_from,
+        skip_bad_rows=skip_bad_rows,
+        config=config,
+        overrides=overrides,
+    )
+    run = make_training_run(Path(output_dir), requested.settings, **requested.options)
+    cues = run.execute(resume=resume, overwrite=overwrite, progress=progress)
+    return cues[0] if tasks is None else {cue.task.name: cue for cue in cues}
+
+
+@dataclass(frozen=True)
+class RequestedRun:
+    """The run that arguments of `train` ask for. Nothing is read or loaded yet."""
+
+    settings: Settings  # of the configuration file, with arguments and overrides on top
+    given: Settings  # of arguments and overrides alone
+    recipe: str
+    tables: Mapping[str, Any]  # rows that are no files, by split
+    backbone: Backbone | None  # if it is loaded already
+    is_joint: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `Run` takes beside folder and settings."""
+        return {
+            "backbone": self.backbone,
+            "tables": self.tables,
+            "is_joint": self.is_joint,
+            "recipe": self.recipe,
+        }
+
+    def make_run(self, output_dir: str | Path, changes: Settings) -> Run:
+        """Make the run of one method with changed settings: models are built, nothing is trained or written."""
+        return Run(Path(output_dir), merged(self.settings, changes), **self.options)
+
+
+def request_run(tasks: Sequence[str] | None = None, **arguments: Unpack[TrainArguments]) -> RequestedRun:
+    """Turn arguments of `train` into settings; those of how it is executed, such as `resume`, are left to the caller.
+
+    Example:
+        >>> request_run(task="tickets", epochs=5).settings["training"]
+        {'epochs': 5}
+    """
+    rows = {"train": arguments.get("train"), "validation": arguments.get("validation"), "test": arguments.get("test")}
+    text, label = arguments.get("text"), arguments.get("label")
     if tasks is not None:
-        single_task_arguments = {"task": task, **rows, "text": text, "label": label}
+        single_task_arguments = {"task": arguments.get("task"), **rows, "text": text, "label": label}
         for argument, value in single_task_arguments.items():
             if value is not None:
                 raise ConfigurationError(
@@ -141,51 +211,52 @@ def train(
                 )
     files = {split: str(source) for split, source in rows.items() if isinstance(source, (str, Path))}
     tables = {split: source for split, source in rows.items() if source is not None and split not in files}
-    arguments: Settings = {
+    backbone = arguments.get("backbone")
+    sections: Settings = {
         "backbone": {
             "name": backbone.name if isinstance(backbone, Backbone) else backbone,
-            "max_length": max_length,
-            "allow_pickle": allow_pickle,
+            "max_length": arguments.get("max_length"),
+            "allow_pickle": arguments.get("allow_pickle"),
         },
-        "method": {"name": method, "prompt_length": prompt_length},
+        "method": {"name": arguments.get("method"), "prompt_length": arguments.get("prompt_length")},
         "task": {
-            "name": task,
-            "data": _as_text(data),
+            "name": arguments.get("task"),
+            "data": _as_text(arguments.get("data")),
             "text": text,
             "label": label,
-            "kind": "multi-label" if multi_label else None,
-            "separator": separator,
-            "few_shot": few_shot,
-            "shots_per_class": shots_per_class,
-            "skip_bad_rows": skip_bad_rows,
+            "kind": "multi-label" if arguments.get("multi_label") else None,
+            "separator": arguments.get("separator"),
+            "few_shot": arguments.get("few_shot"),
+            "shots_per_class": arguments.get("shots_per_class"),
+            "skip_bad_rows": arguments.get("skip_bad_rows"),
             **files,
         },
         "mixture": {"tasks": list(tasks) if tasks else None},
         "training": {
-            "seed": seed,
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "network_learning_rate": network_learning_rate,
-            "batch_size": batch_size,
-            "init_from": _as_text(init_from),
+            "seed": arguments.get("seed"),
+            "epochs": arguments.get("epochs"),
+            "learning_rate": arguments.get("learning_rate"),
+            "network_learning_rate": arguments.get("network_learning_rate"),
+            "batch_size": arguments.get("batch_size"),
+            "init_from": _as_text(arguments.get("init_from")),
         },
     }
+    config, recipe = arguments.get("config"), arguments.get("recipe")
     base = read_settings(config) if isinstance(config, (str, Path)) else dict(config or {})
     recipe_of_file = base.pop("recipe", "default")
+    overrides = arguments.get("overrides", ())
     overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
-    settings = _merge_settings(base, arguments, overrides)
+    settings, given = _merge_settings(base, sections, overrides), _merge_settings({}, sections, overrides)
     if isinstance(config, (str, Path)):
-        _check_pickle_is_named(config, settings, _merge_settings({}, arguments, overrides))
-    run = make_training_run(
-        Path(output_dir),
+        _check_pickle_is_named(config, settings, given)
+    return RequestedRun(
         settings,
-        backbone=backbone if isinstance(backbone, Backbone) else None,
-        tables=tables,
+        given,
+        recipe_of_file if recipe is None else recipe,
+        tables,
+        backbone if isinstance(backbone, Backbone) else None,
         is_joint=tasks is not None,
-        recipe=recipe_of_file if recipe is None else recipe,
     )
-    cues = run.execute(resume=resume, overwrite=overwrite, progress=progress)
-    return cues[0] if tasks is None else {cue.task.name: cue for cue in cues}
 
 
 def _merge_settings(base: Settings, arguments: Settings, overrides: Mapping[str, Any] | Iterable[str]) -> Settings:

@@ -27,6 +27,7 @@ from softcue.cli import (
     study,
     tasks,
     train,
+    tune,
 )
 from softcue.cli.stopping import (
     STOPPED_BY_CTRL_C,
@@ -50,6 +51,7 @@ app.command("adapt")(adapt.adapt)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("compare")(compare.compare)
+app.command("tune")(tune.tune)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("methods")(methods.methods)

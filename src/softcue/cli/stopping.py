@@ -47,6 +47,8 @@ def stopped_message(arguments: Sequence[str]) -> str:
         "stopped; go on with: softcue train --task tickets --output-dir 'my cues' --resume"
         >>> stopped_message(["softcue", "adapt", "books", "--new", "tiny", "--output-dir", "models/tiny"])
         'stopped; go on with: softcue adapt books --new tiny --output-dir models/tiny --resume'
+        >>> stopped_message(["softcue", "tune", "--task", "tickets", "--output-dir", "cues/best", "--overwrite"])
+        'stopped; go on with: softcue tune --task tickets --output-dir cues/best'
         >>> stopped_message(["softcue", "evaluate", "cues/tickets"])
         'stopped'
     """
@@ -55,11 +57,15 @@ def stopped_message(arguments: Sequence[str]) -> str:
     if command in ("train", "adapt"):
         if "RANK" in os.environ:  # torchrun's own words are not known here
             return "stopped; go on with the same command and --resume"
-        words = [word for word in words if word != "--overwrite"]
-        return f"stopped; go on with: {_program(program)} {shlex.join(_with_resume(words))}"
-    if command in ("demo", "study"):  # they continue by themselves
+        return f"stopped; go on with: {_program(program)} {shlex.join(_with_resume(_without_overwrite(words)))}"
+    if command in ("demo", "study", "tune"):  # they continue by themselves
+        words = _without_overwrite(words)
         return f"stopped; go on with: {_program(program)} {shlex.join(words)}"
     return "stopped"
+
+
+def _without_overwrite(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word != "--overwrite"]
 
 
 def _with_resume(words: Sequence[str]) -> list[str]:

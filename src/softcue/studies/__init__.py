@@ -1,4 +1,5 @@
-"""Studies, which are grids of runs, and comparisons of cues and methods. `softcue.compare` is in `compare.py`.
+"""Studies, which are grids of runs, and comparisons of cues and methods. `softcue.compare` is in `compare.py`,
+`softcue.tune` in `tune.py`.
 
 study = softcue.studies.read_study("quick", seeds=1)
 softcue.studies.run_study(study, open_study("studies/quick"), make_engine("local", "studies/quick"))
@@ -17,6 +18,7 @@ from softcue.studies.statistics import Difference, bootstrap_difference, exact_m
 from softcue.studies.store import open_study
 from softcue.studies.study import Study, list_studies, make_study, read_study
 from softcue.studies.table import Table
+from softcue.studies.tuning import Tuning, TuningTrial
 
 __all__ = [
     "Comparison",
@@ -30,6 +32,8 @@ __all__ = [
     "Study",
     "Table",
     "TrainedRun",
+    "Tuning",
+    "TuningTrial",
     "bootstrap_difference",
     "compare_methods",
     "compare_predictions",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
@@ -13,7 +12,7 @@ from softcue.cue import Cue
 from softcue.errors import ConfigurationError, near_matches
 from softcue.evaluation import read_evaluation_set
 from softcue.studies.cue_loading import check_several, load_cues_of_one_task, task_of
-from softcue.studies.methods import MethodComparison, compare_methods
+from softcue.studies.methods import MethodComparison, compare_methods, make_line_report
 from softcue.studies.predictions import PredictionComparison, compare_predictions
 from softcue.tasks import Source
 from softcue.tasks.columns import rename_columns
@@ -99,7 +98,7 @@ def compare(
             fix="pass rows as `train=ROWS`, `validation=ROWS` and `test=ROWS`",
         )
     given = _given({**method_arguments, "data": data, "backbones": _as_list(backbones) or None})
-    report = _print_line if given.pop("progress", True) else _print_nothing
+    report = make_line_report(given.pop("progress", True))
     return compare_methods(methods=_as_list(methods), report=report, **given)
 
 
@@ -144,11 +143,3 @@ def _refuse(arguments: Mapping[str, Any], expected: str, fix: str) -> None:
     """Raise an error if an argument of the other form is given."""
     for name, value in arguments.items():
         raise ConfigurationError(setting=name, got=value, expected=expected, fix=fix)
-
-
-def _print_line(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
-def _print_nothing(line: str) -> None:
-    pass

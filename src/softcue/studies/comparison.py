@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from softcue.cue.cue_file import package_versions
-from softcue.drawing import html_table, text_table
 from softcue.files import convert_write_errors, write_atomically, write_json
 from softcue.inspection.page import note_parts
 from softcue.studies.statistics import Difference
-from softcue.studies.table import Column, Table, TableLike
+from softcue.studies.table import Column, Table, TitledTable
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Pair:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(TableLike):
+class Comparison(TitledTable):
     """A comparison is used like a DataFrame. It prints as a table with sentences, in a notebook as HTML.
 
     Example:
@@ -54,16 +53,6 @@ class Comparison(TableLike):
     data: str  # the name of the rows
     metric: str
     differences: Sequence[Pair]
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What is compared, on which rows."""
-
-    @property
-    @abstractmethod
-    def notes(self) -> list[str]:
-        """What a reader of the table should know."""
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
@@ -124,25 +113,6 @@ class Comparison(TableLike):
     def _more_files(self) -> Mapping[str, str]:
         """The text of further files by name."""
         return {}
-
-    def __repr__(self) -> str:
-        return "\n".join([self.title, text_table(*self.shown()), *self.sentences, *self.notes])
-
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
-        title = f"<p><b>{escape(self.title)}</b></p>"
-        return f"{title}{html_table(*self.shown())}{html_list(self.sentences)}{notes}"
-
-
-def html_list(sentences: Sequence[str]) -> str:
-    """Sentences as a list of a page; nothing if there are none.
-
-    Example:
-        >>> html_list(["a < b"]), html_list([])
-        ('<ul><li>a &lt; b</li></ul>', '')
-    """
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<ul>{items}</ul>" if items else ""
 
 
 def repeat_parts(command: str) -> list[str]:

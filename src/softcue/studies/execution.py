@@ -169,7 +169,7 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
     cues = {cue.task.name if is_joint else run.axes["trained_on"]: cue for cue in trained_cues}
     metrics_folder = trained.cue_folders[0]
     first = trained_cues[0]
-    scores = {name: _recorded_score(cue) for name, cue in cues.items()}
+    scores = {name: recorded_score(cue) for name, cue in cues.items()}
     for target in run.score_on:
         evaluation = first.evaluate(
             run.data or None, task=target, num_rows=run.settings.get("task.test_rows", 0), baselines=False
@@ -186,7 +186,7 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
     counts = first.cue_file.counts
     return {
         "scores": scores,
-        "validation": {name: _recorded_score(cue, "validation") for name, cue in cues.items()},
+        "validation": {name: recorded_score(cue, "validation") for name, cue in cues.items()},
         "baselines": {name: _baselines(cue) for name, cue in cues.items()},
         "trainable": counts.get("gradient", 0) + counts.get("head", 0),
         "counts": counts,
@@ -230,8 +230,12 @@ def _train_peer(run: StudyRun, folder: Path, runs_folder: Path, backbones: Backb
     }
 
 
-def _recorded_score(cue: Cue, split: str = "") -> dict[str, Any]:
-    """The score of a split as the cue records it: test rows, else validation rows."""
+def recorded_score(cue: Cue, split: str = "") -> dict[str, Any]:
+    """The score of a split as the cue records it: test rows, else validation rows.
+
+    Example:
+        recorded_score(cue, "validation")["main"]
+    """
     split = split or ("test" if "test" in cue.scores else "validation")
     metrics = cue.scores[split]
     main = sum(metrics[name] for name in cue.task.main_metrics) / len(cue.task.main_metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,11 +174,29 @@ def compare_methods(
         Pair(first, second, _difference(scored, first, second, seeds))
         for first, second in itertools.combinations(facts, 2)
     ]
-    return MethodComparison(_name_of_rows(arguments, cue), metric, pairs, split, Listing(lines), runs)
+    return MethodComparison(name_of_rows(arguments, cue), metric, pairs, split, Listing(lines), runs)
 
 
-def _name_of_rows(arguments: Mapping[str, Any], cue: Cue) -> str:
-    """The task or the training rows as the user named them."""
+def make_line_report(is_shown: bool) -> Report:
+    """A report whose lines go to standard error, or nowhere.
+
+    Example:
+        make_line_report(True)("prompt-tuning, seed 0: 84.1 on 126 test rows")
+    """
+
+    def report(line: str) -> None:
+        if is_shown:
+            sys.stderr.write(f"{line}\n")
+
+    return report
+
+
+def name_of_rows(arguments: Mapping[str, Any], cue: Cue) -> str:
+    """The task or the training rows as the user named them.
+
+    Example:
+        name_of_rows({"train": "rows/tickets.csv"}, cue)
+    """
     train_rows = arguments.get("train")
     return str(arguments.get("task") or (cue.task.name if train_rows is None else name_of(train_rows)))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from softcue.drawing import bar_chart, html_table, side_by_side
 from softcue.drawing.bars import legend
 from softcue.inspection.page import html_page, note_parts
-from softcue.studies.comparison import html_list, repeat_parts
+from softcue.studies.comparison import repeat_parts
+from softcue.studies.table import html_list
 
 if TYPE_CHECKING:
     from softcue.studies.methods import MethodComparison

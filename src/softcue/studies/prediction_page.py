@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from softcue.drawing import html_table
 from softcue.inspection.page import html_page, note_parts
-from softcue.studies.comparison import html_list, repeat_parts
+from softcue.studies.comparison import repeat_parts
+from softcue.studies.table import html_list
 
 if TYPE_CHECKING:
     from softcue.studies.predictions import PredictionComparison

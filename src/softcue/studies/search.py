@@ -46,17 +46,28 @@ def _propose_with_optuna(search: Search, rounds: Sequence[Sequence[Trial]], size
     sampler = optuna.samplers.TPESampler(seed=len(rounds), n_startup_trials=min(2 * ROUND_SIZE, search.trials // 2))
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for settings, score in itertools.chain.from_iterable(rounds):
-        study.add_trial(optuna.trial.create_trial(params=settings, distributions=distributions, value=score))
+        parameters = {key: _parameter(search.space[key], value) for key, value in settings.items()}
+        study.add_trial(optuna.trial.create_trial(params=parameters, distributions=distributions, value=score))
     proposals: list[dict[str, Any]] = []
     for _ in range(size):
-        proposals.append(dict(study.ask(distributions).params))
+        parameters = study.ask(distributions).params
+        proposals.append({key: _value(search.space[key], parameter) for key, parameter in parameters.items()})
     return proposals
+
+
+# optuna knows a value of a list by its number: values may then be lists too, such as layers.
+def _parameter(values: list[Any] | Range, value: Any) -> Any:
+    return value if isinstance(values, Range) else values.index(value)
+
+
+def _value(values: list[Any] | Range, parameter: Any) -> Any:
+    return parameter if isinstance(values, Range) else values[parameter]
 
 
 def _distribution(optuna: Any, values: list[Any] | Range) -> Any:
     distributions = optuna.distributions
     if not isinstance(values, Range):
-        return distributions.CategoricalDistribution(values)
+        return distributions.CategoricalDistribution(range(len(values)))
     if values.whole:
         return distributions.IntDistribution(int(values.low), int(values.high), log=values.log)
     return distributions.FloatDistribution(values.low, values.high, log=values.log)

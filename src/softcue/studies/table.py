@@ -7,6 +7,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal, overload
 
 from softcue.drawing import html_table, text_table
@@ -172,3 +173,41 @@ class Table(TableLike):
 
     def _repr_html_(self) -> str:
         return html_table(*self.shown())
+
+
+class TitledTable(TableLike):
+    """A table with a title above it, and sentences and notes below. It prints as text, in a notebook as HTML."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the table shows, on which rows."""
+
+    @property
+    @abstractmethod
+    def sentences(self) -> list[str]:
+        """What the table says, in plain words."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> list[str]:
+        """What a reader of the table should know."""
+
+    def __repr__(self) -> str:
+        return "\n".join([self.title, text_table(*self.shown()), *self.sentences, *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
+        title = f"<p><b>{escape(self.title)}</b></p>"
+        return f"{title}{html_table(*self.shown())}{html_list(self.sentences)}{notes}"
+
+
+def html_list(sentences: Sequence[str]) -> str:
+    """Sentences as a list of a page; nothing if there are none.
+
+    Example:
+        >>> html_list(["a < b"]), html_list([])
+        ('<ul><li>a &lt; b</li></ul>', '')
+    """
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f"<ul>{items}</ul>" if items else ""
