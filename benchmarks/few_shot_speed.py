@@ -105,9 +105,9 @@ def train_prompt_tuning(backbone: Backbone, splits: Splits, target_score: float)
     run = FewShotRun(target_score)
 
     def listen(kind: str, values: dict[str, Any]) -> None:
-        if kind == "step":
+        if kind == "step" or values["step"] == 0:  # the start: its head is solved
             run.count_time()
-        else:
+        if kind != "step":
             run.add_score(values["score"])
 
     model, trainer = _make_trainer("prompt-tuning", backbone, splits, listen)

@@ -55,7 +55,7 @@ def test_preset_lies_below_what_the_user_sets() -> None:
     below = preset("prompt-tuning", "encoder")["training"]
     run = resolved("training.epochs=3", kind="encoder")
     assert run.training.epochs == 3 != below["epochs"]
-    assert run.training.learning_rate == below["learning_rate"]
+    assert run.training.relative_rate == below["relative_rate"]
 
 
 def test_without_a_kind_no_preset_is_used() -> None:

@@ -21,6 +21,7 @@ from softcue.tasks import examples_from
 
 PHRASES = {"billing": "refund invoice", "shipping": "parcel order", "account": "sign account"}
 QUICK = {"training.steps": 2, "method.prompt_length": 8}
+UNSOLVED = {"readout.head_start": "random", "readout.refit": False}  # a head that has hardly learned
 
 
 def make_rows(num_rows: int, seed: int) -> list[dict[str, Any]]:
@@ -107,7 +108,7 @@ def test_prompts_learn_the_sets(tmp_path: Path) -> None:
 
 
 def test_the_threshold_is_kept_in_the_cue(tmp_path: Path) -> None:
-    overrides = {**QUICK, "readout.threshold": 0.01}
+    overrides = {**QUICK, "readout.threshold": 0.01, **UNSOLVED}
     softcue.train(tmp_path / "cue", **ROWS, backbone=tiny("bert"), overrides=overrides, progress=False)
     loaded = softcue.load(tmp_path / "cue", tiny("bert"))
     assert loaded.cue_file.readout.threshold == 0.01
@@ -133,7 +134,7 @@ def test_numbers_come_back_as_numbers(tmp_path: Path) -> None:
 
 
 def test_a_collapse_causes_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = {**QUICK, "readout.threshold": 0.99}
+    overrides = {**QUICK, "readout.threshold": 0.99, **UNSOLVED}
     softcue.train(tmp_path / "cue", **ROWS, backbone=tiny("bert"), overrides=overrides)
     shown = capsys.readouterr()
     assert "validation rows is predicted as '(none)': nothing was learned" in shown.out + shown.err

@@ -35,6 +35,16 @@ ALL_FILES = [
 ]
 CASES = [(method, kind) for method, method_class in METHODS.built_in.items() for kind in method_class.kinds]
 WITHOUT_PAPER = ("linear-probe", "no-prompt")
+# Parts of presets that no paper has, and their values without a preset.
+BEYOND_THE_PAPERS = {
+    "training.relative_rate": 0.0,
+    "training.head_learning_rate": None,
+    "training.min_steps": 0,
+    "training.contrastive": 0.0,
+    "readout.head_start": "random",
+    "readout.centre": False,
+    "readout.refit": False,
+}
 ROWS = [{"text": example.texts[0], "label": example.target} for example in EXAMPLES] * 2
 LABELS = {
     f"task.{part}.{name}": getattr(label, attribute)
@@ -86,13 +96,20 @@ def test_every_value_of_a_recipe_is_a_valid_setting(method: str, kind: str) -> N
         assert recipe.backbone or recipe.note or method in WITHOUT_PAPER, "say what is taken on other kinds"
 
 
+def test_parts_that_no_paper_has_are_off_unless_a_preset_sets_them() -> None:
+    plain = resolve({}).as_settings()
+    for name, value in BEYOND_THE_PAPERS.items():
+        section, _, key = name.partition(".")
+        assert plain[section][key] == value
+
+
 @pytest.mark.parametrize(("method", "kind"), [case for case in CASES if case[0] not in WITHOUT_PAPER])
 def test_a_recipe_says_something_about_every_setting_of_the_preset(method: str, kind: str) -> None:
     in_preset = {f"{section}.{key}" for section, keys in preset(method, kind).items() for key in keys}
     silent = in_preset - set(paper_recipe(method, kind).settings)
     # steps take the place of epochs, glove is the user's file; what has no networks or prompt vectors needs no rate
     rates = {"training.learning_rate", "training.network_learning_rate"}
-    assert silent <= {"training.epochs", "method.glove", *rates}
+    assert silent <= {"training.epochs", "method.glove", *rates, *BEYOND_THE_PAPERS}
     assert rates & set(paper_recipe(method, kind).settings) or not METHODS[method].needs_training
 
 
@@ -181,12 +198,12 @@ def test_an_unknown_recipe_in_a_file_or_as_argument_is_an_error(tmp_path: Path) 
 
 
 def test_differences_are_named_in_words() -> None:
-    config = resolve({"method": {"name": "m-idpg-phm"}}, "encoder")
+    config = resolve({"method": {"name": "m-idpg-phm", "rule": "parallel"}}, "encoder")
     summary = summarise("default", paper_recipe("m-idpg-phm", "encoder", TaskForm()), config.as_settings())
     assert summary.line.startswith(
-        "m-idpg-phm, default recipe: 20 vectors (paper 5), keys and values (paper: added states), "
+        "m-idpg-phm, default recipe: 20 vectors (paper 5), an attention of their own (paper: added states), "
     )
-    assert "weight decay 0 (paper 0.1)" in summary.text and summary.line.count("\n") == 0
+    assert "weight decay 0.01 (paper 0.1)" in summary.text and summary.line.count("\n") == 0
 
 
 def test_values_the_authors_chose_from_are_no_difference() -> None:

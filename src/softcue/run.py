@@ -495,6 +495,7 @@ def _metrics(cue: Cue, splits: Splits, result: TrainingResult, selection: Select
         "history": result.state.history,
         "health": result.state.health,
         "best_step": result.state.best_step,
+        "refit_gain": result.refit_gain,
         "steps": result.state.step,
         "seconds": round(seconds, 1),
         "peak_megabytes": round(result.peak_megabytes, 1),

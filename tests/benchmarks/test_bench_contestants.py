@@ -318,7 +318,7 @@ def test_a_score_that_prompt_tuning_misses_counts_as_zero() -> None:
 
 def test_a_missing_peer_is_named() -> None:
     with pytest.raises(MissingExtraError, match="not_there"):
-        few_shot_speed._import_peer("not_there")
+        few_shot_speed.import_peer("not_there")
 
 
 # --- models with real weights, here tiny ones ---

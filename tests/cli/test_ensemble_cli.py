@@ -49,6 +49,10 @@ class Cues:
         )
 
 
+# Cues that have hardly learned answer differently.
+UNTAUGHT = ["readout.head_start=random", "readout.refit=false", "readout.centre=false", "training.contrastive=0"]
+
+
 @pytest.fixture(scope="module")
 def cues(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path]) -> Cues:
     """Three cues of one task with one folder name, two for a score, and two that answer or read something else."""
@@ -67,7 +71,7 @@ def cues(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path
     wanted |= {f"score{seed}": [*options, "score", "task.kind=regression", "--seed", seed] for seed in range(2)}
     wanted |= {"tone": [*options, "tone"], "copy": ["--text", "copy", "--label", "team"]}
     for name, words in wanted.items():
-        ended = cues.train(name, *words)
+        ended = cues.train(name, *words, *UNTAUGHT)
         assert ended.code == 0, ended.err
     return cues
 

@@ -116,7 +116,7 @@ def test_regression_is_compared_with_the_mean_target(tmp_path: Path) -> None:
 def test_curve_has_the_loss_of_every_step_and_every_validation_score(cue: Cue) -> None:
     curve = cue.training_curve
     assert [step for step, _ in curve.losses] == [1, 2, 3, 4, 5, 6]
-    assert [step for step, _ in curve.scores] == [2, 4, 6]
+    assert [step for step, _ in curve.scores] == [0, 2, 4, 6]  # the solved head first
     assert curve.metric == "accuracy"
     assert curve.best == (cue.cue_file.training["best_step"], cue.scores["validation"]["accuracy"])
     num_rows = cue.cue_file.rows["validation"]
@@ -158,7 +158,7 @@ def test_cues_of_a_joint_run_show_their_own_score_and_the_common_loss(tmp_path: 
     )
     for cue in cues.values():
         curve = cue.training_curve
-        assert len(curve.losses) == len(curve.scores) == 2
+        assert len(curve.losses) == len(curve.scores) - 1 == 2  # the start has no loss
         assert curve.best is not None
         assert curve.best[1] == pytest.approx(cue.scores["validation"]["accuracy"])
 

@@ -291,7 +291,9 @@ def test_long_files_are_answered_in_pieces(cues: Path, tmp_path: Path, monkeypat
 def test_illegal_answers_are_marked_and_fit_into_the_same_table() -> None:
     legal, illegal = Prediction(None, value=3.2).as_dict(), Prediction("junk", is_illegal=True).as_dict()
     assert illegal == {"label": "junk", "illegal": True}
-    [text] = predict_command._csv([[{"a": "x", **legal}, {"a": "y", **illegal}]], with_scores=False)
+    [text] = predict_command._csv(
+        [[{"a": "x", **legal}, {"a": "y", **illegal}]], with_scores=False, separators={"": ";"}
+    )
     assert list(csv.DictReader(text.splitlines())) == [
         {"a": "x", "value": "3.2", "label": "", "illegal": ""},
         {"a": "y", "value": "", "label": "junk", "illegal": "True"},

@@ -153,7 +153,12 @@ def test_inspect_compares_several_cues(folders: dict[str, Path], tmp_path: Path)
     assert not re.search(r"(src|href)=[\"'](?!data:)", page)
     printed = run(*words, "--json").json
     assert [cue["name"] for cue in printed["cues"]] == ["a", "vip", "gpt", "b"]
-    assert all(len(cue["curve"]["scores"]) == 2 for cue in printed["cues"])
+    assert {cue["name"]: [step for step, _ in cue["curve"]["scores"]] for cue in printed["cues"]} == {
+        "a": [0, 1, 2],  # a head that is solved is evaluated before the first step
+        "vip": [0, 1, 2],
+        "gpt": [1, 2],
+        "b": [0, 1, 2],
+    }
     matrix = printed["similarity"]["best_match"]
     assert matrix[0][3] == pytest.approx(matrix[3][0], abs=1e-5)
     assert matrix[0][0] == pytest.approx(1.0, abs=1e-5)
@@ -205,7 +210,7 @@ def test_tasks_that_were_trained_together_also_have_a_mean_curve(tmp_path: Path)
     [(name, points)] = comparison.mean_curves.items()
     assert name == "joint: prompt-tuning, mean of 2 tasks"
     curves = [dict(cue.curve.scores) for cue in comparison.cues]
-    assert points == [(step, (curves[0][step] + curves[1][step]) / 2) for step in (1, 2)]
+    assert points == [(step, (curves[0][step] + curves[1][step]) / 2) for step in (0, 1, 2)]
     assert comparison_page(comparison).count("<polyline") == 3
     assert curves_picture(comparison).startswith(PNG)
     assert comparison.similarity.best_match[0][1] == pytest.approx(1.0, abs=1e-5)  # they share their parameters

@@ -54,7 +54,9 @@ STILL = {
 def train(folder: Path, backbone: Any, method: str = "s-idpg-phm", tune: bool = True, **settings: Any) -> Cue:
     sizes = SIZES if method == "s-idpg-phm" else {"method.prompt_length": 3}
     rates = {"training.backbone_learning_rate": 0.003, "training.steps": 3, "training.batch_size": 4}
-    overrides = {**sizes, **rates, "method.tune_backbone": tune, **settings.pop("overrides", {})}
+    # A head that is solved may be best before the first step, and then nothing is tuned.
+    head = {"readout.head_start": "random", "readout.centre": False, "readout.refit": False}
+    overrides = {**sizes, **rates, **head, "method.tune_backbone": tune, **settings.pop("overrides", {})}
     if "training.epochs" in overrides:
         del overrides["training.steps"]
     rows = settings.pop("rows", NLI)

@@ -20,6 +20,7 @@ from tiny import tiny
 
 import softcue
 from softcue.api import request_run
+from softcue.configuration import resolve
 from softcue.errors import ConfigurationError, MissingExtraError, RunError, SoftcueError, TrainingError
 from softcue.run import Run
 from softcue.studies.search_space import Space, default_space, make_search, parse_values, read_space
@@ -30,6 +31,11 @@ from softcue.training.checkpoints import Checkpoints
 QUICK = {"training.steps": 2, "training.batch_size": 4}
 GRID: dict[str, Any] = {"method.prompt_length": [2, 3], "training.learning_rate": [0.01, 0.05]}
 NUM_TRIALS = 5  # the preset, and the grid of four
+
+
+def preset_rate() -> float:
+    """The learning rate of prompt tuning's preset on the tiny backbone."""
+    return float(f"{resolve({}, 'encoder').training.relative_rate * tiny('bert').word_size:.4g}")
 
 
 class Crash(Exception):
@@ -98,17 +104,20 @@ def space_of(method: str, changes: dict[str, Any] | None = None, family: str = "
     rows = [{"text": f"{team} {number}", "label": team} for team in ("a", "b") for number in range(4)]
     values: dict[str, Any] = {"train": rows, "validation": rows, "backbone": tiny(family), "method": method}
     requested = request_run(**values, overrides=changes or {})
-    return default_space(requested.make_run("nowhere"), requested.given)
+    return default_space(requested.make_run("nowhere", {}), requested.given)
 
 
 def test_a_prompt_has_rates_lengths_and_a_late_layer_around_its_preset() -> None:
-    assert space_of("prompt-tuning") == {
-        "training.learning_rate": Range(low=0.001, high=0.1, log=True),
-        "training.network_learning_rate": Range(low=0.0005, high=0.05, log=True),  # of the head
-        "method.prompt_length": [5, 10, 20, 40],
-        "method.insert_layer": [0, 1],
-    }
-    assert "training.network_learning_rate" not in space_of("prompt-tuning", family="t5")  # it writes words: no head
+    training = resolve({}, "encoder").training
+    words, head = training.relative_rate * tiny("bert").word_size, training.head_learning_rate
+    assert head is not None
+    space = space_of("prompt-tuning")
+    for key, rate in (("training.learning_rate", words), ("training.head_learning_rate", head)):
+        rates = space.pop(key)
+        assert isinstance(rates, Range) and rates.log
+        assert (rates.low, rates.high) == (pytest.approx(rate / 10, rel=1e-3), pytest.approx(rate * 10, rel=1e-3))
+    assert space == {"method.prompt_length": [5, 10, 20, 40], "method.insert_layer": [0, 1]}
+    assert "training.head_learning_rate" not in space_of("prompt-tuning", family="t5")  # it writes words: no head
 
 
 def test_prompts_of_layers_have_halves_of_them_unless_they_are_keys_and_values() -> None:
@@ -116,14 +125,15 @@ def test_prompts_of_layers_have_halves_of_them_unless_they_are_keys_and_values()
     assert space_of("p-tuning-v2", {"method.rule": "add"})["method.layers"] == halves
     phm = {"method.phm_n": 4, "method.bottleneck": 8}
     assert space_of("m-idpg-phm", {**phm, "method.rule": "parallel"})["method.layers"] == halves
-    with_keys = space_of("p-tuning-v2")
+    with_keys = space_of("p-tuning-v2", {"method.rule": "kv"})
     assert "method.layers" not in with_keys and with_keys["method.insert_layer"] == [0, 1]
     assert "method.layers" not in space_of("s-idpg-phm", phm)
 
 
 def test_what_the_user_sets_and_what_the_method_lacks_is_not_searched() -> None:
     assert "method.prompt_length" not in space_of("prompt-tuning", {"method.prompt_length": 3})
-    assert list(space_of("adapter", {"method.bottleneck": 8})) == ["training.network_learning_rate"]
+    rates = ["training.network_learning_rate", "training.head_learning_rate"]
+    assert sorted(space_of("adapter", {"method.bottleneck": 8})) == sorted(rates)
     own_rate = space_of("prompt-tuning", {"training.head_learning_rate": 0.2})
     assert "training.head_learning_rate" not in own_rate and "training.network_learning_rate" not in own_rate
     assert list(space_of("fine-tuning")) == ["training.learning_rate", "training.network_learning_rate"]
@@ -155,7 +165,7 @@ def test_the_first_trial_is_the_preset_and_the_best_is_an_ordinary_cue(
     tuning: Any, place: Path, arguments: dict[str, Any]
 ) -> None:
     assert len(tuning) == len(tuning.trials) == NUM_TRIALS
-    assert tuning.trials[0].settings == {"method.prompt_length": 20, "training.learning_rate": 0.01}
+    assert tuning.trials[0].settings == {"method.prompt_length": 20, "training.learning_rate": preset_rate()}
     plain = softcue.train(place / "plain", **arguments)
     assert tuning.trials[0].score == pytest.approx(plain.scores["validation"]["accuracy"])
     assert tuning["score"] == sorted(tuning["score"], reverse=True)
@@ -216,7 +226,7 @@ def test_trials_that_do_not_fit_or_break_down_have_the_lowest_score(arguments: d
     space = {"method.prompt_length": [4, 400], "training.learning_rate": [0.01, 1e30], "method.insert_layer": [0, 7]}
     tuning = softcue.tune(tmp_path / "cue", space=space, **arguments)
     reasons = {tuple(trial.settings.values()): trial.reason for trial in tuning.trials}
-    assert reasons[4, 0.01, 0] == "" and reasons[20, 0.01, 0] == ""
+    assert reasons[4, 0.01, 0] == "" and reasons[20, preset_rate(), 0] == ""
     assert reasons[400, 0.01, 0].startswith("method.prompt_length: got 400")
     assert reasons[4, 0.01, 7].startswith("method.insert_layer: got 7")
     assert reasons[4, 1e30, 0].startswith("loss at step")
@@ -393,7 +403,7 @@ def test_the_command_prints_the_table_and_how_to_train_the_best(
     shown = run(*words)
     assert shown.code == 0, shown.err
     assert shown.out.splitlines()[-1] == tuning.command
-    assert "trial 1 (preset), prompt_length 20, learning_rate 0.01, " in shown.err
+    assert f"trial 1 (preset), prompt_length 20, learning_rate {preset_rate():g}, " in shown.err
     assert timeless(tmp_path / "cue") == timeless(place / "whole")
     printed = run(*words, "--json").json
     assert printed["best"] == tuning.best and len(printed["trials"]) == NUM_TRIALS
@@ -435,4 +445,4 @@ def wait_for_trials(folder: Path, num_done: int, process: subprocess.Popen[bytes
 
 def test_auto_has_no_settings_to_search(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="one method"):
-        tune(tmp_path / "tuned", method="auto", task="tickets", trials=2)
+        softcue.tune(tmp_path / "tuned", method="auto", task="tickets", trials=2)

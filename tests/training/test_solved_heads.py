@@ -75,7 +75,7 @@ def test_start_is_evaluated_and_kept_if_training_makes_it_worse() -> None:
 def test_head_is_solved_again_and_kept_only_if_it_scores_higher() -> None:
     plain, before, _ = trained(**RESTING)
     refitted, after, _ = trained({"refit": True}, **RESTING)
-    gain = refitted.state.health["refit_gain"]
+    gain = refitted.refit_gain
     assert gain > 0  # a random head was not the best
     assert refitted.evaluations[0].main == plain.evaluations[0].main + gain
     assert not torch.equal(head_weight(before), head_weight(after))
@@ -92,7 +92,7 @@ def test_worse_refit_leaves_the_head_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     _, plain, _ = trained(steps=40)
     monkeypatch.setattr(PooledHead, "solve", ruin)
     result, model, _ = trained({"refit": True}, steps=40)
-    assert result.state.health["refit_gain"] == 0.0
+    assert result.refit_gain == 0.0
     for name, value in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
 

@@ -196,7 +196,7 @@ def test_a_tracker_gets_settings_steps_evaluations_and_final_scores(tmp_path: Pa
     assert tracker.run.settings["method.name"] == tracker.run.tags["method"] == "prompt-tuning"
     assert tracker.run.tags.keys() == {"method", "backbone", "task"}
     assert tracker.steps() == [1, 2, 3, 4, 5, 6]
-    assert tracker.steps("evaluation/accuracy") == [2, 4, 6]
+    assert tracker.steps("evaluation/accuracy") == [0, 2, 4, 6]
     assert (tracker.state, tracker.last_step) == ("finished", 6)
     assert tracker.scores["final/validation/accuracy"] == cue.scores["validation"]["accuracy"]
     assert tracker.scores["final/test/accuracy"] == cue.scores["test"]["accuracy"]
@@ -281,7 +281,7 @@ def test_a_resumed_run_continues_its_tracked_run_without_repeating_steps(
     assert (first.state, first.scores, second.state) == (state, {}, "finished")
     assert second.identity == first.identity
     assert first.steps() + second.steps() == [1, 2, 3, 4, 5, 6]
-    assert first.steps("evaluation/score") + second.steps("evaluation/score") == [2, 4, 6]
+    assert first.steps("evaluation/score") + second.steps("evaluation/score") == [0, 2, 4, 6]
 
 
 def test_after_kill_9_steps_after_the_checkpoint_are_reported_again(

@@ -315,12 +315,15 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
             fix=f"export it: softcue backbones export {origin} FOLDER, then --backbone FOLDER",
         )
     model.method.load_state_dict({**model.method.state_dict(), **first_tensors})
-    # Parameters only: buffers, such as the scale of regression targets, come from the new rows.
-    head, new_head = dict(first.readout.named_parameters()), dict(model.readout.named_parameters())
+    # The scale of regression targets comes from the new rows.
+    head, new_head = (
+        {name: value for name, value in stage.readout.state_dict().items() if name not in ("mean", "scale")}
+        for stage in (first, model)
+    )
     has_same_labels = first.readout.task.label_names == model.readout.task.label_names
-    if has_same_labels and _shapes(head) == _shapes(new_head):
-        for name, value in head.items():
-            new_head[name].data.copy_(value.data)
+    if head and has_same_labels and _shapes(head) == _shapes(new_head):
+        model.readout.load_state_dict({**model.readout.state_dict(), **head})
+        model.readout.is_taken_over = True
     return cue_file.record_sha256
 
 

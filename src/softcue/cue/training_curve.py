@@ -95,6 +95,10 @@ def read_training_curve(folder: Path | None, cue_file: CueFile) -> TrainingCurve
     scores = _points(history, names)
     best_step = cue_file.training.get("best_step")
     best = next(((step, score) for step, score in scores if step == best_step), None)
+    recorded = cue_file.scores.get("validation", {})
+    if best is not None and all(name in recorded for name in cue_file.task.main_metrics):
+        # A head that was solved again at the end scores higher than its step did.
+        best = (best[0], fmean(recorded[name] for name in cue_file.task.main_metrics))
     return TrainingCurve(metric, losses, scores, best, cue_file.num_rows("validation"))
 
 

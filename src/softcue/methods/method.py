@@ -347,7 +347,9 @@ def with_units(config: Deep, prompted_layers: PromptedLayers, backbone: Backbone
     """Return the configuration with the sizes of the prompted layers' keys and values, if its rule needs them."""
     if prompted_layers.rule != "parallel" or config.units:
         return config
-    sizes = torch.ones(backbone.num_layers, 2) if backbone.word_table.is_meta else attention_sizes(backbone)
+    if backbone.word_table.is_meta:  # only its shapes are known
+        return config.model_copy(update={"units": ((1.0, 1.0),) * len(prompted_layers.layers)})
+    sizes = attention_sizes(backbone)
     return config.model_copy(
         update={"units": tuple((float(sizes[layer, 0]), float(sizes[layer, 1])) for layer in prompted_layers.layers)}
     )

@@ -55,6 +55,11 @@ class PromptEncoder(nn.Module, ABC):
     def forward(self, instance: Instance) -> Prompt:
         """Return the prompt of each row of the instance."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether prompts are what they will be in training. A codebook that training fills is not there at first."""
+        return True
+
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are prompt vectors; they use `learning_rate`, others `network_learning_rate`."""
         return []

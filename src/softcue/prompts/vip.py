@@ -68,6 +68,11 @@ class VIP(PromptEncoder):
         view.prompt_length = len(self.prompt) + len(hard)
         return view
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the codebook has its first codes."""
+        return self.quantizer is None or not self.quantizer.is_empty
+
     def prompt_parameters(self) -> list[nn.Parameter]:
         """Return P."""
         return [self.prompt]

@@ -127,6 +127,7 @@ class Readout(nn.Module, ABC):
     shared_computation: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
     decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together
     pads_punctuation = False  # the backbone reads and writes texts with spaces around punctuation
+    is_taken_over = False  # the head is that of a first stage, and training starts with it
     offset_unit: OffsetUnit | None = None  # tokens or words whose character offsets it needs, to predict spans
 
     def __init__(self, task: Task, config: ReadoutConfig, backbone: Backbone) -> None:

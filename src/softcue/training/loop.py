@@ -57,6 +57,7 @@ class TrainingResult:
     seconds: float
     peak_megabytes: float
     warnings: list[str] = field(default_factory=list)
+    refit_gain: float = 0.0  # of heads that were solved again at the end, mean over tasks
 
 
 def check_finite(loss: float, step: int, fix: str) -> None:
@@ -199,9 +200,9 @@ class Trainer:
         """End training here. Afterwards the model holds the parameters of its best evaluation."""
         self.model.load_state_dict(self.best)
         self.model.eval()
-        evaluations = self._best_evaluations or self._score_validation()
+        trained = evaluations = self._best_evaluations or self._score_validation()
         if self.needs_training and not self._has_closed_form:
-            evaluations = self._refit_heads(evaluations)
+            evaluations = self._refit_heads(trained)
         return TrainingResult(
             self.state,
             evaluations,
@@ -209,6 +210,7 @@ class Trainer:
             time.monotonic() - self._started,
             peak_megabytes(self.backbone.device),
             self._warnings(evaluations),
+            fmean(after.main - before.main for before, after in zip(trained, evaluations, strict=True)),
         )
 
     def _begin(self) -> None:
@@ -237,6 +239,9 @@ class Trainer:
         solved = [solver.start(self.backbone) for solver in self._head_solvers()]
         self.processes.share_first(list(self._tensors().values()))
         evaluations = [evaluation for evaluation in solved if evaluation is not None]
+        encoder = self.model.method.prompt_encoder()
+        if encoder is not None and not encoder.is_ready:
+            return
         if len(evaluations) == len(self.tasks):
             self._evaluate(evaluations)
         elif evaluations or self.config.evaluate_start:
@@ -262,9 +267,6 @@ class Trainer:
             if not readout.config.refit or readout.linear is None:
                 continue
             kept[number] = solver.refit(self.backbone)
-            prefix = "" if len(self.tasks) == 1 else f"{solver.model.task.name}/"
-            gain = kept[number].main - evaluations[number].main
-            self.state.health = {**self.state.health, f"{prefix}refit_gain": gain}
         return kept
 
     def _step(self) -> None:

@@ -34,6 +34,8 @@ class HeadSolver:
         """Fit what the head needs of its vectors, and solve it if its settings say so; returns its scores then."""
         readout = self.model.readout
         is_solved = readout.config.head_start == "solved"
+        if readout.is_taken_over:
+            return None
         if is_solved:
             readout.check_solvable()
         elif not readout.config.centre or readout.summary is None:
