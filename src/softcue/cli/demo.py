@@ -10,14 +10,15 @@ import typer
 if TYPE_CHECKING:
     from softcue.backbones import Backbone
 
-TASKS = ("tickets", "urgency", "same-request")
+TASKS = ("reply-form", "tickets", "urgency")
+METHOD = "p-tuning-v2"
 
 
 def demo(
     output_dir: Annotated[Path, typer.Option("--output-dir", help="Where the three cue folders go.")] = Path("cues"),
     seeds: Annotated[
         int, typer.Option(min=1, help="Train with seeds 0 to N-1 and show mean and standard deviation.")
-    ] = 1,
+    ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train three sample tasks on the frozen MiniLM and compare them with simple baselines."""
@@ -40,10 +41,10 @@ def demo(
     else:
         typer.echo("one run per task: runs differ by several points; --seeds 3 shows mean and spread")
     typer.echo(f"Cues are in {output_dir}/. Try next:")
-    cues = f"{output_dir}/tickets {output_dir}/urgency"
-    typer.echo(f"  softcue predict {cues} 'My parcel never came!'")
-    typer.echo(f"  softcue inspect {output_dir}/tickets")
-    flags = "--text COLUMN --label COLUMN --backbone minilm --output-dir cues/yours"
+    cues = " ".join(f"{output_dir}/{name}" for name in TASKS)
+    typer.echo(f"  softcue predict {cues} 'My parcel never came. Whom do I call?'")
+    typer.echo(f"  softcue inspect {output_dir}/reply-form")
+    flags = "--text COLUMN --label COLUMN --backbone minilm --method auto --output-dir cues/yours"
     typer.echo(f"  softcue train --train YOUR.csv {flags}")
 
 
@@ -62,7 +63,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
     for seed in range(num_seeds):
         # Seeds after the first are below a folder of their own: `softcue serve FOLDER` serves the first.
         folder = output_dir / name if seed == 0 else output_dir / f"seed-{seed}" / name
-        cue = train(folder, task=name, backbone=backbone, seed=seed, resume=True, progress=progress)
+        cue = train(folder, task=name, method=METHOD, backbone=backbone, seed=seed, resume=True, progress=progress)
         assert cue.path is not None
         scores.append(cue.scores["test"][task.main_metric])
         seconds += json.loads((cue.path / "metrics.json").read_text("utf-8"))["seconds"]
