@@ -168,16 +168,18 @@ class Run:
         generator = torch.Generator().manual_seed(stream_seed(config.training.seed, "method"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(config.training.seed, "model"))
-            method_class = METHODS[config.method.name]
-            method = method_class.make(config.method, backbone, joint_task(tasks), generator)
-            methods = [method.make_for_task(config.method, backbone, task) for task in tasks]
+            method_class, method_config = METHODS[config.method.name], config.method
+            if config.training.init_from:
+                method_config = method_config.after(read_cue_file(Path(config.training.init_from)).method)
+            method = method_class.make(method_config, backbone, joint_task(tasks), generator)
+            methods = [method.make_for_task(method_config, backbone, task) for task in tasks]
             models = [
                 with_readout(splits.task, task_method, config.readout, backbone, config.backbone.max_length)
                 for splits, task_method in zip(self.splits, methods, strict=True)
             ]
             if config.readout.pooling == "measured":
                 models = [
-                    model.with_measured_pooling(backbone, splits.train)
+                    model.with_measured_pooling(backbone, splits.train, may_compare=config.readout.pairs == "auto")
                     for model, splits in zip(models, self.splits, strict=True)
                 ]
             seed = stream_seed(config.training.seed, "rows of the method")

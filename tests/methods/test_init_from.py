@@ -352,3 +352,19 @@ def test_two_stages_on_the_command_line_with_swapped_pairs(model_folders: dict[s
         assert (code, out) == (2, "")
         assert err.startswith("error: ") and err.count("\n") == 1
         assert not (tmp_path / "x").exists()
+
+
+def test_a_second_stage_measures_in_the_units_of_the_first(tmp_path: Path) -> None:
+    parallel = {"method.prompt_length": 3, "method.rule": "parallel"}
+    first = train(tmp_path / "first", "p-tuning-v2", overrides=parallel)
+    units = [[2.0 * key, 3.0 * value] for key, value in first.cue_file.method["units"]]
+    moved = train(tmp_path / "moved", "p-tuning-v2", overrides={**parallel, "method.units": units})
+    second = train(tmp_path / "second", "p-tuning-v2", init_from=tmp_path / "moved", overrides={**parallel, **STILL})
+    assert second.cue_file.method["units"] == moved.cue_file.method["units"] != first.cue_file.method["units"]
+
+
+def test_a_head_on_other_vectors_is_not_taken_over(first: Cue, tmp_path: Path) -> None:
+    pooled = {"readout.pooling": "mean", "readout.pairs": "joint"}
+    other = train(tmp_path / "other", seed=5, init_from=first.path, overrides={**STILL, **pooled})
+    assert first.cue_file.readout.pooling != "mean"
+    assert not all_equal(numbers(other)[1], numbers(first)[1])

@@ -95,3 +95,24 @@ def test_the_run_records_what_was_measured(tmp_path: Any) -> None:
     )
     config = yaml.safe_load((tmp_path / "cue" / "config.yaml").read_text())
     assert config["readout"]["pooling"] in ("cls", "mean")
+
+
+@pytest.mark.usefixtures("telling_mean")
+def test_pairs_that_the_user_sets_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from softcue.tasks import Task
+
+    task = Task(name="pairs", text=("text", "second"), labels=TASK.labels)
+    rows = [Example((row.texts[0], row.texts[0]), row.target) for row in ROWS]
+    backbone = tiny("bert")
+    model = make_model(backbone, "no-prompt", task=task, readout={"pooling": "measured", "pairs": "joint"})
+    asked: list[bool] = []
+    original = pooling_choice._candidates
+
+    def note(task: Any, backbone: Any, usual: Any, may_compare: bool) -> Any:
+        asked.append(may_compare)
+        return original(task, backbone, usual, may_compare)
+
+    monkeypatch.setattr(pooling_choice, "_candidates", note)
+    measured = model.with_measured_pooling(backbone, rows, may_compare=False)
+    assert measured.readout.config.pairs == "joint" and asked == [False]
+    assert "compared" not in original(task, backbone, "cls", False)

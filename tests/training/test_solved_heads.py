@@ -12,7 +12,7 @@ from torch.nn import functional
 from toy import EXAMPLES, TASK, make_model
 from toy_training import trained
 
-from softcue.errors import ConfigurationError
+from softcue.errors import ConfigurationError, TrainingError
 from softcue.inference import PreparedRequests, make_task_model, predict
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
@@ -205,3 +205,35 @@ def test_few_rows_get_the_least_number_of_steps_and_five_evaluations() -> None:
     assert plan_steps(TrainingConfig(epochs=10, min_steps=100), steps_per_epoch=20) == (200, 20)
     assert plan_steps(TrainingConfig(epochs=10, min_steps=100, evaluate_every=3), steps_per_epoch=7) == (100, 3)
     assert plan_steps(TrainingConfig(steps=5, min_steps=100), steps_per_epoch=7) == (5, 7)
+
+
+def test_a_class_without_training_rows_does_not_make_the_head_unsure() -> None:
+    backbone = tiny("bert")
+    absent = TASK.label_names[-1]
+    rows = [example for example in EXAMPLES if example.target != absent]
+    missing = [Example(example.texts, absent) for example in EXAMPLES[:2]]
+    sure = []
+    for validation in (rows, [*rows, *missing]):
+        model = make_model(backbone, "no-prompt", readout={"head_start": "solved", "dropout": 0.0})
+        tokenized = model.rows(backbone, rows, with_target=True)
+        requests = PreparedRequests.of(backbone, [(model, example) for example in validation])
+        HeadSolver(model, tokenized, requests, 4).start(backbone)
+        assert model.readout.linear is not None
+        sure.append(model.readout.linear.weight.detach().clone())
+    assert torch.equal(*sure)
+
+
+def test_heads_on_a_mask_are_not_solved_again() -> None:
+    result, _, _ = trained({"pooling": "mask", "refit": True})
+    assert result.refit_gain == 0.0
+
+
+def test_vectors_that_are_not_finite_are_a_training_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from softcue.inference import TaskModel
+
+    def broken(self: TaskModel, backbone: Any, rows: Any, batch_size: int) -> torch.Tensor:
+        return torch.full((len(rows), self.readout.feature_width), float("nan"))
+
+    monkeypatch.setattr(TaskModel, "features", broken)
+    with pytest.raises(TrainingError, match="not finite"):
+        trained({"refit": True})

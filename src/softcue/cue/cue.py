@@ -321,7 +321,8 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
         for stage in (first, model)
     )
     has_same_labels = first.readout.task.label_names == model.readout.task.label_names
-    if head and has_same_labels and _shapes(head) == _shapes(new_head):
+    reads_same = type(first.readout) is type(model.readout) and first.readout.summary == model.readout.summary
+    if head and has_same_labels and reads_same and _shapes(head) == _shapes(new_head):
         model.readout.load_state_dict({**model.readout.state_dict(), **head})
         model.readout.is_taken_over = True
     return cue_file.record_sha256

@@ -132,17 +132,21 @@ class TaskModel(nn.Module):
             return self
         return TaskModel(self.task, method, self.readout, backbone, self.max_length, self.reformulation)
 
-    def with_measured_pooling(self, backbone: Backbone, examples: Sequence[Example]) -> TaskModel:
+    def with_measured_pooling(
+        self, backbone: Backbone, examples: Sequence[Example], may_compare: bool = True
+    ) -> TaskModel:
         """Return this model with the pooling that training rows prefer, if its head could read another one.
 
         What a folder of sentence-transformers says is taken as it is: it was the best of all in every comparison.
+        `may_compare` says whether the head may read the comparison of two texts or not, as rows prefer.
         """
         config = self.readout.config
         is_given = backbone.sentence_transformers.pooling is not None
-        can_change = self.readout.linear is not None and self.readout.summary not in (None, "mask")
-        if is_given or self.reformulation is not None or not can_change:
+        if is_given or self.reformulation is not None or not self.readout.is_solvable:
             return self
-        chosen = choose_pooling(self.readout, backbone, examples, self.max_length)
+        if not may_compare and config.pairs == "compare":
+            return self
+        chosen = choose_pooling(self.readout, backbone, examples, self.max_length, may_compare)
         if chosen == config:
             return self
         readout = make_readout(chosen, self.task, backbone)

@@ -50,6 +50,10 @@ class MethodConfig(BaseModel):
         """Whether the trained prompt vectors stand among words, whose size is then the unit of learning rates."""
         return False
 
+    def after(self, first_stage: Mapping[str, Any]) -> Self:
+        """Return these settings for a run that starts from a cue whose method has the settings `first_stage`."""
+        return self
+
     def view_of(self, backbone: Backbone) -> Backbone:
         """Return the backbone that a method with these settings is built for."""
         return backbone
@@ -286,6 +290,13 @@ class DeepConfig(PromptedConfig):
         "empty: those of the backbone",
     )
 
+    def after(self, first_stage: Mapping[str, Any]) -> Self:
+        """Take over the units in which the parameters of a first stage are measured."""
+        units = first_stage.get("units")
+        if self.units or not units or first_stage.get("name") != self.name:
+            return self
+        return self.model_copy(update={"units": tuple(tuple(pair) for pair in units)})
+
     @property
     def stands_among_words(self) -> bool:
         """Keys and values do not."""
@@ -351,8 +362,15 @@ def with_units(config: Deep, prompted_layers: PromptedLayers, backbone: Backbone
         return config.model_copy(update={"units": ((1.0, 1.0),) * len(prompted_layers.layers)})
     sizes = attention_sizes(backbone)
     return config.model_copy(
-        update={"units": tuple((float(sizes[layer, 0]), float(sizes[layer, 1])) for layer in prompted_layers.layers)}
+        update={
+            "units": tuple((_rounded(sizes[layer, 0]), _rounded(sizes[layer, 1])) for layer in prompted_layers.layers)
+        }
     )
+
+
+def _rounded(size: Tensor) -> float:
+    """Return a size with four digits: the last digits of a sum depend on the number of threads."""
+    return float(f"{float(size):.4g}")
 
 
 def unit_keys(length: int, width: int, generator: torch.Generator | None) -> Tensor:

@@ -17,12 +17,14 @@ from softcue.types import Example, TokenizedRow
 MAX_ROWS = 512  # training rows on which poolings are compared
 
 
-def choose_pooling(readout: Readout, backbone: Backbone, examples: Sequence[Example], limit: int) -> ReadoutConfig:
+def choose_pooling(
+    readout: Readout, backbone: Backbone, examples: Sequence[Example], limit: int, may_compare: bool = True
+) -> ReadoutConfig:
     """Return a head's configuration with the pooling on which a linear probe scores best on training rows.
 
     Scores are cross-validated. The head has the pooling that the backbone's files say or that is usual. It stays
     unless another one is better by more than the standard error of the difference between folds, or if there are too
-    few rows to compare. Of two texts, their comparison is a candidate too.
+    few rows to compare. Of two texts, their comparison is a candidate too, unless `may_compare` is false.
 
     Example:
         choose_pooling(readout, backbone, splits.train, limit=128).pooling
@@ -36,9 +38,10 @@ def choose_pooling(readout: Readout, backbone: Backbone, examples: Sequence[Exam
     labels = [label for example in sample if (label := readout.with_target(empty, example).label) is not None]
     num_outputs = readout.linear.out_features
     folds: dict[Summary, Tensor] = {}
-    for summary in _candidates(task, backbone, usual):
+    for summary in _candidates(task, backbone, usual, may_compare):
         features = sentence_vectors_of(SentenceVector("backbone", summary), backbone, task, sample, limit)  # [N R]
-        folds[summary] = probe_scores(features, labels, num_outputs)
+        is_finite = bool(features.isfinite().all())
+        folds[summary] = probe_scores(features, labels, num_outputs) if is_finite else features.new_zeros(0)
         if not len(folds[summary]):
             return config
     best = max(folds, key=lambda summary: float(folds[summary].mean()))
@@ -51,8 +54,9 @@ def choose_pooling(readout: Readout, backbone: Backbone, examples: Sequence[Exam
     return config.model_copy(update={"pooling": best, "pairs": "joint"})
 
 
-def _candidates(task: Task, backbone: Backbone, usual: Summary) -> list[Summary]:
+def _candidates(task: Task, backbone: Backbone, usual: Summary, may_compare: bool) -> list[Summary]:
     """Return the poolings to compare, the usual one first."""
     single: dict[str, list[Summary]] = {"encoder": ["cls", "mean"], "decoder": ["last", "mean"]}
-    comparison: list[Summary] = ["compared"] if backbone.kind == "encoder" and task.num_sentences == 2 else []
+    has_comparison = may_compare and backbone.kind == "encoder" and task.num_sentences == 2
+    comparison: list[Summary] = ["compared"] if has_comparison else []
     return list(dict.fromkeys([usual, *single.get(backbone.kind, []), *comparison]))

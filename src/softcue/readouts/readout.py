@@ -156,9 +156,14 @@ class Readout(nn.Module, ABC):
     def fit_features(self, features: Tensor) -> None:
         """Set mean and scale of the vectors that a head reads from those of training rows [N R], if it has them."""
 
+    @property
+    def is_solvable(self) -> bool:
+        """Whether the readout is one linear layer on one vector per row, for which there is a closed form."""
+        return self.linear is not None and self.summary is not None and self.summary != "mask"
+
     def check_solvable(self) -> None:
-        """Check that the readout is one linear layer on one vector per row, for which there is a closed form."""
-        if self.linear is None or self.summary is None or self.summary == "mask":
+        """Raise an error if there is no closed form."""
+        if not self.is_solvable:
             raise ConfigurationError(
                 setting="readout.head_start",
                 got="solved",

@@ -9,6 +9,8 @@ In the file of a study:
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -48,9 +50,11 @@ def find_peer(path: str) -> Peer:
         find_peer("benchmarks.peers:train_setfit")
     """
     module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:  # a command does not look into the folder in which it is called
+        sys.path.append(os.getcwd())
     try:
         function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigurationError(
             setting="function",
             got=path,

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from softcue.errors import RunError
 from softcue.studies.engines import StudyEngine
+from softcue.studies.peers import find_peer
 from softcue.studies.runs import Result, StudyPlan, StudyRun, is_result_of, plan_runs
 from softcue.studies.store import Failure, StudyFolder
 from softcue.studies.study import Study
@@ -113,7 +114,7 @@ def run_study(
 
 
 def check_tasks(study: Study) -> None:
-    """Raise an error if there is no such task: now, rather than in each of its runs. No rows are read.
+    """Raise an error if there is no such task or other software: now, rather than in each run. No rows are read.
 
     Example:
         check_tasks(read_study("quick"))
@@ -121,6 +122,9 @@ def check_tasks(study: Study) -> None:
     for task in study.tasks:
         for source in (task.source, *task.score_on):
             find_task(source)
+    for method in study.methods:
+        if method.function:
+            find_peer(method.function)
 
 
 class _Runner:

@@ -82,7 +82,8 @@ def read_space(space: Mapping[str, Any]) -> Space:
     """
     for key in space:
         override(key, None)  # an unknown section is an error
-        if key in DECIDED or (key.startswith("backbone.") and key not in _BACKBONE_KEYS_OF_RUN):
+        is_of_backbone = key.startswith("backbone.") and key not in _BACKBONE_KEYS_OF_RUN
+        if key in DECIDED or is_of_backbone or key.startswith(("selection.", "mixture.")):
             raise ConfigurationError(
                 setting=key,
                 got="a search",

@@ -337,8 +337,8 @@ class Study(BaseModel):
             raise ValueError("several tasks for a regime with `joint`")
         for method, regime in itertools.product(self.methods, self.regimes):
             is_meant = not method.regimes or regime.name in method.regimes
-            if method.method_name == AUTO and regime.joint and is_meant:
-                raise ValueError(f"other `regimes` for '{method.name}' than '{regime.name}': auto is for one task")
+            if (method.method_name == AUTO or method.function) and regime.joint and is_meant:
+                raise ValueError(f"other `regimes` for '{method.name}' than '{regime.name}': it is for one task")
         if not any(self._has_runs(method) for method in self.methods):
             raise ValueError("tasks and regimes of the study for a method at least: none has a run")
         self._check_settings_of_methods()

@@ -227,8 +227,9 @@ class _Tuner:
         return self._changes(trial.settings)
 
     def _changes(self, settings: Mapping[str, Any]) -> Settings:
-        changed = {key: value for key, value in settings.items() if value != self.start[key]}
-        return merged(*(override(key, value) for key, value in changed.items()))
+        if settings == self.start:
+            return {}
+        return merged(*(override(key, value) for key, value in settings.items()))
 
 
 def _execute(run: Run, may_replace: bool) -> Cue:

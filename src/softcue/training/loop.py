@@ -264,9 +264,8 @@ class Trainer:
         kept = list(evaluations)
         for number, solver in enumerate(self._head_solvers()):
             readout = solver.model.readout
-            if not readout.config.refit or readout.linear is None:
-                continue
-            kept[number] = solver.refit(self.backbone)
+            if readout.config.refit and readout.is_solvable and solver.has_classes_or_scores:
+                kept[number] = solver.refit(self.backbone)
         return kept
 
     def _step(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from softcue.backbones import Backbone
+from softcue.errors import TrainingError
 from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, TaskModel
 from softcue.readouts.closed_form import STRENGTHS
@@ -30,6 +31,12 @@ class HeadSolver:
         self.rows = rows[:: math.ceil(len(rows) / MAX_ROWS)]  # evenly spaced: files are often sorted by label
         self.labels = [row.label for row in self.rows if row.label is not None]
 
+    @property
+    def has_classes_or_scores(self) -> bool:
+        """Whether labels are what a head can be solved for. A method may ask for probabilities of classes instead."""
+        has_probabilities = any(isinstance(label, float) for label in self.labels)
+        return not (has_probabilities and self.model.readout.task.has_classes)
+
     def start(self, backbone: Backbone) -> Evaluation | None:
         """Fit what the head needs of its vectors, and solve it if its settings say so; returns its scores then."""
         readout = self.model.readout
@@ -49,7 +56,15 @@ class HeadSolver:
         return self._solve(backbone, self._features(backbone, self.rows))
 
     def _features(self, backbone: Backbone, rows: Sequence[TokenizedRow]) -> Tensor:
-        return self.model.features(backbone, rows, self.batch_size)  # [N R]
+        features = self.model.features(backbone, rows, self.batch_size)  # [N R]
+        if not features.isfinite().all():
+            raise TrainingError(
+                setting="vectors that the head reads",
+                got="numbers that are not finite",
+                expected="finite numbers to solve the head for",
+                fix="lower training.learning_rate, or set backbone.dtype=float32",
+            )
+        return features
 
     def _solve(self, backbone: Backbone, features: Tensor) -> Evaluation:
         """Try the head as it is, and the solution with each strength; the best on validation rows stays."""
@@ -72,7 +87,13 @@ class HeadSolver:
         evaluation, tensors = candidates[best]
         readout.load_state_dict(tensors)
         if best > 0:
-            readout.calibrate(held_out, self._validation_labels())
+            # A class without training rows is never predicted: its rows say nothing about how sure the head may be.
+            labels, in_training = self._validation_labels(), set(self.labels)
+            usable = [
+                number for number, label in enumerate(labels) if not isinstance(label, int) or label in in_training
+            ]
+            if usable:
+                readout.calibrate(held_out[usable], [labels[number] for number in usable])
         return evaluation
 
     def _validation_labels(self) -> list[RowLabel]:
