@@ -113,7 +113,7 @@ def test_vectors_are_in_units_of_the_layers_keys_and_values() -> None:
     sizes = attention_sizes(backbone)
     model = make_model(backbone, "p-tuning-v2 parallel")
     units = torch.tensor(model.method.config.model_dump()["units"])
-    torch.testing.assert_close(units, sizes)
+    torch.testing.assert_close(units, sizes, rtol=1e-3, atol=0.0)  # rounded to four digits
     assert sizes.shape == (backbone.num_layers, 2) and float(sizes.min()) > 0
     assert model.counts().stored == model.counts().gradient == backbone.num_layers * 4 * 2 * 32
 
