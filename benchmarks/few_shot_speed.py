@@ -7,10 +7,8 @@ Contestants: prompt tuning with its preset, our probe, a plain logistic regressi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.measuring import make_figure, median_and_spread
-from benchmarks.peers import import_peer, labels_of, predictions_of, texts_of
+from benchmarks.peers import import_peer, labels_of, predictions_of, run_setfit, texts_of
 from benchmarks.plan import Figures, Plan, report_seconds
 from benchmarks.texts import real_splits
 from softcue.backbones import Backbone, load_backbone
@@ -131,11 +129,10 @@ def train_logistic_regression(backbone: Backbone, splits: Splits, target_score: 
 
 def train_setfit(backbone: Backbone, splits: Splits, target_score: float) -> FewShotRun:
     """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression; scored during training."""
-    setfit, datasets = import_peer("setfit"), import_peer("datasets")
     from sklearn.linear_model import LogisticRegression
-    from transformers import ProgressCallback, TrainerCallback
+    from transformers import TrainerCallback
 
-    model = setfit.SetFitModel.from_pretrained(str(backbone.folder), device="cpu")
+    model = import_peer("setfit").SetFitModel.from_pretrained(str(backbone.folder), device="cpu")
     run = FewShotRun(target_score)
 
     def score_now() -> None:
@@ -151,20 +148,7 @@ def train_setfit(backbone: Backbone, splits: Splits, target_score: float) -> Few
             if run.seconds_to_score is None and state.global_step % SETFIT_SCORED_EVERY == 0:
                 score_now()
 
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = setfit.TrainingArguments(
-            output_dir=folder,
-            report_to="none",
-            save_strategy="no",
-            eval_strategy="no",
-            logging_strategy="no",
-            show_progress_bar=False,
-        )
-        rows = datasets.Dataset.from_dict({"text": texts_of(splits.train), "label": labels_of(splits.train)})
-        trainer = setfit.Trainer(model, arguments, train_dataset=rows, callbacks=[ScoreDuringTraining()])
-        trainer.remove_callback(ProgressCallback)
-        with contextlib.redirect_stdout(sys.stderr):  # standard output is for the figures
-            trainer.train()
+    run_setfit(model, splits.train, callbacks=[ScoreDuringTraining()])
     run.count_time()
     run.add_score(_score(splits, splits.validation, model.predict(texts_of(splits.validation), as_numpy=True)))
     run.test_score = _score(splits, splits.test, model.predict(texts_of(splits.test), as_numpy=True))

@@ -37,10 +37,17 @@ def train_logistic_regression(run: PeerRun) -> PeerResult:
 
 def train_setfit(run: PeerRun) -> PeerResult:
     """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression."""
+    model = import_peer("setfit").SetFitModel.from_pretrained(str(run.backbone.folder), device="cpu")
+    run_setfit(model, run.splits.train, run.seed)
+    predicted = model.predict(texts_of(scored_rows(run)), as_numpy=True)
+    return PeerResult(predictions_of(predicted), trainable=sum(p.numel() for p in model.model_body.parameters()))
+
+
+def run_setfit(model: Any, examples: Sequence[Example], seed: int = 42, callbacks: Sequence[Any] = ()) -> None:
+    """Train a SetFit model with its defaults, quietly."""
     setfit, datasets = import_peer("setfit"), import_peer("datasets")
     from transformers import ProgressCallback
 
-    model = setfit.SetFitModel.from_pretrained(str(run.backbone.folder), device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         arguments = setfit.TrainingArguments(
             output_dir=folder,
@@ -49,15 +56,13 @@ def train_setfit(run: PeerRun) -> PeerResult:
             eval_strategy="no",
             logging_strategy="no",
             show_progress_bar=False,
-            seed=run.seed,
+            seed=seed,
         )
-        columns = {"text": texts_of(run.splits.train), "label": labels_of(run.splits.train)}
-        trainer = setfit.Trainer(model, arguments, train_dataset=datasets.Dataset.from_dict(columns))
+        rows = datasets.Dataset.from_dict({"text": texts_of(examples), "label": labels_of(examples)})
+        trainer = setfit.Trainer(model, arguments, train_dataset=rows, callbacks=list(callbacks))
         trainer.remove_callback(ProgressCallback)
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
             trainer.train()
-    predicted = model.predict(texts_of(scored_rows(run)), as_numpy=True)
-    return PeerResult(predictions_of(predicted), trainable=sum(p.numel() for p in model.model_body.parameters()))
 
 
 def train_lora(run: PeerRun) -> PeerResult:
