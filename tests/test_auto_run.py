@@ -195,10 +195,10 @@ def test_scores_of_folds_are_their_mean(tmp_path: Path, monkeypatch: pytest.Monk
     scores = {"vip-c-fold-1": 90.0, "vip-c-fold-2": 60.0, "vip-c-fold-3": 30.0, "compacter-fold-1": 30.0}
     evaluate = Trainer._evaluate
 
-    def evaluated(self: Trainer) -> None:
+    def evaluated(self: Trainer, evaluations: list[Any] | None = None) -> None:
         assert self.checkpoints is not None
         score = scores.get(self.checkpoints.folder.parent.name, 0.0)
-        evaluate(self, [replace(part, main=score) for part in self._score_validation()])
+        evaluate(self, [replace(part, main=score) for part in evaluations or self._score_validation()])
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluated)
     cue = run(tmp_path / "cue", overrides={"selection.methods": "vip-c,compacter", "selection.folds": 3})

@@ -714,7 +714,7 @@ def test_demo_compares_three_cues_with_the_baselines(
     from softcue.backbones import load_backbone
 
     train, backbone = softcue.api.train, load_backbone(str(model_folders["bert"]))
-    quick = {"training.steps": 1, "task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 8}
+    quick = {"task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 8}
     monkeypatch.setattr("softcue.backbones.load_backbone", lambda name: backbone)
     monkeypatch.setattr("softcue.api.train", lambda *words, **settings: train(*words, **settings, overrides=quick))
     printed = run("demo", "--output-dir", tmp_path / "cues", "--seeds", "1", "--json").json
@@ -735,7 +735,7 @@ def test_demo_with_several_seeds_shows_mean_and_standard_deviation(
     from softcue.backbones import load_backbone
 
     train, backbone = softcue.api.train, load_backbone(str(model_folders["bert"]))
-    quick = {"training.steps": 1, "task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 40}
+    quick = {"task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 40}
     monkeypatch.setattr("softcue.backbones.load_backbone", lambda name: backbone)
     monkeypatch.setattr("softcue.api.train", lambda *words, **settings: train(*words, **settings, overrides=quick))
     printed = run("demo", "--output-dir", tmp_path / "cues", "--seeds", "2", "--json").json

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from command import TORCHRUN
+from killed_commands import train_whole_and_killed
 
 ROWS = [
     {"text": f"{word} number {number}", "label": label}
@@ -40,33 +38,13 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def steps_done(folder: Path) -> int:
-    """The steps of all candidates and folds, and of the winner."""
-    return sum(path.read_text().count('"kind": "step"') for path in folder.rglob("metrics.jsonl"))
-
-
 @pytest.mark.processes
 def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
     tmp_path: Path, data: Path, model_folders: dict[str, Path]
 ) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    messages = tmp_path / "stderr.txt"
-
-    def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, *command(folder, model_folders["bert"], data, *more)]
-        with messages.open("wb") as errors:
-            return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
-
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert start(whole).wait(240) == 0, messages.read_text()
-    for kill_after in (7, 45, 110, 170):  # steps; each later life goes on from the checkpoints of the last
-        process = start(broken, "--resume")
-        while steps_done(broken) < kill_after and process.poll() is None:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (broken / "cue.json").exists()
-    assert start(broken, "--resume").wait(240) == 0, messages.read_text()
+    whole, broken = train_whole_and_killed(
+        tmp_path, lambda folder, *more: command(folder, model_folders["bert"], data, *more), (7, 45, 110, 170)
+    )
     for name in ("cue.json", "cue.safetensors"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
     records = [json.loads((folder / "metrics.json").read_text())["selection"] for folder in (whole, broken)]

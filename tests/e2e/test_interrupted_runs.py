@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from command import TORCHRUN
+from killed_commands import train_whole_and_killed
 from tiny import tiny
 
 import softcue
@@ -165,35 +164,14 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def steps_done(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_text().count('"kind": "step"') if path.is_file() else 0
-
-
 @pytest.mark.processes
 def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
     tmp_path: Path, data: Path, model_folders: dict[str, Path]
 ) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    said = tmp_path / "stderr.txt"
-
-    def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, *command(folder, model_folders["bert"], data, *more)]
-        with said.open("wb") as errors:
-            return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
-
-    assert start(tmp_path / "whole").wait(120) == 0, said.read_text()
-    broken = tmp_path / "broken"
-    for kill_after in (3, 17, 40):  # steps; each later life starts from the last one's checkpoint
-        process = start(broken, "--resume")
-        while steps_done(broken) < kill_after and process.poll() is None:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (broken / "cue.json").exists()
-    assert start(broken, "--resume").wait(120) == 0, said.read_text()
-    assert cue_bytes(broken) == cue_bytes(tmp_path / "whole")
+    whole, broken = train_whole_and_killed(
+        tmp_path, lambda folder, *more: command(folder, model_folders["bert"], data, *more), (3, 17, 40)
+    )
+    assert cue_bytes(broken) == cue_bytes(whole)
 
 
 @pytest.mark.processes

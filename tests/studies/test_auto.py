@@ -36,7 +36,7 @@ def test_the_estimate_says_that_auto_tries_several_methods(tmp_path: Path) -> No
 def test_settings_of_a_method_and_joint_regimes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"method.prompt_length: got 3"):
         small_study(tmp_path, methods=[{"name": "auto", "settings": {"method.prompt_length": 3}}])
-    with pytest.raises(ConfigurationError, match="auto is for one task"):
+    with pytest.raises(ConfigurationError, match="it is for one task"):
         small_study(tmp_path, methods=["auto"], regimes=[{"name": "all", "joint": True}])
     with pytest.raises(ConfigurationError, match="not 'nothing'"):
         small_study(tmp_path, methods=[{"name": "auto", "settings": {"selection.methods": "nothing"}}])

@@ -42,7 +42,7 @@ def probe_scores(features: Tensor, labels: Sequence[RowLabel], num_outputs: int)
     """Return the cross-validation scores of the best strength, one for each fold; none for too few rows. [F]
 
     Example:
-        >>> probe_scores(torch.arange(20.0).unsqueeze(1), [0] * 10 + [1] * 10, num_outputs=2).tolist()
+        >>> probe_scores(torch.tensor([[0.0], [9.0]] * 10), [0, 1] * 10, num_outputs=2).tolist()
         [1.0, 1.0, 1.0, 1.0, 1.0]
         >>> len(probe_scores(torch.tensor([[0.0], [1.0]]), [0, 1], num_outputs=2))
         0

@@ -104,7 +104,7 @@ def plan_runs(study: Study, results: Mapping[str, Result]) -> StudyPlan:
         >>> from softcue.studies.study import read_study
         >>> plan = plan_runs(read_study("quick", seeds=2), {})
         >>> plan.size, plan.runs[0].id
-        (24, 'minilm/tickets/linear-probe/seed-0')
+        (32, 'minilm/tickets/linear-probe/seed-0')
     """
     runs: list[StudyRun] = []
     later: Counter[tuple[str, str]] = Counter()
