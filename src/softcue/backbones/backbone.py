@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
-from softcue.backbones.loading.autotune import TRIAL_LENGTH, measure_pass_tokens
+from softcue.backbones.loading.autotune import TRIAL_LENGTH, pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
 from softcue.backbones.loading.sentence_transformers_folder import (
     SentenceTransformersFolder,
@@ -188,8 +188,8 @@ class Backbone:
 
     @cached_property
     def pass_tokens(self) -> float:
-        """The fixed cost of a pass, as the number of tokens that take the same time. It is measured once."""
-        return measure_pass_tokens(self.model, min(TRIAL_LENGTH, self.max_length))
+        """The fixed cost of a pass, as the number of tokens that take the same time; measured once per machine."""
+        return pass_tokens(self.model, min(TRIAL_LENGTH, self.max_length))
 
     @property
     def start_id(self) -> int:

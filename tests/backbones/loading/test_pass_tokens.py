@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from tiny import tiny
@@ -37,3 +39,28 @@ def test_every_kind_of_backbone_can_be_measured(family: str) -> None:
     backbone = tiny(family)
     assert 0 <= backbone.pass_tokens < math.inf
     assert vars(backbone)["pass_tokens"] == backbone.pass_tokens  # measured once
+
+
+def test_a_measured_cost_is_kept_for_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
+    monkeypatch.setattr(autotune, "MEASURED_WEIGHTS", 0)
+    costs = iter([30.04, 99.0])
+    monkeypatch.setattr(autotune, "measure_pass_tokens", lambda model, length: next(costs))
+    model = tiny("bert").model
+    assert autotune.pass_tokens(model, 10) == autotune.pass_tokens(model, 10) == 30.0
+    assert autotune.pass_tokens(model, 20) == 99.0  # rows of another length are measured by themselves
+
+
+@pytest.mark.parametrize("kept", [-1, True, "30", None, [30]])
+def test_a_kept_cost_that_is_no_number_of_tokens_is_measured_again(
+    kept: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path))
+    monkeypatch.setattr(autotune, "MEASURED_WEIGHTS", 0)
+    monkeypatch.setattr(autotune, "measure_pass_tokens", lambda model, length: 30.0)
+    model = tiny("bert").model
+    autotune.pass_tokens(model, 10)
+    file = tmp_path / "choices.json"
+    entries = json.loads(file.read_text())
+    file.write_text(json.dumps({key: {"tokens": kept} for key in entries}))
+    assert autotune.pass_tokens(model, 10) == 30.0

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import json
+import math
 import platform
 import statistics
 import time
@@ -169,6 +170,24 @@ def _measure_attention(model: Any, names: Sequence[str], default: str) -> Choice
     return best if speeds[best] >= ATTENTION_GAIN else default, speeds
 
 
+def pass_tokens(model: Any, length: int = TRIAL_LENGTH) -> float:
+    """Return the fixed cost of a pass in tokens, measured once per machine and model.
+
+    Example:
+        pass_tokens(model)     # MiniLM: 23 to 30 on one core, 40 to 85 on two
+    """
+    if _is_small(model):
+        return measure_pass_tokens(model, length)
+    table = model.get_input_embeddings().weight
+    key = _make_key(f"cost of a pass, rows of {length}", model, table.device, str(table.dtype))
+    cost = _recall_entry(key, "tokens", _is_cost, lambda: {"tokens": round(measure_pass_tokens(model, length), 1)})
+    return float(cost)
+
+
+def _is_cost(tokens: Any) -> bool:
+    return isinstance(tokens, int | float) and not isinstance(tokens, bool) and 0 <= tokens < math.inf
+
+
 def measure_pass_tokens(model: Any, length: int = TRIAL_LENGTH, seconds: float = 0.5) -> float:
     """Measure the fixed cost of a pass in tokens: a / b, where a pass over n tokens takes a + b n seconds.
 
@@ -177,7 +196,7 @@ def measure_pass_tokens(model: Any, length: int = TRIAL_LENGTH, seconds: float =
     saves.
 
     Example:
-        measure_pass_tokens(model)     # MiniLM: 23 to 30 on one core, 40 to 85 on two
+        measure_pass_tokens(model)
     """
     table = model.get_input_embeddings().weight.detach()  # [V D]
 
@@ -322,18 +341,27 @@ def relative_speed(seconds: Mapping[str, list[float]], name: str, than: str) -> 
 
 
 def _recall_or_measure(key: str, names: Collection[str], measure: Callable[[], Choice]) -> str:
-    """Return the choice kept for a key, else measure one and keep it. A file that cannot be read counts as empty."""
+    """Return the choice kept for a key if it is one of these names, else measure one and keep it."""
+
+    def measure_entry() -> dict[str, Any]:
+        name, speeds = measure()
+        return {"choice": name, "speeds": {candidate: round(speed, 3) for candidate, speed in speeds.items()}}
+
+    return str(_recall_entry(key, "choice", lambda choice: choice in names, measure_entry))
+
+
+def _recall_entry(key: str, field: str, is_usable: Callable[[Any], bool], measure: Callable[[], dict[str, Any]]) -> Any:
+    """Return a field of what is kept for a key, else measure it and keep it. A file that cannot be read is empty."""
     path = cache_folder() / "choices.json"
     with _lock(path):  # processes of one run wait for the first one's choice instead of measuring too
-        choices = _read_choices(path)
-        kept = choices.get(key)
-        if isinstance(kept, dict) and kept.get("choice") in names:
-            return str(kept["choice"])
-        name, speeds = measure()
-        choices[key] = {"choice": name, "speeds": {candidate: round(speed, 3) for candidate, speed in speeds.items()}}
+        entries = _read_choices(path)
+        kept = entries.get(key)
+        if isinstance(kept, dict) and is_usable(kept.get(field)):
+            return kept[field]
+        entry = entries[key] = measure()
         with suppress(OSError):
-            write_atomically(path, (json.dumps(choices, indent=1) + "\n").encode())
-    return name
+            write_atomically(path, (json.dumps(entries, indent=1) + "\n").encode())
+    return entry[field]
 
 
 @contextmanager
