@@ -134,7 +134,7 @@ def test_methods_show_the_papers_settings_beside_the_presets(monkeypatch: pytest
     assert lines[number + 1 : number + 4] == [
         METHODS["prompt-tuning"].summary,
         "paper:  prompt length 100, learning rate 0.3, adafactor, batch size 32, 30000 steps (on LM-adapted T5 1.1)",
-        "preset: prompt length 20, learning rate 0.3, adafactor, batch size 16, 8 epochs (for backbones of kind",
+        "preset: prompt length 20, learning rate 0.2 of the words' size, network learning rate 0.005, adamw, batch",
     ]
     entries = {entry["name"]: entry for entry in run("methods", "--json").json["methods"]}
     lester = entries["prompt-tuning"]

@@ -115,11 +115,15 @@ def main_settings(values: Mapping[str, Any]) -> str:
     Example:
         >>> main_settings({"training.steps": 30000, "training.learning_rate": 0.3, "method.prompt_length": 100})
         'prompt length 100, learning rate 0.3, 30000 steps'
+        >>> main_settings({"training.relative_rate": 0.2, "training.epochs": 8, "training.min_steps": 100})
+        "learning rate 0.2 of the words' size, 8 epochs, at least 100 steps"
     """
     from softcue.settings_docs import format_value
 
     shown = {path.partition(".")[2]: format_value(value) for path, value in values.items()}
     rate, network_rate = shown.get("learning_rate"), shown.get("network_learning_rate")
+    if values.get("training.relative_rate"):
+        rate = f"{shown['relative_rate']} of the words' size"
     parts = [f"prompt length {shown['prompt_length']}"] if "prompt_length" in shown else []
     if rate is not None:
         parts.append(f"learning rate {rate}")
@@ -130,6 +134,8 @@ def main_settings(values: Mapping[str, Any]) -> str:
     if "batch_size" in shown:
         parts.append(f"batch size {shown['batch_size']}")
     parts += [f"{shown[key]} {key}" for key in ("steps", "epochs") if key in shown]
+    if values.get("training.min_steps"):
+        parts.append(f"at least {shown['min_steps']} steps")
     return ", ".join(parts)
 
 
