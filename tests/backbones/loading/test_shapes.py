@@ -139,9 +139,9 @@ def test_a_shape_pools_as_its_model_does() -> None:
 @pytest.mark.parametrize("name", ["roberta-large", "t5-xxl"])
 def test_a_shape_is_built_fast_and_without_output(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     backbone_like(name)  # transformers' own import takes seconds, once
-    began = time.perf_counter()
+    began = time.process_time()  # other processes may use the cores
     backbone_like(name)
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
     assert capfd.readouterr() == ("", "")
 
 
