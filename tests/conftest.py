@@ -9,9 +9,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # rather than in a fixture, so that doctests and the processes that tests start have it too.
 os.environ["SOFTCUE_HOME"] = tempfile.mkdtemp(prefix="softcue-tests-")
 
+import gc
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ HOME = os.environ["SOFTCUE_HOME"]
 sys.path.insert(0, str(Path(__file__).parent))  # `from tiny import ...` in every test file
 
 
-# Tests that multiply matrices. The conformance suite joins with one family of each kind.
+# Tests that multiply matrices. Of those that run on every family, one family of each kind joins.
 NUMERIC = (
     "adaptation",
     "backbones/passes",
@@ -36,17 +38,27 @@ NUMERIC = (
     "sentence_vectors",
     "training",
 )
+ON_EVERY_FAMILY = ("backbones", "conformance")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tiny import ONE_OF_EACH_KIND
 
-    paths = [Path(__file__).parent / name for name in NUMERIC]
     for item in items:
         family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
-        is_repeated = "conformance" in item.path.parts and family not in (None, *ONE_OF_EACH_KIND)
-        if any(item.path.is_relative_to(path) for path in paths) and not is_repeated:
+        is_repeated = _is_in(item.path, ON_EVERY_FAMILY) and family not in (None, *ONE_OF_EACH_KIND)
+        if _is_in(item.path, NUMERIC) and not is_repeated:
             item.add_marker("numeric")
+
+
+@cache
+def _is_in(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether a test file is one of these, or in one of these folders."""
+    return any(path.is_relative_to(Path(__file__).parent / name) for name in names)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported and collected stays to the end: garbage collections pass over it
 
 
 def pytest_unconfigure() -> None:

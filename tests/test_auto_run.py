@@ -291,14 +291,36 @@ def test_one_method_is_tried_however_short_the_time_is(tmp_path: Path) -> None:
 # --- interruptions ---
 
 
+INTERRUPTED = {"selection.methods": "linear-probe,prompt-tuning,vip-c,compacter"}
+INTERRUPTED_SCORES: dict[str, float | list[float]] = {**dict.fromkeys(METHODS.split(","), 50.0), "vip-c": 60.0}
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, softcue.Cue]:
+    """By their number of folds, the runs that nothing interrupts."""
+    with pytest.MonkeyPatch.context() as patch:
+        set_scores(patch, INTERRUPTED_SCORES)
+        return {
+            num_folds: run(
+                tmp_path_factory.mktemp("whole") / "cue", overrides=INTERRUPTED | {"selection.folds": num_folds}
+            )
+            for num_folds in (1, 2)
+        }
+
+
 # the numbers of checkpoints in the rungs are 3, 2 and 4; with two folds 6, 4 and 8, and then 4 of the winner
 @pytest.mark.parametrize(("num_folds", "dies_at"), [(1, 1), (1, 4), (1, 9), (2, 5), (2, 12), (2, 20)])
 def test_a_run_that_dies_resumes_to_the_same_cue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_folds: int, dies_at: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole_runs: dict[int, softcue.Cue],
+    num_folds: int,
+    dies_at: int,
 ) -> None:
-    methods = {"selection.methods": "linear-probe,prompt-tuning,vip-c,compacter", "selection.folds": num_folds}
-    set_scores(monkeypatch, {**dict.fromkeys(METHODS.split(","), 50.0), "vip-c": 60.0})
-    whole = run(tmp_path / "whole", overrides=methods)
+    methods = INTERRUPTED | {"selection.folds": num_folds}
+    set_scores(monkeypatch, INTERRUPTED_SCORES)
+    whole = whole_runs[num_folds]
+    assert whole.path is not None
     save, count = Checkpoints.save, itertools.count(1)
 
     def dying(self: Checkpoints, checkpoint: Any) -> None:
@@ -316,11 +338,11 @@ def test_a_run_that_dies_resumes_to_the_same_cue(
     with pytest.raises(RunError, match=r"method.name=auto"):
         run(tmp_path / "broken", overrides=methods, resume=True, seed=9)
     again = run(tmp_path / "broken", overrides=methods, resume=True)
-    assert cue_bytes(tmp_path / "broken") == cue_bytes(tmp_path / "whole")
+    assert cue_bytes(tmp_path / "broken") == cue_bytes(whole.path)
     assert again.selection is not None and whole.selection is not None
     for entry, expected in zip(again.selection.tried, whole.selection.tried, strict=True):
         assert (entry.rungs, entry.dropped_after) == (expected.rungs, expected.dropped_after)
-    assert sorted(os.listdir(tmp_path / "broken")) == sorted(os.listdir(tmp_path / "whole"))
+    assert sorted(os.listdir(tmp_path / "broken")) == sorted(os.listdir(whole.path))
 
 
 @pytest.mark.parametrize(

@@ -713,6 +713,7 @@ def test_demo_compares_three_cues_with_the_baselines(
     import softcue.api
     from softcue.backbones import load_backbone
 
+    monkeypatch.setattr("softcue.cli.demo.EPOCHS", 1)
     train, backbone = softcue.api.train, load_backbone(str(model_folders["bert"]))
     quick = {"task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 8}
     monkeypatch.setattr("softcue.backbones.load_backbone", lambda name: backbone)
@@ -734,6 +735,7 @@ def test_demo_with_several_seeds_shows_mean_and_standard_deviation(
     import softcue.api
     from softcue.backbones import load_backbone
 
+    monkeypatch.setattr("softcue.cli.demo.EPOCHS", 1)
     train, backbone = softcue.api.train, load_backbone(str(model_folders["bert"]))
     quick = {"task.train_rows": 16, "task.validation_rows": 8, "task.test_rows": 40}
     monkeypatch.setattr("softcue.backbones.load_backbone", lambda name: backbone)

@@ -60,7 +60,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
 
     task = library_task(name)
     rows = {split: examples_from(getattr(task, split), task) for split in ("train", "validation", "test")}
-    scores, probe_scores, seconds = [], [], 0.0
+    scores, seconds = [], 0.0
     for seed in range(num_seeds):
         # Seeds after the first are below a folder of their own: `softcue serve FOLDER` serves the first.
         folder = output_dir / name if seed == 0 else output_dir / f"seed-{seed}" / name
@@ -77,7 +77,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
         assert cue.path is not None
         scores.append(cue.scores["test"][task.main_metric])
         seconds += json.loads((cue.path / "metrics.json").read_text("utf-8"))["seconds"]
-        probe_scores.append(linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"]).main)
+    probe_score = linear_probe(backbone, task, rows["train"], rows["validation"], rows["test"]).main  # needs no seed
     constant = constant_prediction(task, rows["train"])
     guesses = predict_baselines(backbone, task, constant, rows["test"])
     baseline_scores = {key: score(task, predictions, rows["test"]).main for key, predictions in guesses.items()}
@@ -88,7 +88,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
         "score": fmean(scores),
         "majority class": baseline_scores["majority_class"],
         "no training": baseline_scores["zero_shot"],
-        "linear probe": fmean(probe_scores),
+        "linear probe": probe_score,
         "trained numbers": cue.counts.gradient + cue.counts.head,
         "cue KB": round((output_dir / name / "cue.safetensors").stat().st_size / 1024, 1),
         "seconds": round(seconds, 1),
@@ -97,7 +97,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
         result |= {
             "scores": scores,
             "standard deviation": stdev(scores),
-            "linear probe standard deviation": stdev(probe_scores),
+            "linear probe standard deviation": 0.0,
         }
     return result
 

@@ -15,7 +15,7 @@ import torch
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError, SoftcueError
 from softcue.evaluation.report import Evaluation, evaluate, score
-from softcue.inference import TaskModel, make_task_model, predict
+from softcue.inference import PreparedRequests, TaskModel, make_task_model, predict
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
@@ -193,9 +193,10 @@ def linear_probe(
         model.readout, model.rows(backbone, train, with_target=True)
     )
     assert closed_form_solutions is not None
+    prepared = PreparedRequests.of(backbone, [(model, example) for example in validation])
     best, best_score = model.state_dict(), -math.inf
     for _ in closed_form_solutions:
-        validation_score = evaluate(backbone, model, validation).main
+        validation_score = score(task, predict(backbone, prepared).predictions, validation).main
         if validation_score >= best_score:  # as in training, the later of equal scores wins
             best, best_score = {name: value.clone() for name, value in model.state_dict().items()}, validation_score
     model.load_state_dict(best)

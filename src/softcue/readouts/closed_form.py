@@ -5,10 +5,12 @@ A head for sets of labels is a logistic regression for each label against all ro
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from softcue.types import RowLabel
 
 STRENGTHS = (100.0, 10.0, 1.0, 0.1, 0.01)  # inverse regularisation; of equal scores the last wins: it regularises most
 FOLDS = 5
+_scores_by_digest: dict[bytes, Tensor] = {}  # of features and labels: methods that are compared read the same ones
 
 
 def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
@@ -47,23 +50,30 @@ def probe_scores(features: Tensor, labels: Sequence[RowLabel], num_outputs: int)
         >>> len(probe_scores(torch.tensor([[0.0], [1.0]]), [0, 1], num_outputs=2))
         0
     """
-    from sklearn.model_selection import cross_val_score
-
     are_sets = _are_sets(labels)
     num_rarest = len(labels) if num_outputs == 1 or are_sets else min(Counter(labels).values())
     if num_rarest < FOLDS or len(set(labels)) < 2:
         return torch.zeros(0)
-    scale = features.std(dim=0, unbiased=False)
-    scaled = ((features - features.mean(dim=0)) / torch.where(scale == 0, 1.0, scale)).numpy()
-    with warnings.catch_warnings():
+    digest = hashlib.sha256(features.numpy().tobytes())
+    digest.update(repr((features.shape, features.dtype, num_outputs, list(labels))).encode())
+    if digest.digest() not in _scores_by_digest:
+        scale = features.std(dim=0, unbiased=False)
+        scaled = ((features - features.mean(dim=0)) / torch.where(scale == 0, 1.0, scale)).numpy()
+        cross_validate = _cross_validate_sets if are_sets else _cross_validate
+        with _quick_estimators():
+            scores = [cross_validate(scaled, labels, num_outputs, strength) for strength in STRENGTHS]
+        _scores_by_digest[digest.digest()] = max(scores, key=lambda folds: float(folds.mean()))
+    return _scores_by_digest[digest.digest()].clone()
+
+
+@contextmanager
+def _quick_estimators() -> Iterator[None]:
+    """Let scikit-learn solve without warnings, and without checks that take longer than a small solution."""
+    from sklearn import config_context
+
+    with warnings.catch_warnings(), config_context(skip_parameter_validation=True, assume_finite=True):
         warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
-        scores = [
-            _cross_validate_sets(scaled, labels, strength)
-            if are_sets
-            else torch.tensor(cross_val_score(_make_estimator(num_outputs, strength), scaled, labels, cv=FOLDS))
-            for strength in STRENGTHS
-        ]
-    return max(scores, key=lambda folds: float(folds.mean()))
+        yield
 
 
 def _make_estimator(num_outputs: int, strength: float) -> Any:
@@ -94,7 +104,22 @@ def _solve_each_label(features: Any, labels: Sequence[RowLabel], strength: float
     return torch.stack(weights), torch.tensor(biases, dtype=torch.float64)
 
 
-def _cross_validate_sets(features: Any, labels: Sequence[RowLabel], strength: float) -> Tensor:
+def _cross_validate(features: Any, labels: Sequence[RowLabel], num_outputs: int, strength: float) -> Tensor:
+    """Return the accuracy of each fold, or R^2 of scores. [F]"""
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+
+    estimator = _make_estimator(num_outputs, strength)
+    if num_outputs == 1:
+        return torch.tensor(cross_val_score(estimator, features, labels, cv=FOLDS))
+    classes = torch.tensor(labels).numpy()  # [N]
+    scores = []  # those of `cross_val_score`, which takes longer to score a few rows than to solve for them
+    for rest, left_out in StratifiedKFold(FOLDS).split(features, classes):
+        estimator.fit(features[rest], classes[rest])
+        scores.append((estimator.predict(features[left_out]) == classes[left_out]).mean())
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def _cross_validate_sets(features: Any, labels: Sequence[RowLabel], num_outputs: int, strength: float) -> Tensor:
     """Return the micro-F1 of the sets of labels of each fold, predicted from the rows of the other folds. [F]"""
     targets = torch.tensor(labels) > 0  # [N C]
     folds = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0)) % FOLDS  # [N]
@@ -115,8 +140,7 @@ def _solve(features: Any, labels: Sequence[RowLabel], strength: float, num_outpu
         weight, bias = torch.zeros(num_outputs, features.shape[1]).double(), torch.full((num_outputs,), -1e4).double()
         bias[labels[0]] = 0.0
         return weight, bias
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a solution that has not converged can still be scored
+    with _quick_estimators():
         if _are_sets(labels):
             return _solve_each_label(features, labels, strength)
         solution = _make_estimator(num_outputs, strength).fit(features, labels)
