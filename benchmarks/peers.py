@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from softcue.backbones.loading.sources import find_source
 from softcue.errors import MissingExtraError
 from softcue.studies.peers import PeerResult, PeerRun
 from softcue.types import Example, Prediction
@@ -68,13 +69,15 @@ def run_setfit(model: Any, examples: Sequence[Example], seed: int = 42, callback
 def train_lora(run: PeerRun) -> PeerResult:
     """PEFT's LoRA with its defaults for sequence classification, trained by transformers' Trainer with its defaults."""
     peft, transformers = import_peer("peft"), import_module("transformers")
-    folder = str(run.backbone.folder)
+    source = find_source(run.backbone.name)
     names = list(run.splits.task.label_names)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.name, **source.options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     torch.manual_seed(run.seed)
-    base = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(names))
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        source.name, num_labels=len(names), **source.options
+    )
     base.config.pad_token_id = tokenizer.pad_token_id
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS"))
     max_length = run.backbone_settings.get("max_length") or 512

@@ -94,11 +94,7 @@ def _compare(name: str, backbone: Backbone, output_dir: Path, num_seeds: int, pr
         "seconds": round(seconds, 1),
     }
     if num_seeds > 1:
-        result |= {
-            "scores": scores,
-            "standard deviation": stdev(scores),
-            "linear probe standard deviation": 0.0,
-        }
+        result |= {"scores": scores, "standard deviation": stdev(scores)}
     return result
 
 
@@ -120,13 +116,11 @@ def _table(results: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         "cue KB": "cue KB",
         "seconds": "seconds",
     }
-    spreads = {"score": "standard deviation", "linear probe": "linear probe standard deviation"}
     lines = []
     for result in results:
         cells = {key: format_cell(result[key]) for key in headings}
         cells["rows"] = count_rows(result["rows"], unit="")
-        for key, spread in spreads.items():
-            if spread in result:
-                cells[key] += f" \u00b1 {result[spread]:.1f}"
+        if "standard deviation" in result:
+            cells["score"] += f" \u00b1 {result['standard deviation']:.1f}"
         lines.append(list(cells.values()))
     return list(headings.values()), lines
