@@ -271,6 +271,30 @@ def test_generators_of_any_shape_are_the_equation_with_the_gradients_of_everythi
 
 
 @torch.no_grad()
+def test_a_normalized_input_has_no_size_and_the_sentence_vector_of_the_residual_keeps_its_own() -> None:
+    layers = PromptedLayers((0, 1), "add", embedding_width=4, hidden_width=4, key_width=0)
+    shape = GeneratorShape(4, 2, 0, 0, False, "gelu", 0.0, 0.5)
+
+    def prompts(scale: float, normalizes: bool, residual: bool) -> list[Tensor]:
+        pool = lambda hidden, mask: hidden[:, 0]  # noqa: E731
+        encoder = IDPG(layers, 3, shape, "M", True, pool, residual, normalizes_input=normalizes).eval()
+        drawn = torch.Generator().manual_seed(1)
+        for parameter in encoder.parameters():
+            parameter.data.normal_(generator=drawn)
+        sentence, hidden = (scale * torch.randn(2, *size, generator=drawn) for size in ((4,), (5, 4)))
+        prompt = encoder(Instance(torch.zeros(2, 5, 4), torch.ones(2, 5).bool(), sentence))
+        both = [prompt.tokens, vectors_of(prompt.layer_prompts(1, hidden, torch.ones(2, 5).bool()))]
+        read = [sentence, hidden[:, 0]]
+        return [tokens - vectors[:, None] for tokens, vectors in zip(both, read, strict=True)] if residual else both
+
+    for small, large in zip(prompts(0.1, True, False), prompts(100.0, True, False), strict=True):
+        torch.testing.assert_close(small, large, atol=1e-3, rtol=1e-3)
+    for with_residual, without in zip(prompts(1.0, True, True), prompts(1.0, True, False), strict=True):
+        torch.testing.assert_close(with_residual, without, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(prompts(0.1, False, False)[0], prompts(100.0, False, False)[0])
+
+
+@torch.no_grad()
 def test_keys_are_the_first_half_of_a_vector_and_values_the_second() -> None:
     model = make_model(tiny("bert"), "m-idpg-phm kv", input="first")
     instance = instance_of(1)

@@ -52,6 +52,11 @@ class IDPGConfig(DeepConfig, InitConfig):
     dropout: float = Field(0.1, ge=0, lt=1, description="on the sentence vector and after the activation")
     residual: bool = Field(False, description="add the sentence vector to each token (appendix A.5.1)")
     layer_norm: bool = Field(False, description="normalise the generated tokens (appendix A.5.1)")
+    normalize_input: bool = Field(
+        False,
+        description="divide the generator's input by its root mean square: states of T5 and of many decoders grow from "
+        "layer to layer",
+    )
     sharing: Literal["S", "M", "L"] = Field(
         "M", description="between layers: S shares W and b, M has an output bias per layer, L shares nothing"
     )
@@ -160,6 +165,7 @@ class IDPGMethod(Prompted):
             config.residual,
             config.layer_norm,
             config.units,
+            config.normalize_input,
         )
         if generator is not None:
             _initialize(encoder, config, backbone, task, generator)

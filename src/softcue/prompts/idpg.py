@@ -4,7 +4,8 @@
 
 The dropout on h applies only to M(x), as in the authors' code; hidden states of the same pass have none.
 The single-layer form puts G(M(x)) among the embeddings. The multi-layer form has one prompt per layer, whose
-generator reads either M(x) again (`first`) or the previous layer's output in the same pass (`previous`).
+generator reads either M(x) again (`first`) or the previous layer's output in the same pass (`previous`). Layers of some
+backbones give states a hundred times larger than others; with `normalizes_input` h is divided by its root mean square.
 Sharing between layers (section 3.3): S shares everything, M has one b2 per layer, L shares nothing.
 W1 and W2 are plain matrices or sums of Kronecker products (phm.py). With W2 = 0 this is prompt tuning with P = b2.
 """
@@ -110,9 +111,11 @@ class IDPG(PromptEncoder):
         residual: bool = False,
         layer_norm: bool = False,
         units: Sequence[tuple[float, float]] = (),
+        normalizes_input: bool = False,
     ) -> None:
         super().__init__()
         self.prompted_layers, self.num_vectors, self.sharing = prompted_layers, length, sharing
+        self.normalizes_input = normalizes_input
         self.prompt_length = prompted_layers.num_positions(length)
         self.units = Units(units) if units else None
         self.reads_previous, self.pool, self.residual = reads_previous, pool, residual
@@ -167,7 +170,8 @@ class IDPG(PromptEncoder):
     def _generate(self, index: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return G(h) of the prompted layer with this index. [B R] -> [B P X]"""
         generator_index = index if self.sharing == "L" else 0
-        output = self.generators[generator_index](vectors, matrices[generator_index])
+        inputs = functional.rms_norm(vectors, vectors.shape[-1:]) if self.normalizes_input else vectors  # [B R]
+        output = self.generators[generator_index](inputs, matrices[generator_index])
         output = output + self.biases[0 if self.sharing == "S" else index]
         tokens: Tensor = output.view(len(vectors), self.num_vectors, -1)
         if "tokens" in self.norms:
