@@ -79,6 +79,9 @@ def train_lora(run: PeerRun) -> PeerResult:
         source.name, num_labels=len(names), **source.options
     )
     base.config.pad_token_id = tokenizer.pad_token_id
+    if source.gguf_file is not None:  # its weights are plain float32 by now
+        base.hf_quantizer, base.is_quantized = None, False
+        del base.config.quantization_config
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS"))
     max_length = run.backbone_settings.get("max_length") or 512
 
