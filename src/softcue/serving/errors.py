@@ -169,6 +169,16 @@ def deadline_exceeded() -> RequestError:
     )
 
 
+def load_deadline_exceeded() -> RequestError:
+    """The folder of a cue did not answer in time."""
+    return RequestError(
+        "deadline",
+        setting="cue folder",
+        problem="the cue was not loaded in time; what was loaded before stays",
+        fix="check the file system of the cues folder, and see GET /v1/tasks",
+    )
+
+
 def draining() -> RequestError:
     """The engine finishes its work and accepts nothing new."""
     return RequestError(

@@ -15,7 +15,15 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from softcue.errors import RunError
-from softcue.files import TEMPORARY_SUFFIX, is_complete_folder, remove, serialize_tensors, write_folder_atomically
+from softcue.files import (
+    METADATA_LIMIT,
+    TEMPORARY_SUFFIX,
+    is_complete_folder,
+    read_within,
+    remove,
+    serialize_tensors,
+    write_folder_atomically,
+)
 
 NUM_KEPT = 2  # the newest, and one to fall back to
 _NAME = re.compile(r"step-(\d{8})")
@@ -95,7 +103,7 @@ class CheckpointFolder(Generic[State]):
 
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.parts}
         try:
-            facts = json.loads((folder / "state.json").read_text("utf-8"))
+            facts = json.loads(read_within(folder / "state.json", METADATA_LIMIT).decode())
             run, state = facts["run"], self.state_class(**facts["progress"])
             for full_name, tensor in load_file(folder / "state.safetensors").items():
                 part, _, name = full_name.partition("/")

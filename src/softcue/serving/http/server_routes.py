@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import softcue
+from softcue.serving.engine.registry import LOAD_SECONDS
+from softcue.serving.errors import load_deadline_exceeded
 from softcue.serving.http.error_responses import document_errors
 from softcue.serving.http.examples import ExampleChecker
 from softcue.serving.http.schemas import (
@@ -99,7 +101,11 @@ async def load_task(name: str, service: CurrentService, response: Response) -> o
     """Load a cue of the cues folder, or replace it by the folder's current content (admin key)."""
     registry = service.engine.registry
     is_new = all(loaded_cue.name != name for loaded_cue in registry.loaded())
-    loaded_cue = await run_in_threadpool(registry.load, name)
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            loaded_cue = await asyncio.wrap_future(registry.start_load(name))
+    except TimeoutError:
+        raise load_deadline_exceeded() from None
     logger.info("cue loaded", extra={"facts": {"cue": loaded_cue.name, "version": loaded_cue.version}})
     response.status_code = 201 if is_new else 200
     return loaded_cue.as_dict()
@@ -108,7 +114,7 @@ async def load_task(name: str, service: CurrentService, response: Response) -> o
 @changes.delete("/v1/tasks/{name}", response_model=UnloadResponse, responses=ERRORS)
 async def unload_task(name: str, service: CurrentService) -> object:
     """Unload a cue; its folder stays (admin key)."""
-    unloaded = await run_in_threadpool(service.engine.registry.unload, name)
+    unloaded = service.engine.registry.unload(name)
     facts = {"name": unloaded.name, "version": unloaded.version}
     logger.info("cue unloaded", extra={"facts": {"cue": unloaded.name, "version": unloaded.version}})
     return facts

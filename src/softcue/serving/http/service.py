@@ -95,7 +95,7 @@ class Service:
     def close(self) -> None:
         """Answer accepted requests, then stop the engine."""
         self.drain()
-        self._thread.join()
+        self._thread.join(self.settings.deadline)  # it is a daemon: loading that never ends does not keep the process
         if self._engine is not None:
             self._engine.close()
 
