@@ -20,7 +20,9 @@ import softcue
 from softcue import Cue
 from softcue.backbones import Backbone
 from softcue.cue.model_card import model_card
+from softcue.cue.training_curve import read_json_lines
 from softcue.errors import BackboneError, CueError, DataError, RunError, SoftcueError
+from softcue.selection.record import record_of_cue
 
 TEXTS = [
     "My invoice is wrong.",
@@ -484,6 +486,47 @@ def test_damaged_tensor_file_is_refused(folder: Path, change: str) -> None:
         data[-1] ^= 1
         file.write_bytes(data)
     assert "cue.safetensors" in load_error(folder)
+
+
+def test_what_was_checked_is_what_is_loaded(
+    trained: Cue, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file takes the name of the tensors as soon as their digest is known."""
+    recorded, plain = trained.cue_file.tensors_sha256, hashlib.sha256
+    other = shutil.copytree(folder, tmp_path / "other")
+    rewrite_tensors(other, lambda tensors: tensors[_first(tensors)].add_(1))
+
+    class Digest:
+        def __init__(self, data: bytes = b"") -> None:
+            self._digest = plain(data)
+
+        def update(self, data: bytes) -> None:
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            if self._digest.hexdigest() == recorded and (other / "cue.safetensors").exists():
+                (other / "cue.safetensors").rename(folder / "cue.safetensors")
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Digest)
+    cue = softcue.load(folder, tiny("bert"))
+    assert not (other / "cue.safetensors").exists()
+    assert cue.predict(TEXTS) == trained.predict(TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_file_that_is_not_regular_is_refused_without_waiting(folder: Path, kind: str) -> None:
+    for name in ("cue.safetensors", "metrics.json", "metrics.jsonl"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
+    assert "not a regular file" in load_error(folder)
+    assert record_of_cue(folder) is None
+    assert read_json_lines(folder / "metrics.jsonl") == []
+
+
+def test_large_cue_json_is_refused_before_it_is_read(folder: Path) -> None:
+    os.truncate(folder / "cue.json", 1 << 40)
+    assert "larger than" in load_error(folder)
 
 
 def test_random_corruption_is_refused_or_harmless(trained: Cue, folder: Path) -> None:

@@ -10,6 +10,7 @@ Nothing here is pickled. Loading checks everything that could silently make pred
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +37,13 @@ from softcue.evaluation import (
     predict_baselines,
     read_evaluation_set,
 )
-from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
+from softcue.files import (
+    convert_write_errors,
+    read_within,
+    serialize_tensors,
+    write_atomically,
+    write_json,
+)
 from softcue.inference import TaskModel, make_task_model, predict
 from softcue.methods import METHODS, Method
 from softcue.selection import SelectionRecord
@@ -52,6 +59,7 @@ DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
 # counts of cue.json -> what they are
 PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
 MAX_LABELS_SHOWN = 12
+FILE_OVERHEAD = 4 << 20  # bytes of cue.safetensors besides the numbers: the names and shapes of its tensors
 
 
 class Cue:
@@ -236,8 +244,8 @@ class Cue:
                 raise CueError(setting=f"tensor '{name}'", got="NaN or infinity", expected="finite numbers", fix=advice)
         with convert_write_errors("cue folder", target):
             target.mkdir(parents=True, exist_ok=True)
-            write_atomically(target / "cue.safetensors", serialize_tensors(tensors))
-        cue_file = self.cue_file.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
+            write_atomically(target / "cue.safetensors", data := serialize_tensors(tensors))
+        cue_file = self.cue_file.model_copy(update={"tensors_sha256": hashlib.sha256(data).hexdigest()})
         cue_file = cue_file.model_copy(update={"record_sha256": cue_file_digest(cue_file.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": cue_file.scores})
         write_atomically(target / "README.md", model_card(cue_file, target.name, record_of_cue(target)).encode())
@@ -275,7 +283,8 @@ def _load_model(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskMode
     except ConfigurationError as error:
         expected = "a method and a readout of this softcue"
         raise CueError(setting=str(folder / "cue.json"), got=str(error), expected=expected, fix=TRY_AGAIN) from error
-    model.load_state_dict(_checked_tensors(folder, cue_file, model))
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    model.load_state_dict(_checked_tensors(folder, cue_file, shapes))
     return model.to(backbone.device).eval()
 
 
@@ -374,18 +383,20 @@ def _format_fingerprint(fingerprint: Fingerprint) -> str:
     return " ".join(f"{part} {digest}" for part, digest in vars(fingerprint).items())
 
 
-def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[str, Tensor]:
+def _checked_tensors(folder: Path, cue_file: CueFile, expected: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The tensors of a cue, read once: finite numbers of the expected names and shapes, with the recorded digest."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load as parse_tensors
 
     file = folder / "cue.safetensors"
+    limit = FILE_OVERHEAD + sum(torch.float32.itemsize * shape.numel() for shape in expected.values())
     try:
-        digest = sha256(file)
+        data = read_within(file, limit)  # once: what is checked is what is loaded
     except OSError as error:
         raise CueError(
             setting=str(file), got=error.strerror or "unreadable", expected="the cue's parameters", fix=TRY_AGAIN
         ) from error
-    if digest != cue_file.tensors_sha256:
+    if hashlib.sha256(data).hexdigest() != cue_file.tensors_sha256:
         raise CueError(
             setting=str(file),
             got="other content than cue.json records",
@@ -393,12 +404,11 @@ def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[
             fix="restore the file; if a run was interrupted here, continue it with `resume=True`",
         )
     try:
-        tensors: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        tensors: dict[str, Tensor] = parse_tensors(data)
+    except (SafetensorError, ValueError, KeyError) as error:
         raise CueError(
             setting=str(file), got=str(error), expected="a readable safetensors file", fix=TRY_AGAIN
         ) from error
-    expected = model.state_dict()
     if missing := sorted(set(expected) - set(tensors)):
         raise CueError(
             setting=str(file), got=f"no tensor '{missing[0]}'", expected=f"tensors {sorted(expected)}", fix=TRY_AGAIN
@@ -409,9 +419,9 @@ def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[
         )
     for name, value in tensors.items():
         where = f"{file}, tensor '{name}'"
-        if value.shape != expected[name].shape:
+        if value.shape != expected[name]:
             raise CueError(
-                setting=where, got=list(value.shape), expected=f"shape {list(expected[name].shape)}", fix=TRY_AGAIN
+                setting=where, got=list(value.shape), expected=f"shape {list(expected[name])}", fix=TRY_AGAIN
             )
         if value.dtype != torch.float32:
             raise CueError(setting=where, got=value.dtype, expected="float32", fix=TRY_AGAIN)
