@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import tiny, tiny_model, tiny_tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import softcue
 from softcue import Cue
@@ -22,6 +23,8 @@ from softcue.backbones import Backbone
 from softcue.cue.model_card import model_card
 from softcue.cue.training_curve import read_json_lines
 from softcue.errors import BackboneError, CueError, DataError, RunError, SoftcueError
+from softcue.methods import METHODS
+from softcue.readouts import ReadoutConfig
 from softcue.selection.record import record_of_cue
 
 TEXTS = [
@@ -527,6 +530,42 @@ def test_file_that_is_not_regular_is_refused_without_waiting(folder: Path, kind:
 def test_large_cue_json_is_refused_before_it_is_read(folder: Path) -> None:
     os.truncate(folder / "cue.json", 1 << 40)
     assert "larger than" in load_error(folder)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Measures the largest tensor with memory that is made."""
+
+    num_values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not result.is_meta:
+            self.num_values = max(self.num_values, result.numel())
+        return result
+
+
+def test_method_that_the_tensors_do_not_fit_is_refused_before_it_is_built(folder: Path) -> None:
+    method = {"name": "adapter", "bottleneck": 8192, "dropout": 0.1, "init_std": 0.02, "up_std": 0.0}
+    rewrite(folder, _set("method", value=method))
+    assert tiny("bert").fingerprint  # computed once, from tensors larger than those of the cue
+    with LargestTensor() as largest:
+        assert "no tensor" in load_error(folder)
+    assert largest.num_values < 8192
+    rewrite(folder, _set("method", "bottleneck", value=1_000_000))
+    assert "method.bottleneck" in load_error(folder)
+
+
+def test_tensors_larger_than_the_method_are_refused_before_they_are_read(folder: Path) -> None:
+    os.truncate(folder / "cue.safetensors", 1 << 40)
+    assert "larger than" in load_error(folder)
+
+
+def test_every_size_that_a_cue_may_name_is_bounded() -> None:
+    configs = [ReadoutConfig, *(method.Config for method in METHODS.built_in.values())]
+    for config in configs:
+        for name, setting in config.model_json_schema()["properties"].items():
+            if setting.get("type") == "integer":
+                assert "maximum" in setting, f"{config.__name__}.{name}"
 
 
 def test_random_corruption_is_refused_or_harmless(trained: Cue, folder: Path) -> None:

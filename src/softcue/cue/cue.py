@@ -276,16 +276,33 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None, *, all
 
 
 def _load_model(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskModel:
-    """The model of a cue with its parameters, on a backbone that fits it."""
+    """The model of a cue with its parameters, on a backbone that fits it.
+
+    The file must hold what cue.json describes before memory is taken for it: a small file may describe any size.
+    """
     try:
         with torch.random.fork_rng(devices=[]):  # a head draws initial values; they are replaced below
+            shapes = _recorded_shapes(cue_file, backbone)
+            tensors = _checked_tensors(folder, cue_file, shapes)
             model = build_model(cue_file, backbone)
     except ConfigurationError as error:
         expected = "a method and a readout of this softcue"
         raise CueError(setting=str(folder / "cue.json"), got=str(error), expected=expected, fix=TRY_AGAIN) from error
-    shapes = {name: value.shape for name, value in model.state_dict().items()}
-    model.load_state_dict(_checked_tensors(folder, cue_file, shapes))
+    model.load_state_dict(tensors)
     return model.to(backbone.device).eval()
+
+
+def _recorded_shapes(cue_file: CueFile, backbone: Backbone) -> dict[str, torch.Size]:
+    """The shapes of the parameters that cue.json describes, from a model without memory."""
+    try:
+        with torch.device("meta"):
+            model = build_model(cue_file, backbone)
+    except (RuntimeError, NotImplementedError):
+        # A method of another package may read numbers while it is built. The package is trusted, as all installed code.
+        if cue_file.method["name"] in METHODS.built_in:
+            raise
+        model = build_model(cue_file, backbone)
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 def build_model(cue_file: CueFile, backbone: Backbone) -> TaskModel:

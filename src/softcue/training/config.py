@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from softcue.training.trackers.registry import TrackerNames
 
+MOST_ROWS = 1_000_000  # of a batch
 REPORTING_KEYS = {"report_to", "report_group"}
 
 
@@ -24,8 +25,8 @@ class TrainingConfig(BaseModel):
         ge=0,
         description="take at least this many steps, however few rows an epoch has; evaluations are then five in all",
     )
-    batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
-    micro_batch_size: int = Field(0, ge=0, description="rows at once in one process; 0 takes them all")
+    batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="rows per optimizer step, over all processes")
+    micro_batch_size: int = Field(0, ge=0, le=MOST_ROWS, description="rows at once in one process; 0 takes them all")
     micro_batch_tokens: int = Field(
         16384, ge=0, description="tokens at once in one process, prompt and padding included; 0 sets no limit"
     )
@@ -84,7 +85,7 @@ class TrainingConfig(BaseModel):
         0, ge=0, description="steps between evaluations; 0: after each epoch, or five times in all if min_steps decides"
     )
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")
-    evaluation_batch_size: int = Field(64, ge=1, description="rows per forward pass in evaluation")
+    evaluation_batch_size: int = Field(64, ge=1, le=MOST_ROWS, description="rows per forward pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")
     init_from: str = Field("", description="a cue folder to start from: a first stage on other rows, such as NLI")
     report_to: TrackerNames = Field(
