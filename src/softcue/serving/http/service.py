@@ -52,6 +52,7 @@ class Service:
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.num_reading = 0  # requests whose body is being read; only the event loop changes it
+        self.num_body_bytes = 0  # of these bodies, as far as they have come
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._is_stopping = False
