@@ -98,6 +98,7 @@ class MissingExtraError(SoftcueError):
 
 MOST_NAMES = 100  # that a message lists
 MOST_SHOWN = 200  # characters of a value in a message
+BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
 
 
 def near_matches(name: str, known_names: Iterable[str]) -> str:
@@ -137,7 +138,7 @@ def _quoted(value: object) -> str:
 
 def _parts(value: object) -> Iterator[str]:
     """The text of a value, in parts. Of the built-in collections it is that of `str`."""
-    brackets = {list: "[]", tuple: "()", set: "{}", dict: "{}"}.get(type(value), "")
+    brackets = BRACKETS.get(type(value), "")
     if isinstance(value, str):
         yield value[: MOST_SHOWN + 1]
     elif isinstance(value, int) and value.bit_length() > 1000:  # Python itself does not write out much larger ones
@@ -159,7 +160,7 @@ def _parts(value: object) -> Iterator[str]:
 def _item_parts(item: object) -> Iterator[str]:
     if isinstance(item, (str, bytes)):
         yield repr(item[: MOST_SHOWN + 1])
-    elif isinstance(item, int) or type(item) in (list, tuple, set, dict):
+    elif isinstance(item, int) or type(item) in BRACKETS:
         yield from _parts(item)
     else:
         yield repr(item)

@@ -34,6 +34,29 @@ def convert_write_errors(setting: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def convert_disk_errors(folder: Path) -> Iterator[None]:
+    """Turn the error of a disk that is full, over its quota or read-only, or of a removed folder, into a RunError.
+
+    Whatever was written before is whole: the run can be resumed. Any other OSError is a bug and stays what it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_of_folder = str(error.filename or "").startswith(str(folder))
+        if error.errno not in DISK_ERRORS and not (error.errno == errno.ENOENT and is_of_folder):
+            raise
+        raise RunError(
+            setting="output_dir",
+            got=folder,
+            expected="a disk with room that can be written to",
+            fix=f"{error.strerror}; what was saved before is whole: make room, then continue with `resume=True`",
+        ) from error
+
+
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file atomically: to a temporary name, fsync, rename, then fsync the folder.
 
@@ -182,7 +205,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             raise NotADirectoryError("a file has that name")
         folder.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("w")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError of a name with a null character
         raise RunError(
             setting="output_dir", got=folder, expected="a folder that can be made and written to", fix=str(error)
         ) from error

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from softcue.training.config import MOST_ROWS
+from softcue.training.config import MOST_RATE, MOST_ROWS
 from softcue.training.trackers import TrackerNames
 
 Objective = Literal["prefix-lm", "span-corruption"]
@@ -30,7 +30,7 @@ class AdaptationConfig(BaseModel):
     final_sentinel: bool = Field(
         False, description="span-corruption: end targets with one more sentinel; T5's published lengths have none"
     )
-    learning_rate: float = Field(0.01, gt=0, description="Adafactor's rate before it falls")
+    learning_rate: float = Field(0.01, gt=0, le=MOST_RATE, description="Adafactor's rate before it falls")
     schedule: Literal["inverse-sqrt", "constant"] = Field(
         "inverse-sqrt", description="T5's: the rate falls with the square root of the steps after the first ones"
     )

@@ -1,8 +1,8 @@
 """A disk cache of tokenized rows: a second run over the same rows reads them instead of tokenizing again.
 
 There is one file per set of rows. Its name is a digest of the texts and of everything that changes their tokens, and it
-holds a digest of its own content. A file that cannot be read, is damaged or does not fit is replaced. When the folder grows too large, the least recently used files
-are removed.
+holds a digest of its own content. A file that cannot be read, is damaged or does not fit is replaced. When the folder
+grows too large, the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from softcue.types import Example, TokenizedRow
 
 MIN_CACHED_ROWS = 2000  # fewer rows are tokenized faster than a file is worth
 SIZE_LIMIT = 2 << 30  # bytes of all files
-FORMAT = "4"
+FORMAT = "5"
 DIGEST = "sha256"  # the tensor with the digest of the others
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from softcue.training.trackers.registry import TrackerNames
 
 MOST_ROWS = 1_000_000  # of a batch
+MOST_RATE = 1e6  # far beyond any that trains; much larger ones are no numbers of an optimizer
 REPORTING_KEYS = {"report_to", "report_group"}
 
 
@@ -34,23 +35,27 @@ class TrainingConfig(BaseModel):
         "adamw", description="the update rule; adafactor is Lester et al.'s"
     )
     learning_rate: float = Field(
-        0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
+        0.01, ge=0, le=MOST_RATE, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
     relative_rate: float = Field(
         0.0,
         ge=0,
+        le=MOST_RATE,
         description="learning rate of prompt vectors among words, in units of the root mean square of the backbone's "
         "word vectors: one rate then fits backbones whose words differ in size; a learning_rate that you give takes "
         "its place",
     )
-    network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
+    network_learning_rate: float = Field(
+        0.001, ge=0, le=MOST_RATE, description="learning rate of heads and other networks"
+    )
     head_learning_rate: float | None = Field(
         None,
         ge=0,
+        le=MOST_RATE,
         description="learning rate of heads that start solved, which need little change; unset: network_learning_rate",
     )
     backbone_learning_rate: float = Field(
-        0.00001, ge=0, description="learning rate of the backbone's weights with method.tune_backbone"
+        0.00001, ge=0, le=MOST_RATE, description="learning rate of the backbone's weights with method.tune_backbone"
     )
     weight_decay: float = Field(
         0.0, ge=0, description="adafactor: per step, not times the learning rate; adamw: times the learning rate"
