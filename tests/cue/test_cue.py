@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -464,9 +465,19 @@ def test_tensors_that_do_not_fit_are_refused(folder: Path, edit: Callable[[Any],
     assert word in load_error(folder)
 
 
-def test_large_finite_numbers_are_accepted(folder: Path) -> None:
-    rewrite_tensors(folder, lambda tensors: tensors[_first(tensors)].fill_(3e38))
-    softcue.load(folder, tiny("bert"))
+@pytest.mark.parametrize("which", [0, -1])
+def test_large_finite_numbers_are_accepted_unless_predictions_are_not_finite(folder: Path, which: int) -> None:
+    def fill(value: float) -> Callable[[dict[str, Any]], None]:
+        def edit(tensors: dict[str, Any]) -> None:
+            tensor = tensors[sorted(tensors)[which]]
+            tensor.copy_(value * torch.linspace(-1, 1, tensor.numel()).view_as(tensor))
+
+        return edit
+
+    rewrite_tensors(folder, fill(1e5))
+    assert all(math.isfinite(answer.scores["billing"]) for answer in softcue.load(folder, tiny("bert")).predict(TEXTS))
+    rewrite_tensors(folder, fill(3e38))
+    assert "predictions are not finite" in load_error(folder)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0{}      "])

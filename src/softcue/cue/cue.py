@@ -11,6 +11,7 @@ Nothing here is pickled. Loading checks everything that could silently make pred
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from softcue.cue.model_card import model_card
 from softcue.cue.score_table import score_table
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
-from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
+from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError, first_line
 from softcue.evaluation import (
     Evaluation,
     EvaluationSet,
@@ -59,6 +60,7 @@ DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
 # counts of cue.json -> what they are
 PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
 MAX_LABELS_SHOWN = 12
+LARGE_NUMBER = 1e4  # beyond which a cue predicts one text when it is loaded
 FILE_OVERHEAD = 4 << 20  # bytes of cue.safetensors besides the numbers: the names and shapes of its tensors
 
 
@@ -289,7 +291,29 @@ def _load_model(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskMode
         expected = "a method and a readout of this softcue"
         raise CueError(setting=str(folder / "cue.json"), got=str(error), expected=expected, fix=TRY_AGAIN) from error
     model.load_state_dict(tensors)
-    return model.to(backbone.device).eval()
+    model = model.to(backbone.device).eval()
+    if any(value.numel() and float(value.abs().max()) > LARGE_NUMBER for value in tensors.values()):
+        _check_with_trial(folder, model, backbone)
+    return model
+
+
+def _check_with_trial(folder: Path, model: TaskModel, backbone: Backbone) -> None:
+    """Predict one short text: finite parameters that are absurdly large may give states that are not finite."""
+    try:
+        states, predictions = model.trial(backbone)
+    except Exception as error:
+        is_finite, reason = False, first_line(error)
+    else:
+        is_finite = bool(torch.isfinite(states).all()) and all(map(_is_finite, predictions))
+        reason = "numbers so large that predictions are not finite"
+    if not is_finite:
+        file = folder / "cue.safetensors"
+        raise CueError(setting=str(file), got=reason, expected="parameters of a trained cue", fix=TRY_AGAIN)
+
+
+def _is_finite(prediction: Prediction) -> bool:
+    numbers = [*(prediction.scores or {}).values(), *([] if prediction.value is None else [prediction.value])]
+    return all(map(math.isfinite, numbers))
 
 
 def _recorded_shapes(cue_file: CueFile, backbone: Backbone) -> dict[str, torch.Size]:
