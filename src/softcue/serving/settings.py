@@ -47,6 +47,11 @@ class ServerSettings(BaseModel):
     )
     max_characters: int = Field(20_000, ge=1, description="characters of the texts of one input")
     max_new_tokens: int = Field(256, ge=1, description="largest limit of generated tokens that a request may set")
+    deterministic: bool = Field(
+        False,
+        description="compute in float32 even if the cues were trained in bfloat16, where a probability may depend on "
+        "the other rows of its batch by about 0.01",
+    )
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")
 

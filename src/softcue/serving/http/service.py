@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 import softcue
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import BatchReport
-from softcue.serving.errors import RequestError, draining
+from softcue.serving.errors import RequestError, draining, inference_ended
 from softcue.serving.settings import ServerSettings
 
 State = Literal["loading", "ready", "draining", "failed"]
@@ -35,6 +35,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         on_batch,
         use_disk_cache=False,
         allow_pickle=settings.allow_pickle,
+        deterministic=settings.deterministic,
     )
 
 
@@ -75,7 +76,9 @@ class Service:
         if self._is_stopping:
             raise draining()
         if self.state == "failed":
-            problem = "it could not load its cues" if self._engine is None else "its inference thread has ended"
+            if self._engine is not None:
+                raise inference_ended()
+            problem = "it could not load its cues"
             raise RequestError("failed", setting="server", problem=problem, fix="see its log, then restart it")
         if self._engine is None:
             raise RequestError(
@@ -110,8 +113,16 @@ class Service:
             return
         self.metrics.watch(engine)
         self._engine = engine
+        engine.on_failure(self._fail)
         facts = {"cues": len(engine.registry), "broken": list(engine.registry.broken())}
         logger.info("ready", extra={"facts": facts})
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop the server with an error, so that whatever supervises it starts it again."""
+        failure = RuntimeError("the inference thread has ended; the error before this one says why")
+        failure.__cause__ = error
+        self.failure = failure
+        self.on_failure()
 
 
 class Metrics:
