@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import NO_SPAN
+from softcue.inputs.special_tokens import special_tokens_of
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -29,7 +30,7 @@ class InputFormatter:
 
     `limit` is the number of tokens left for the text beside prompt and target. `suffix` is a text that ends every
     source, such as the mask of a label-word readout. `answer_prefix` follows it where the target begins. Only the texts
-    of a row are truncated, never template, suffix or answer prefix.
+    of a row are truncated, never template, suffix or answer prefix. Special tokens in the texts of a row are text.
     """
 
     task: Task
@@ -171,7 +172,9 @@ class InputFormatter:
         """The character spans of the tokens of each text, without special tokens."""
         if not texts:
             return []
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        special_tokens = special_tokens_of(self.tokenizer)
+        tokenizer = special_tokens.as_text if special_tokens.count(*texts) else self.tokenizer
+        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return encoded["offset_mapping"]  # type: ignore[no-any-return]
 
     def source_text(self, example: Example) -> str:
@@ -216,15 +219,35 @@ class InputFormatter:
             offsets.append((start + offset, end + offset))
         return tuple(offsets)
 
+    def _sources(self, texts: tuple[str, ...]) -> list[str]:
+        """The texts that the tokenizer reads: one, or two of an encoder that keeps them apart."""
+        if self.kind != "encoder":
+            return [self.task.source(texts) + self.suffix + self.answer_prefix]
+        *first, last = self.task.for_encoder(texts)
+        if first and self.suffix_in_first:
+            return [first[0] + self.suffix, last]
+        return [*first, last + self.suffix]
+
+    def _sources_and_tokenizer(self, texts: tuple[str, ...]) -> tuple[list[str], Any]:
+        """The texts that the tokenizer reads, and the tokenizer: special tokens in the texts of a row are text."""
+        special_tokens = special_tokens_of(self.tokenizer)
+        sources = self._sources(texts)
+        num_special = special_tokens.count(*sources)
+        if not num_special:
+            return sources, self.tokenizer
+        num_allowed = special_tokens.count(*self._sources(("",) * len(texts)))  # of template, suffix, answer prefix
+        if num_special == num_allowed:
+            return sources, self.tokenizer
+        if not num_allowed:
+            return sources, special_tokens.as_text
+        return self._sources(tuple(map(special_tokens.interrupt, texts))), self.tokenizer
+
     def _encode(self, texts: tuple[str, ...]) -> dict[str, Any]:
+        sources, tokenizer = self._sources_and_tokenizer(texts)
         if self.kind == "encoder":
-            *first, last = self.task.for_encoder(texts)
+            first = sources[:-1]
             has_offsets = self.offset_unit is not None
-            if first and self.suffix_in_first:
-                first = [first[0] + self.suffix]
-            else:
-                last += self.suffix
-            encoding = self.tokenizer(*first, last, verbose=False, return_offsets_mapping=has_offsets)
+            encoding = tokenizer(*sources, verbose=False, return_offsets_mapping=has_offsets)
             encoded = dict(encoding)
             if has_offsets or first:
                 parts = encoding.sequence_ids(0)
@@ -232,8 +255,7 @@ class InputFormatter:
                 if first:
                     encoded["parts"] = [-1 if part is None else part for part in parts]
             return encoded
-        source = self.task.source(texts) + self.suffix + self.answer_prefix
-        encoded = dict(self.tokenizer(source, verbose=False))
+        encoded = dict(tokenizer(*sources, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
             encoded = {name: ids[:-1] for name, ids in encoded.items()}
         encoded.pop("token_type_ids", None)
