@@ -19,7 +19,8 @@ from softcue.serving.settings import ServerSettings
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 100
 MAX_URL_BYTES = 8 << 10
-HEAD_SECONDS = 10.0
+IDLE_SECONDS = 60.0  # of a new connection before its first byte
+HEAD_SECONDS = 10.0  # from there to the end of the headers
 BODY_GRACE = 5.0  # seconds beyond the deadline, in which the app itself answers that the body is late
 LINGER_SECONDS = 10.0  # and bytes that are read and dropped after an early response, so that the client gets it
 LINGER_BYTES = 64 << 20
@@ -80,7 +81,7 @@ class LimitedProtocol(HttpToolsProtocol):
                     )
                 )
                 return
-        self._start_timer(HEAD_SECONDS)
+        self._start_timer(IDLE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -100,9 +101,9 @@ class LimitedProtocol(HttpToolsProtocol):
             room = MAX_HEAD_BYTES - self._num_head_bytes if self._is_in_head else len(rest)
             part, rest = rest[:room], rest[room:]
             if self._is_in_head:
-                self._num_head_bytes += len(part)
-                if self._timer is None:
+                if not self._num_head_bytes:
                     self._start_timer(HEAD_SECONDS)
+                self._num_head_bytes += len(part)
             elif self.cycle is not None and self.cycle.response_complete:
                 self._num_dropped += len(part)
             super().data_received(bytes(part))
@@ -129,7 +130,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request; its body must come in time."""
         self._is_in_head, self._num_head_bytes, self._num_dropped = False, 0, 0
-        self._stop_timer()
         self._start_timer(self.settings.deadline + BODY_GRACE)
         super().on_headers_complete()
         if self.cycle is not None:
@@ -154,7 +154,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self._is_lingering = True
-        self._stop_timer()
         self._start_timer(LINGER_SECONDS)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -175,12 +174,12 @@ class LimitedProtocol(HttpToolsProtocol):
         head = [f"HTTP/1.1 {error.status} {error.code}".encode(), b"connection: close"]
         head += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
-        self._stop_timer()
         self._start_timer(REFUSAL_SECONDS)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
     def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
         self._timer = self.loop.call_later(seconds, self._end_in_time)
 
     def _stop_timer(self) -> None:

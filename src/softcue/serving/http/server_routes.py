@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
@@ -24,6 +25,11 @@ from softcue.serving.http.schemas import (
 from softcue.serving.http.service import CurrentService
 
 ERRORS = document_errors()
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": StateResponse, "description": "not in this state"}}
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "counters"}
+}
+CREATED: dict[int | str, dict[str, Any]] = {201: {"model": TaskResponse, "description": "a cue of a new name"}}
 probes = APIRouter(tags=["probes"])  # open routes
 router = APIRouter(tags=["server"])
 changes = APIRouter(tags=["server"])  # routes that load and unload cues
@@ -31,21 +37,21 @@ no_changes = APIRouter()  # their place on servers whose cues are fixed
 logger = logging.getLogger("softcue.serving")
 
 
-@probes.get("/livez", response_model=StateResponse)
+@probes.get("/livez", response_model=StateResponse, responses=UNAVAILABLE)
 async def livez(service: CurrentService, response: Response) -> object:
     """Say whether the process should keep running."""
     response.status_code = 503 if service.state == "failed" else 200
     return {"state": service.state}
 
 
-@probes.get("/readyz", response_model=StateResponse)
+@probes.get("/readyz", response_model=StateResponse, responses=UNAVAILABLE)
 async def readyz(service: CurrentService, response: Response) -> object:
     """Say whether the server accepts requests."""
     response.status_code = 200 if service.state == "ready" else 503
     return {"state": service.state}
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses=ERRORS | METRICS)
 async def metrics(request: Request) -> Response:
     """Return counters for Prometheus."""
     text: bytes = await request.app.state.metrics_source()
@@ -96,7 +102,7 @@ async def task(name: str, service: CurrentService) -> object:
     return service.engine.registry[name].as_dict()
 
 
-@changes.put("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS)
+@changes.put("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS | CREATED)
 async def load_task(name: str, service: CurrentService, response: Response) -> object:
     """Load a cue of the cues folder, or replace it by the folder's current content (admin key)."""
     registry = service.engine.registry
