@@ -320,7 +320,7 @@ def test_special_tokens_in_a_text_are_text(model_type: str, word: str) -> None:
 
     plain, written = (converter.source(Example((text,))).ids for text in ("my parcel", f"my {word} parcel"))
     assert marks(written) == marks(plain)
-    assert word in converter.tokenizer.decode(written)
+    assert f" {word[1:]} parcel" in converter.tokenizer.decode(written)
     task = ONE.model_copy(update={"template": "<{text}>", "sentences": ("<{text}>",)})
     together = formatter(model_type, task=task).source(Example((word[1:-1],)))  # template and text make the token
     assert marks(together.ids) == marks(plain)

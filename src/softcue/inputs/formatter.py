@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import NO_SPAN
-from softcue.inputs.special_tokens import special_tokens_of
+from softcue.inputs.special_tokens import count_special_tokens, without_special_tokens
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -172,9 +172,8 @@ class InputFormatter:
         """The character spans of the tokens of each text, without special tokens."""
         if not texts:
             return []
-        special_tokens = special_tokens_of(self.tokenizer)
-        tokenizer = special_tokens.as_text if special_tokens.count(*texts) else self.tokenizer
-        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        texts = [without_special_tokens(self.tokenizer, text) for text in texts]
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return encoded["offset_mapping"]  # type: ignore[no-any-return]
 
     def source_text(self, example: Example) -> str:
@@ -220,7 +219,22 @@ class InputFormatter:
         return tuple(offsets)
 
     def _sources(self, texts: tuple[str, ...]) -> list[str]:
-        """The texts that the tokenizer reads: one, or two of an encoder that keeps them apart."""
+        """The texts that the tokenizer reads: one, or two of an encoder that keeps them apart.
+
+        Special tokens in the texts of a row are text. Those of template, suffix and answer prefix are tokens.
+        """
+        sources = self._fill(texts)
+        if not (num_special := count_special_tokens(self.tokenizer, *sources)):
+            return sources
+        num_of_template = count_special_tokens(self.tokenizer, *self._fill(("",) * len(texts)))
+        if num_special == num_of_template:
+            return sources
+        if num_of_template:
+            return self._fill(tuple(without_special_tokens(self.tokenizer, text) for text in texts))
+        return [without_special_tokens(self.tokenizer, source) for source in sources]
+
+    def _fill(self, texts: tuple[str, ...]) -> list[str]:
+        """The texts in their template, with suffix and answer prefix."""
         if self.kind != "encoder":
             return [self.task.source(texts) + self.suffix + self.answer_prefix]
         *first, last = self.task.for_encoder(texts)
@@ -228,26 +242,12 @@ class InputFormatter:
             return [first[0] + self.suffix, last]
         return [*first, last + self.suffix]
 
-    def _sources_and_tokenizer(self, texts: tuple[str, ...]) -> tuple[list[str], Any]:
-        """The texts that the tokenizer reads, and the tokenizer: special tokens in the texts of a row are text."""
-        special_tokens = special_tokens_of(self.tokenizer)
-        sources = self._sources(texts)
-        num_special = special_tokens.count(*sources)
-        if not num_special:
-            return sources, self.tokenizer
-        num_allowed = special_tokens.count(*self._sources(("",) * len(texts)))  # of template, suffix, answer prefix
-        if num_special == num_allowed:
-            return sources, self.tokenizer
-        if not num_allowed:
-            return sources, special_tokens.as_text
-        return self._sources(tuple(map(special_tokens.interrupt, texts))), self.tokenizer
-
     def _encode(self, texts: tuple[str, ...]) -> dict[str, Any]:
-        sources, tokenizer = self._sources_and_tokenizer(texts)
+        sources = self._sources(texts)
         if self.kind == "encoder":
             first = sources[:-1]
             has_offsets = self.offset_unit is not None
-            encoding = tokenizer(*sources, verbose=False, return_offsets_mapping=has_offsets)
+            encoding = self.tokenizer(*sources, verbose=False, return_offsets_mapping=has_offsets)
             encoded = dict(encoding)
             if has_offsets or first:
                 parts = encoding.sequence_ids(0)
@@ -255,7 +255,7 @@ class InputFormatter:
                 if first:
                     encoded["parts"] = [-1 if part is None else part for part in parts]
             return encoded
-        encoded = dict(tokenizer(*sources, verbose=False))
+        encoded = dict(self.tokenizer(*sources, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
             encoded = {name: ids[:-1] for name, ids in encoded.items()}
         encoded.pop("token_type_ids", None)

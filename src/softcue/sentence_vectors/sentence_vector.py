@@ -18,7 +18,7 @@ from softcue.backbones import Backbone, Summary, pool
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_equal_length, batch_by_length, collate
 from softcue.inputs.formatter import InputFormatter
-from softcue.inputs.special_tokens import special_tokens_of
+from softcue.inputs.special_tokens import count_special_tokens
 from softcue.sentence_vectors.glove import load_glove
 from softcue.sentence_vectors.store import key_of, open_store
 from softcue.tasks import Task
@@ -141,7 +141,7 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
     texts = example.texts if backbone.kind == "encoder" else (task.source(example.texts),)
     fingerprint = backbone.fingerprint
     # Vectors of texts with special tokens that were read as such are not used any more.
-    reading = ", special tokens as text" if special_tokens_of(backbone.tokenizer).count(*texts) else ""
+    reading = ", special tokens as text" if count_special_tokens(backbone.tokenizer, *texts) else ""
     return key_of(
         fingerprint.config,
         fingerprint.weights,
