@@ -179,6 +179,7 @@ def test_heads_beyond_the_limits_are_refused(start: Start) -> None:
 
 def test_heads_that_do_not_come_are_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
     port = start().port
     assert b" 408 " in answer(port, b"GET /livez HTTP/1.1\r\nHost:")
     assert answer(port) == b""

@@ -46,6 +46,7 @@ from softcue.files import (
     write_json,
 )
 from softcue.inference import TaskModel, make_task_model, predict
+from softcue.machine import GIGABYTE, read_memory
 from softcue.methods import METHODS, Method
 from softcue.selection import SelectionRecord
 from softcue.selection.record import record_of_cue
@@ -61,6 +62,7 @@ DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
 PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
 MAX_LABELS_SHOWN = 12
 LARGE_NUMBER = 1e4  # beyond which a cue predicts one text when it is loaded
+COPIES_IN_MEMORY = 3  # of the parameters while they are loaded: the file, its tensors, the model
 FILE_OVERHEAD = 4 << 20  # bytes of cue.safetensors besides the numbers: the names and shapes of its tensors
 
 
@@ -431,6 +433,9 @@ def _checked_tensors(folder: Path, cue_file: CueFile, expected: Mapping[str, tor
 
     file = folder / "cue.safetensors"
     limit = FILE_OVERHEAD + sum(torch.float32.itemsize * shape.numel() for shape in expected.values())
+    available = read_memory().available
+    if available is not None:
+        limit = min(limit, int(available * GIGABYTE / COPIES_IN_MEMORY))
     try:
         data = read_within(file, limit)  # once: what is checked is what is loaded
     except OSError as error:

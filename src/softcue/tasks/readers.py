@@ -28,7 +28,7 @@ FIELD_LIMIT = 1 << 24  # characters in one csv field; the default of the csv mod
 LINE_LIMIT = 1 << 26  # characters in one line: a small gz file without line ends must not fill the memory
 SIZE_LIMIT = 1 << 33  # bytes of a gz file once decompressed
 JSON_SIZE_LIMIT = 1 << 30  # bytes of a .json file, which is not streamed
-JSON_GROWTH = 32  # bytes in memory of a byte of JSON, at most about: `[[],[],...` are lists
+JSON_BYTES = {"{": 250, "[": 80, ",": 40}  # in memory, about, for each of these characters in a .json file
 BATCH_ROWS = 1024  # rows of a parquet file in memory at a time, at most
 VALIDATION_NAMES = ("valid", "val", "dev")  # of a validation split, if none is called `validation`
 UNDECODED = re.compile("[\udc80-\udcff]")  # how "surrogateescape" decodes bytes that are not UTF-8
@@ -435,9 +435,17 @@ def _json_object(location: str, line: str) -> Mapping[str, object] | DataError:
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    limit = min(JSON_SIZE_LIMIT, memory_limit() // JSON_GROWTH)
-    with io.BufferedReader(_Bytes(path, limit)) as stream:
+    limit = memory_limit()
+    with io.BufferedReader(_Bytes(path, min(JSON_SIZE_LIMIT, limit))) as stream:
         text = decoded(stream.read(), str(path))
+    num_bytes = len(text) + sum(text.count(character) * size for character, size in JSON_BYTES.items())
+    if num_bytes > limit:
+        raise DataError(
+            setting="data file",
+            got=path,
+            expected=f"rows that fit into half of the available memory, {limit >> 20:,} MiB",
+            fix=f"it needs about {num_bytes >> 20:,} MiB: write it as .jsonl or .parquet, which are streamed",
+        )
     try:
         value = _parse_json(text)
     except (ValueError, RecursionError) as error:
