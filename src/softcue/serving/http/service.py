@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,16 @@ from softcue.serving.settings import ServerSettings
 State = Literal["loading", "ready", "draining", "failed"]
 MakeEngine = Callable[[Callable[[BatchReport], None]], Engine]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+PREPARED_SHAPES = 32
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 logger = logging.getLogger("softcue.serving")
 
 
 def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: Callable[[BatchReport], None]) -> Engine:
     """The engine of a server. It writes nothing that clients send to disk."""
+    # oneDNN keeps what it has prepared for each shape of a batch, by default 1024 of them: megabytes for each shape. It
+    # reads the variable when it is first used.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PREPARED_SHAPES))
     return Engine(
         backbone,
         cues,
