@@ -177,6 +177,9 @@ class Registry:
                 self._broken = {**others, name: error.copy()} if is_broken else others
             result.set_exception(error)
             return
+        except BaseException as error:  # nobody should wait until the deadline
+            result.set_exception(error)
+            raise
         with self._lock:
             if number > self._changes.get(name, 0):
                 self._changes[name] = number
