@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 # Data flows from left to right; a package imports only from itself and from those before it.
 FLOW = [
-    *("errors", "types", "files", "randomness", "phm", "drawing", "listing", "machine", "ray_cluster"),
+    *("errors", "types", "files", "yaml_text", "randomness", "phm", "drawing", "listing", "machine", "ray_cluster"),
     *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
     *(
         "inference",

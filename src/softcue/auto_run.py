@@ -23,7 +23,7 @@ from softcue.configuration import Settings, resolve, resolve_selection, settings
 from softcue.cue import Cue
 from softcue.errors import BackboneError, ConfigurationError, DataError, RunError, SoftcueError, TrainingError
 from softcue.evaluation import check_metric
-from softcue.files import convert_write_errors, lock_folder, remove
+from softcue.files import convert_disk_errors, convert_write_errors, lock_folder, remove
 from softcue.run import Run, check_output, finished_by_another_run
 from softcue.selection import (
     AUTO,
@@ -89,7 +89,7 @@ class AutoRun:
 
     def execute(self, *, resume: bool = False, overwrite: bool = False, progress: bool = True) -> list[Cue]:
         """Try the methods, and write the cue of the best. If a finished run is resumed, its cue is only loaded."""
-        with lock_folder(self.folder):
+        with convert_disk_errors(self.folder), lock_folder(self.folder):
             if not resume and not overwrite:
                 check_output(self.folder, self.cue_folders)
             if resume and (self.folder / "cue.json").is_file() and not self.candidates_folder.is_dir():

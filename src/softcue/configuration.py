@@ -20,6 +20,7 @@ from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.selection import SelectionConfig
 from softcue.tasks.splits import TaskConfig
 from softcue.training import MixtureConfig, TrainingConfig
+from softcue.yaml_text import TEXT_LIMIT, parse_yaml
 
 Settings = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
@@ -68,12 +69,13 @@ class RunConfig:
 def read_settings(path: str | Path) -> Settings:
     """Read the sections of a YAML file."""
     try:
-        settings = yaml.safe_load(Path(path).read_text("utf-8")) or {}
+        with Path(path).open("rb") as handle:
+            settings = parse_yaml(handle.read(TEXT_LIMIT + 1).decode()) or {}
     except OSError as error:
         raise ConfigurationError(
             setting="configuration file", got=path, expected="a readable YAML file", fix=str(error)
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(setting="configuration file", got=path, expected="valid YAML", fix=reason) from error
     if not isinstance(settings, dict):
@@ -98,8 +100,8 @@ def parse_overrides(words: Iterable[str]) -> Settings:
         is_label_word = path.count(".") > 1  # task.label_words.0=negative
         try:
             # Words stay as they are written: `no` is a word for a label, not false.
-            value = yaml.load(text, yaml.BaseLoader if is_label_word else yaml.SafeLoader)
-        except yaml.YAMLError as error:
+            value = parse_yaml(text, yaml.BaseLoader if is_label_word else yaml.SafeLoader)
+        except ValueError as error:
             raise ConfigurationError(setting=path, got=text, expected="a plain value", fix="quote it") from error
         settings = merged(settings, override(path, value))
     return settings

@@ -18,7 +18,7 @@ prints the message on one line and exits with 2; any other exception is a bug an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class MissingExtraError(SoftcueError):
 
 
 MOST_NAMES = 100  # that a message lists
+MOST_SHOWN = 200  # characters of a value in a message
+BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
 
 
 def near_matches(name: str, known_names: Iterable[str]) -> str:
@@ -124,8 +126,44 @@ def first_line(error: BaseException) -> str:
 
 def _quoted(value: object) -> str:
     """A value, cut to fit on one line. Names and paths are quoted, so that an empty one is visible."""
-    text = repr(str(value)) if not isinstance(value, (int, float, bool, type(None))) else repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."
+    text = ""
+    for part in _parts(value):  # only as many as are shown: a value may be too large to write out
+        text += part
+        if len(text) > MOST_SHOWN:
+            break
+    if not isinstance(value, (int, float, bool, type(None))):
+        text = repr(text[: MOST_SHOWN + 1])
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def _parts(value: object) -> Iterator[str]:
+    """The text of a value, in parts. Of the built-in collections it is that of `str`."""
+    brackets = BRACKETS.get(type(value), "")
+    if isinstance(value, str):
+        yield value[: MOST_SHOWN + 1]
+    elif isinstance(value, int) and value.bit_length() > 1000:  # Python itself does not write out much larger ones
+        yield f"an integer of {value.bit_length()} bits"
+    elif brackets and value:
+        yield brackets[0]
+        assert isinstance(value, Iterable)
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _item_parts(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _item_parts(value[item])
+        yield (",)" if isinstance(value, tuple) and len(value) == 1 else brackets[1])
+    else:
+        yield str(value)
+
+
+def _item_parts(item: object) -> Iterator[str]:
+    if isinstance(item, (str, bytes)):
+        yield repr(item[: MOST_SHOWN + 1])
+    elif isinstance(item, int) or type(item) in BRACKETS:
+        yield from _parts(item)
+    else:
+        yield repr(item)
 
 
 def as_configuration_error(section: str, error: ValidationError) -> ConfigurationError:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from softcue.errors import FolderInUseError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 TEMPORARY_SUFFIX = ".partial"
+METADATA_LIMIT = 64 << 20  # bytes of a JSON file that softcue itself has written
 
 
 @contextmanager
@@ -28,6 +31,29 @@ def convert_write_errors(setting: str, path: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         raise RunError(
             setting=setting, got=path, expected="a place that can be written to", fix=f"choose another: {reason}"
+        ) from error
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def convert_disk_errors(folder: Path) -> Iterator[None]:
+    """Turn the error of a disk that is full, over its quota or read-only, or of a removed folder, into a RunError.
+
+    Whatever was written before is whole: the run can be resumed. Any other OSError is a bug and stays what it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_of_folder = str(error.filename or "").startswith(str(folder))
+        if error.errno not in DISK_ERRORS and not (error.errno == errno.ENOENT and is_of_folder):
+            raise
+        raise RunError(
+            setting="output_dir",
+            got=folder,
+            expected="a disk with room that can be written to",
+            fix=f"{error.strerror}; what was saved before is whole: make room, then continue with `resume=True`",
         ) from error
 
 
@@ -72,10 +98,51 @@ def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(save({name: value.clone(memory_format=contiguous_format) for name, value in on_cpu.items()}))
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. A pipe, a device or a folder, also behind a link, raises OSError at once.
+
+    Example:
+        >>> open_regular(Path("/dev/zero"))
+        Traceback (most recent call last):
+        OSError: [Errno 22] not a regular file: '/dev/zero'
+    """
+    _check_regular(path, os.stat(path))  # before it is opened, because opening a device may already have an effect
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer does not block
+    try:
+        _check_regular(path, os.fstat(descriptor))
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_within(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes; a larger one raises OSError before it is read.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> write_atomically(target, b"hello")
+        >>> read_within(target, 5)
+        b'hello'
+    """
+    with open_regular(path) as handle:
+        size = os.fstat(handle.fileno()).st_size
+        data = handle.read(size + 1) if size <= limit else b""  # one more, in case it grows meanwhile
+    if size > limit or len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+    return data
+
+
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file as hexadecimal text; the file is read in chunks."""
+    """The SHA-256 of a regular file as hexadecimal text; the file is read in chunks."""
     digest = hashlib.sha256()
-    with path.open("rb") as handle:
+    with open_regular(path) as handle:
         while chunk := handle.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
@@ -118,7 +185,7 @@ def remove(path: Path) -> None:
 def is_complete_folder(folder: Path) -> bool:
     """Whether all files of the folder's manifest exist with the recorded digests."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        manifest = json.loads(read_within(folder / "manifest.json", METADATA_LIMIT).decode())
         return bool(manifest) and all(sha256(folder / name) == digest for name, digest in manifest.items())
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
@@ -138,7 +205,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             raise NotADirectoryError("a file has that name")
         folder.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("w")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError of a name with a null character
         raise RunError(
             setting="output_dir", got=folder, expected="a folder that can be made and written to", fix=str(error)
         ) from error

@@ -20,7 +20,14 @@ from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, CueRecipe, package_versions
 from softcue.errors import ConfigurationError, RunError
 from softcue.evaluation import Evaluation, check_metric, constant_prediction, evaluate, predict_baselines, score
-from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, remove, write_atomically
+from softcue.files import (
+    TEMPORARY_SUFFIX,
+    convert_disk_errors,
+    convert_write_errors,
+    lock_folder,
+    remove,
+    write_atomically,
+)
 from softcue.inference import TaskModel, with_readout
 from softcue.methods import METHODS
 from softcue.recipe_summary import summarise
@@ -107,6 +114,7 @@ class Run:
         """Train, and write a cue for each task. If a finished run is resumed, its cues are only loaded."""
         trainer = self.make_trainer()
         with ExitStack() as stack:
+            stack.enter_context(convert_disk_errors(self.folder))
             if self.processes.is_main:
                 stack.enter_context(lock_folder(self.folder))
                 if not resume and not overwrite:

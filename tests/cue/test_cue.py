@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -15,12 +16,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import tiny, tiny_model, tiny_tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import softcue
 from softcue import Cue
 from softcue.backbones import Backbone
 from softcue.cue.model_card import model_card
+from softcue.cue.training_curve import read_json_lines
 from softcue.errors import BackboneError, CueError, DataError, RunError, SoftcueError
+from softcue.methods import METHODS
+from softcue.readouts import ReadoutConfig
+from softcue.selection.record import record_of_cue
 
 TEXTS = [
     "My invoice is wrong.",
@@ -459,9 +465,19 @@ def test_tensors_that_do_not_fit_are_refused(folder: Path, edit: Callable[[Any],
     assert word in load_error(folder)
 
 
-def test_large_finite_numbers_are_accepted(folder: Path) -> None:
-    rewrite_tensors(folder, lambda tensors: tensors[_first(tensors)].fill_(3e38))
-    softcue.load(folder, tiny("bert"))
+@pytest.mark.parametrize("which", [0, -1])
+def test_large_finite_numbers_are_accepted_unless_predictions_are_not_finite(folder: Path, which: int) -> None:
+    def fill(value: float) -> Callable[[dict[str, Any]], None]:
+        def edit(tensors: dict[str, Any]) -> None:
+            tensor = tensors[sorted(tensors)[which]]
+            tensor.copy_(value * torch.linspace(-1, 1, tensor.numel()).view_as(tensor))
+
+        return edit
+
+    rewrite_tensors(folder, fill(1e5))
+    assert all(math.isfinite(answer.scores["billing"]) for answer in softcue.load(folder, tiny("bert")).predict(TEXTS))
+    rewrite_tensors(folder, fill(3e38))
+    assert "predictions are not finite" in load_error(folder)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0{}      "])
@@ -484,6 +500,83 @@ def test_damaged_tensor_file_is_refused(folder: Path, change: str) -> None:
         data[-1] ^= 1
         file.write_bytes(data)
     assert "cue.safetensors" in load_error(folder)
+
+
+def test_what_was_checked_is_what_is_loaded(
+    trained: Cue, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file takes the name of the tensors as soon as their digest is known."""
+    recorded, plain = trained.cue_file.tensors_sha256, hashlib.sha256
+    other = shutil.copytree(folder, tmp_path / "other")
+    rewrite_tensors(other, lambda tensors: tensors[_first(tensors)].add_(1))
+
+    class Digest:
+        def __init__(self, data: bytes = b"") -> None:
+            self._digest = plain(data)
+
+        def update(self, data: bytes) -> None:
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            if self._digest.hexdigest() == recorded and (other / "cue.safetensors").exists():
+                (other / "cue.safetensors").rename(folder / "cue.safetensors")
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Digest)
+    cue = softcue.load(folder, tiny("bert"))
+    assert not (other / "cue.safetensors").exists()
+    assert cue.predict(TEXTS) == trained.predict(TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_file_that_is_not_regular_is_refused_without_waiting(folder: Path, kind: str) -> None:
+    for name in ("cue.safetensors", "metrics.json", "metrics.jsonl"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
+    assert "not a regular file" in load_error(folder)
+    assert record_of_cue(folder) is None
+    assert read_json_lines(folder / "metrics.jsonl") == []
+
+
+def test_large_cue_json_is_refused_before_it_is_read(folder: Path) -> None:
+    os.truncate(folder / "cue.json", 1 << 40)
+    assert "larger than" in load_error(folder)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Measures the largest tensor with memory that is made."""
+
+    num_values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not result.is_meta:
+            self.num_values = max(self.num_values, result.numel())
+        return result
+
+
+def test_method_that_the_tensors_do_not_fit_is_refused_before_it_is_built(folder: Path) -> None:
+    method = {"name": "adapter", "bottleneck": 8192, "dropout": 0.1, "init_std": 0.02, "up_std": 0.0}
+    rewrite(folder, _set("method", value=method))
+    assert tiny("bert").fingerprint  # computed once, from tensors larger than those of the cue
+    with LargestTensor() as largest:
+        assert "no tensor" in load_error(folder)
+    assert largest.num_values < 8192
+    rewrite(folder, _set("method", "bottleneck", value=1_000_000))
+    assert "method.bottleneck" in load_error(folder)
+
+
+def test_tensors_larger_than_the_method_are_refused_before_they_are_read(folder: Path) -> None:
+    os.truncate(folder / "cue.safetensors", 1 << 40)
+    assert "larger than" in load_error(folder)
+
+
+def test_every_size_that_a_cue_may_name_is_bounded() -> None:
+    configs = [ReadoutConfig, *(method.Config for method in METHODS.built_in.values())]
+    for config in configs:
+        for name, setting in config.model_json_schema()["properties"].items():
+            if setting.get("type") == "integer":
+                assert "maximum" in setting, f"{config.__name__}.{name}"
 
 
 def test_random_corruption_is_refused_or_harmless(trained: Cue, folder: Path) -> None:

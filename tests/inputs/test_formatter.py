@@ -304,3 +304,49 @@ def _between_ends(ids: tuple[int, ...]) -> list[list[int]]:
     assert ids[0] == BEGIN
     assert ids[-1] == END
     return [list(ids[1:middle]), list(ids[middle + 1 : -1])]
+
+
+# --- special tokens in a user's text ---
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("word", ["</s>", "<mask>", "<s>", "<pad>"])
+def test_special_tokens_in_a_text_are_text(model_type: str, word: str) -> None:
+    converter = formatter(model_type)
+    special = set(converter.tokenizer.all_special_ids)
+
+    def marks(ids: tuple[int, ...]) -> list[int]:
+        return [token for token in ids if token in special]
+
+    plain, written = (converter.source(Example((text,))).ids for text in ("my parcel", f"my {word} parcel"))
+    assert marks(written) == marks(plain)
+    assert f" {word[1:]} parcel" in converter.tokenizer.decode(written)
+    task = ONE.model_copy(update={"template": "<{text}>", "sentences": ("<{text}>",)})
+    together = formatter(model_type, task=task).source(Example((word[1:-1],)))  # template and text make the token
+    assert marks(together.ids) == marks(plain)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "t5"])
+def test_special_tokens_of_a_suffix_stay_tokens(model_type: str) -> None:
+    converter = formatter(model_type, suffix=" it is <mask>")
+    for text in ("my parcel", "my <mask> parcel <mask>"):
+        assert converter.source(Example((text,))).ids.count(MASK) == 1
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_long_texts_of_special_tokens_are_cut_and_split(model_type: str) -> None:
+    converter = formatter(model_type)
+    example = Example((" ".join(["</s>"] * 300),))
+    row = converter.source(example)
+    assert row.is_truncated
+    assert len(row.ids) <= converter.limit
+    windows = converter.windows(example)
+    assert len(windows) > 1
+    assert not any(converter.source(window).is_truncated for window in windows)
+
+
+def test_offsets_of_special_tokens_are_those_of_their_characters() -> None:
+    text = "my </s> parcel"
+    row = formatter("bert", offset_unit="token").source(Example((text,)))
+    assert row.offsets is not None
+    assert "".join(text[start:end] for start, end in row.offsets if start >= 0) == text.replace(" ", "")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny import tiny
 from toy import PAIRS, TASK, make_model
 
+from softcue.files import serialize_tensors
 from softcue.inference import TaskModel
 from softcue.inputs import token_cache
 from softcue.inputs.formatter import InputFormatter
@@ -75,6 +80,31 @@ def test_damaged_cache_file_is_replaced(folder: Path, damage: bytes | None) -> N
     path.write_bytes(path.read_bytes()[:-40] if damage is None else damage)
     assert token_cache.tokenize_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
     assert token_cache.tokenize_rows(model.formatter, "a", ONE) == tokenize(model, ONE)
+
+
+def test_cache_file_with_a_changed_bit_is_replaced(folder: Path) -> None:
+    model, draws = make_model(tiny("bert")), random.Random(7)
+    expected = token_cache.tokenize_rows(model.formatter, "a", ONE)
+    [path] = folder.iterdir()
+    whole = path.read_bytes()
+    for _ in range(40):
+        damaged = bytearray(whole)
+        damaged[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
+        path.write_bytes(damaged)
+        assert token_cache.tokenize_rows(model.formatter, "a", ONE) == expected
+        assert path.read_bytes() == whole
+
+
+def test_cache_file_with_ids_beyond_the_vocabulary_is_replaced(folder: Path) -> None:
+    model = make_model(tiny("bert"))
+    expected = token_cache.tokenize_rows(model.formatter, "a", ONE)
+    [path] = folder.iterdir()
+    tensors = load_file(path)
+    tensors.pop("sha256", None)
+    tensors["ids"][0] = 10**6
+    digest = hashlib.sha256(serialize_tensors(tensors)).digest()
+    save_file({**tensors, "sha256": torch.tensor(list(digest), dtype=torch.uint8)}, path)
+    assert token_cache.tokenize_rows(model.formatter, "a", ONE) == expected
 
 
 def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tolerance import REORDERED_FLOAT32
 
 import softcue
 from softcue.cue.cue import Cue
+from softcue.serving.engine.batcher import Batcher
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.registry import split_rows
 from softcue.serving.http.logs import JsonLines
@@ -312,6 +313,21 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
     check_error(client.get("/nothing"), 404, "no_route")
     assert client.get("/v1/predict").headers["Allow"] == "POST"
     check_error(client.get("/v1/predict"), 405, "no_route")
+    assert client.post("/v1/tasks/topics").headers["Allow"] == "DELETE, GET, PUT"
+
+
+def test_no_redirect_repeats_the_host_of_the_client(client: TestClient) -> None:
+    response = client.get("/v1/tasks/", headers={"Host": "elsewhere.example"}, follow_redirects=False)
+    check_error(response, 404, "no_route")
+    assert "elsewhere" not in f"{response.headers}{response.text}"
+
+
+def test_statuses_and_media_types_are_documented(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert "text/plain" in paths["/metrics"]["get"]["responses"]["200"]["content"]
+    assert {"201", "404", "408", "414", "431", "504"} <= set(paths["/v1/tasks/{name}"]["put"]["responses"])
+    assert "503" in paths["/readyz"]["get"]["responses"]
+    assert "401" in paths["/metrics"]["get"]["responses"]
 
 
 # --- loading, draining ---
@@ -352,6 +368,18 @@ def test_engine_that_cannot_be_loaded_is_reported(until: Callable[..., None]) ->
         message = check_error(predict(client, ("topics", "ok")), 503, "failed")["error"]["message"]
         assert "could not load its cues" in message
     assert "no-such-folder" in str(service.failure)
+
+
+def test_inference_thread_that_ends_ends_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+    service, stopped = client.app.state.service, threading.Event()  # type: ignore[attr-defined]
+    service.on_failure = stopped.set
+    monkeypatch.setattr(Batcher, "take", lambda _: 1 / 0)
+    check_error(predict(client, ("topics", "first")), 503, "failed")  # at once, not at its deadline
+    assert stopped.wait(10)
+    assert client.get("/livez").status_code == 503
+    check_error(predict(client, ("topics", "second")), 503, "failed")
+    assert isinstance(service.failure.__cause__, ZeroDivisionError)
 
 
 # --- keys ---

@@ -208,12 +208,13 @@ def test_rows_that_write_have_batches_of_their_own() -> None:
 
 def test_room_is_bounded_and_given_back() -> None:
     batcher = Batcher(Limits(max_in_flight=3), PASS_TOKENS)
-    batcher.put([request_row(), request_row()])
+    first = request_row()
+    batcher.put([first, request_row()])
     with pytest.raises(RequestError, match="busy"):
         batcher.put([request_row(), request_row()])
     assert batcher.num_in_flight == 2  # all or none
     batcher.put([request_row()])
-    batcher.release()
+    batcher.release(first)
     batcher.put([request_row()])
     with pytest.raises(RequestError, match="too_many"):
         batcher.put([request_row()] * 4)
@@ -241,8 +242,8 @@ def test_a_slow_moment_is_no_pace() -> None:
 
 def test_whoever_can_wait_gets_room_when_there_is_some() -> None:
     batcher = Batcher(Limits(max_in_flight=1), PASS_TOKENS)
-    batcher.put([request_row()])
-    threading.Timer(0.05, batcher.release).start()
+    batcher.put([first := request_row()])
+    threading.Timer(0.05, batcher.release, [first]).start()
     batcher.put([request_row()], seconds=10)
     assert batcher.num_in_flight == 1
     with pytest.raises(RequestError, match="busy"):

@@ -18,18 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from serving_cues import CASES, LONG, TOPICS, items, save_cue
-from tiny import tiny
+from tiny import tiny, tiny_model, tiny_tokenizer
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
+from toy import make_model
 
+from softcue.backbones import Backbone, BackboneConfig
 from softcue.cue.cue import Cue
 from softcue.evaluation import mean, vote
+from softcue.inference import predict
 from softcue.serving.engine import engine as engine_module
-from softcue.serving.engine.batcher import Limits
+from softcue.serving.engine.batcher import Batcher, Limits
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import BatchReport, Options, Result, ServedPrediction
 from softcue.serving.errors import RequestError
-from softcue.types import Prediction
+from softcue.types import Example, Prediction
 
 
 def same(result: Result, wanted: Prediction) -> None:
@@ -266,6 +270,58 @@ def test_rows_that_fail_twice_get_an_error_and_the_engine_lives(folder: Path, mo
         assert sizes == [8, 4, 4]
         assert codes(engine.predict([("topics", "again")])) == [""]
         assert (engine.num_in_flight, engine.num_waiting, engine.is_alive) == (0, 0, True)
+
+
+def test_nobody_waits_for_an_inference_thread_that_has_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, errors = threading.Event(), []
+
+    def end(_: Any) -> Any:
+        assert go.wait(20)
+        raise SystemError("boom")
+
+    monkeypatch.setattr(Batcher, "take", end)
+    with Engine(tiny("bert"), folder, Limits(max_in_flight=3)) as engine:
+        engine.on_failure(errors.append)
+        pending = engine.submit([("topics", "first"), ("topics", "second")], Options())
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(engine.predict, [("topics", "third")] * size) for size in (1, 3)]
+            time.sleep(0.05)
+            go.set()
+            for future in waiting:
+                with pytest.raises(RequestError, match="inference thread has ended"):
+                    future.result(20)
+        assert codes([request.result.result(20) for request in pending]) == ["failed"] * 2
+        with pytest.raises(RequestError, match="inference thread has ended"):
+            engine.submit([("topics", "late")], Options())
+        with pytest.raises(RequestError, match="inference thread has ended"):
+            engine.predict([("topics", "late")])
+        engine.on_failure(errors.append)
+    assert [str(error) for error in errors] == ["boom"] * 2
+
+
+def test_deterministic_engine_computes_in_float32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes: list[str] = []
+
+    def load(config: BackboneConfig) -> Backbone:
+        dtypes.append(config.dtype)
+        return tiny("bert")
+
+    monkeypatch.setattr(engine_module, "recorded_dtype", lambda _: "auto")
+    monkeypatch.setattr(engine_module, "load_backbone", load)
+    for deterministic in (False, True):
+        Engine("tiny-bert", folder, deterministic=deterministic).close()
+    assert dtypes == ["auto", "float32"]
+
+
+def test_neighbours_change_a_probability_in_bfloat16_by_little() -> None:
+    backbone = Backbone(tiny_model("bert").to(torch.bfloat16), tiny_tokenizer("bert"), "tiny-bert")
+    model = make_model(backbone, readout={"name": "classifier"})
+    examples = [Example((f"the parcel {number} " * (1 + number % 7),)) for number in range(24)]
+    together = predict(backbone, [(model, example) for example in examples]).predictions
+    for example, answer in zip(examples, together, strict=True):
+        [alone] = predict(backbone, [(model, example)]).predictions
+        assert answer.label == alone.label
+        assert answer.scores == pytest.approx(alone.scores, abs=0.02)
 
 
 def test_failed_window_fails_its_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

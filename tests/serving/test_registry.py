@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from tiny import tiny
 from softcue.backbones import Fingerprint
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
+from softcue.serving.engine import registry as registry_module
 from softcue.serving.engine.registry import Registry, recorded_dtype
 from softcue.serving.errors import RequestError
 
@@ -206,3 +209,43 @@ def test_a_broken_cue_is_forgotten_with_its_folder(root: Path) -> None:
     shutil.rmtree(root / "topics")
     check_load_error(registry, "topics", "unknown_task")
     assert registry.broken() == {}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a device"])
+def test_a_file_that_is_not_regular_breaks_its_cue_at_once(root: Path, tmp_path: Path, kind: str) -> None:
+    file = root / "topics" / "cue.safetensors"
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "link to a pipe":
+        os.mkfifo(root / "topics" / "pipe")
+        file.symlink_to("pipe")
+    else:
+        file.symlink_to("/dev/zero")
+    registry = make_registry(root)
+    assert [served.name for served in registry.loaded()] == ["pairs"]
+    assert registry.broken()["topics"].code == "broken_cue"
+
+
+def test_a_folder_that_does_not_answer_keeps_no_other_change_waiting(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = make_registry(root)
+    answers, plain = threading.Event(), registry_module.load
+
+    def slow(path: Path, *more: Any) -> Any:
+        assert path.name != "topics" or answers.wait(20)
+        return plain(path, *more)
+
+    monkeypatch.setattr(registry_module, "load", slow)
+    monkeypatch.setattr(registry_module, "LOAD_SECONDS", 0.05)
+    first = registry["topics"]
+    pending = registry.start_load("topics")
+    check_load_error(registry, "topics", "deadline")
+    assert registry["topics"] is first
+    monkeypatch.setattr(registry_module, "LOAD_SECONDS", 20)
+    assert registry.load("pairs").name == "pairs"
+    assert registry.unload("topics") is first
+    answers.set()
+    assert pending.result(20).name == "topics"
+    assert [served.name for served in registry.loaded()] == ["pairs"]  # it was unloaded after that load began

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.serving.client import Client, ServerError
 from softcue.serving.engine.engine import Engine
+from softcue.serving.http import connections
+from softcue.serving.http.connections import make_protocol
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
@@ -60,7 +64,9 @@ def start(folder: Path, until: Callable[..., None]) -> Iterator[Start]:
             server_settings,
             lambda on_batch: Engine(tiny(model_type), cues_folder, server_settings.limits, on_batch=on_batch),
         )
-        server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False))
+        protocol = make_protocol(server_settings)
+        config = uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False, http=protocol)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((server, thread))
@@ -142,6 +148,83 @@ def test_body_that_does_not_come_is_504(start: Start) -> None:
         connection.sendall(head.encode())
         assert b"504" in connection.recv(1000).split(b"\r\n")[0]
     assert server.service.num_reading == 0
+
+
+# --- limits of connections ---
+
+
+def answer(port: int, *parts: bytes) -> bytes:
+    """The response to what is sent, part by part; a reset while it is sent does not matter."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except OSError:
+                break
+        received = b""
+        while chunk := connection.recv(4096):
+            received += chunk
+        return received
+
+
+def test_heads_beyond_the_limits_are_refused(start: Start) -> None:
+    port = start().port
+    line = b"GET /livez HTTP/1.1\r\nConnection: close\r\n"
+    assert b"200 OK" in answer(port, line + b"a: b\r\n" * 90 + b"\r\n")
+    assert b" 431 " in answer(port, line + b"a: b\r\n" * 200 + b"\r\n")
+    assert b" 431 " in answer(port, line, b"a: " + b"x" * 40_000, b"x" * 30_000)
+    assert b" 414 " in answer(port, b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n")
+    assert b'"code":"large_head"' in answer(port, line + b"x" * 70_000)
+
+
+def test_heads_that_do_not_come_are_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
+    port = start().port
+    assert b" 408 " in answer(port, b"GET /livez HTTP/1.1\r\nHost:")
+    assert answer(port) == b""
+    assert answer(port, b"\r\n") != b"200"
+
+
+def test_connections_of_one_address_are_limited(start: Start) -> None:
+    server = start(max_connections_per_client=3)
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
+    for connection in slow:
+        connection.sendall(head)
+    assert b" 429 " in answer(server.port, b"GET /livez HTTP/1.1\r\n\r\n")
+    slow.pop().close()
+    end = time.monotonic() + 10
+    while b"200 OK" not in answer(server.port, b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n"):
+        assert time.monotonic() < end
+    for connection in slow:
+        connection.close()
+
+
+def test_slow_bodies_keep_nobody_out(start: Start, until: Callable[..., None]) -> None:
+    server = start(max_in_flight=8)
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(12)]
+    for connection in slow:
+        connection.sendall(head)
+    until(lambda: server.service.num_reading == 12)
+    assert server.client(attempts=1).predict([("topics", "hello")])[0].label
+    for connection in slow:
+        connection.close()
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_large_body_gets_its_answer_while_it_is_sent(start: Start, has_key: bool) -> None:
+    """As urllib sends it: all of the body first, on a connection that is to be closed."""
+    server = start(max_body_bytes=1000, api_keys=("key",))
+    data = b"x" * 5_000_000
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer key" if has_key else "Bearer other"}
+    request = urllib.request.Request(f"{server.url}/v1/predict", data, headers)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    with caught.value as response:
+        assert response.code == (413 if has_key else 401)
+        assert json.load(response)["error"]["code"] == ("too_large" if has_key else "unauthorised")
 
 
 # --- many at once ---

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from softcue.errors import ConfigurationError
+from softcue.serving.http import service
 from softcue.serving.settings import ServerSettings, check_address, read_keys
 
 
@@ -62,3 +64,13 @@ def test_other_machines_need_a_key_or_force(host: str) -> None:
         check_address(ServerSettings(host=host, admin_keys=("admin",)), is_forced=False)  # type: ignore[arg-type]
     check_address(ServerSettings(host=host), is_forced=True)
     check_address(ServerSettings(host=host, api_keys=("key",)), is_forced=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, "1000"])
+def test_server_bounds_what_is_kept_for_each_shape(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "Engine", lambda *_, **__: None)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", given or "")
+    if given is None:
+        monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    service.make_engine(ServerSettings(), "minilm", Path("cues"), lambda _: None)
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == (given or "32")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 from softcue.errors import DataError, MissingExtraError
 from softcue.tasks import Task, examples_from, readers
 from softcue.tasks.readers import name_of, read_rows
+from softcue.tasks.rows import with_labels
+from softcue.types import Example
 
 ROWS = [{"text": "hello there", "label": "greeting"}, {"text": "see you", "label": "farewell"}]
 
@@ -473,3 +477,55 @@ def test_hub_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"\[hub\]"):
         list(read_rows("hub:sst2@train"))
+
+
+# --- large files ---
+
+
+def test_parquet_that_repeats_a_large_value_is_read_in_small_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One value of a megabyte on each of 300 rows: a dictionary makes it a small file."""
+    file = tmp_path / "rows.parquet"
+    table = pyarrow.table({"text": pyarrow.array(["x" * 1_000_000] * 300)})
+    pyarrow.parquet.write_table(table, file, compression="zstd")
+    assert file.stat().st_size < 10_000
+    monkeypatch.setattr(readers, "memory_limit", lambda: 20 << 20)
+    before = pyarrow.total_allocated_bytes()
+    largest = 0
+    for _ in read_rows(file):
+        largest = max(largest, pyarrow.total_allocated_bytes() - before)
+    assert largest < 100 << 20  # of 300
+    monkeypatch.setattr(readers, "SIZE_LIMIT", 50 << 20)
+    with pytest.raises(DataError, match="once decompressed"):
+        list(read_rows(file))
+
+
+def test_json_is_capped_by_memory_and_read_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text("[" + ",".join(["[]"] * 400_000) + "]")
+    began = time.process_time()
+    location, first = next(read_rows(file))
+    assert isinstance(first, DataError)
+    assert "entry 1" in location
+    assert time.process_time() - began < 2
+    assert gc.isenabled()
+    monkeypatch.setattr(readers, "memory_limit", lambda: 20 << 20)
+    with pytest.raises(DataError, match="half of the available memory"):
+        next(read_rows(file))
+
+
+def test_wide_files_are_read_in_linear_time(tmp_path: Path) -> None:
+    file = tmp_path / "wide.csv"
+    names = [f"column {number}" for number in range(30_000)]
+    file.write_text(",".join(names) + "\n" + ",".join(["1"] * len(names)) + "\n")
+    began = time.process_time()
+    assert len(list(read_rows(file))) == 1
+    assert time.process_time() - began < 2
+
+
+def test_many_labels_are_collected_in_linear_time() -> None:
+    rows = [Example((str(number),), f"label {number}") for number in range(30_000)]
+    began = time.process_time()
+    assert len(with_labels(Task(name="many"), rows, {}).labels) == 30_000
+    assert time.process_time() - began < 2

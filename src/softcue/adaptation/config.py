@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from softcue.training.config import MOST_RATE, MOST_ROWS
 from softcue.training.trackers import TrackerNames
 
 Objective = Literal["prefix-lm", "span-corruption"]
@@ -19,15 +20,17 @@ class AdaptationConfig(BaseModel):
 
     objective: Objective = Field("prefix-lm", description="prefix-lm continues texts; span-corruption fills gaps")
     steps: int = Field(100_000, ge=1, description="optimizer steps")
-    batch_size: int = Field(128, ge=1, description="rows per optimizer step, over all processes")
-    micro_batch_size: int = Field(8, ge=0, description="rows at once in one process; 0 takes them all")
-    length: int = Field(512, ge=8, description="T5's length of sources, in tokens; it decides the length of a chunk")
+    batch_size: int = Field(128, ge=1, le=MOST_ROWS, description="rows per optimizer step, over all processes")
+    micro_batch_size: int = Field(8, ge=0, le=MOST_ROWS, description="rows at once in one process; 0 takes them all")
+    length: int = Field(
+        512, ge=8, le=1_000_000, description="T5's length of sources, in tokens; it decides the length of a chunk"
+    )
     noise_density: float = Field(0.15, gt=0, lt=1, description="span-corruption: the share of tokens that is dropped")
     mean_span: float = Field(3.0, ge=1, description="span-corruption: mean length of a dropped span")
     final_sentinel: bool = Field(
         False, description="span-corruption: end targets with one more sentinel; T5's published lengths have none"
     )
-    learning_rate: float = Field(0.01, gt=0, description="Adafactor's rate before it falls")
+    learning_rate: float = Field(0.01, gt=0, le=MOST_RATE, description="Adafactor's rate before it falls")
     schedule: Literal["inverse-sqrt", "constant"] = Field(
         "inverse-sqrt", description="T5's: the rate falls with the square root of the steps after the first ones"
     )

@@ -29,6 +29,7 @@ from softcue.backbones.loading.load import quiet_transformers
 from softcue.backbones.loading.new_t5 import SIZES, make_new_t5
 from softcue.errors import BackboneError, ConfigurationError, DataError, RunError, as_configuration_error, near_matches
 from softcue.files import (
+    convert_disk_errors,
     convert_write_errors,
     lock_folder,
     remove,
@@ -127,6 +128,7 @@ class AdaptationRun:
         """Adapt, write the folder, and return what it holds. If a finished run is resumed, it is only read."""
         started = time.monotonic()
         with ExitStack() as stack:
+            stack.enter_context(convert_disk_errors(self.folder))
             if self.processes.is_main:
                 stack.enter_context(lock_folder(self.folder))
                 self._check_output(resume, overwrite)

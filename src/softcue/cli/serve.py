@@ -45,6 +45,13 @@ def serve(
         typer.Option(min=1, help="Tokens of a batch, with prompts and padding; else the device's default."),
     ] = None,
     max_characters: Annotated[int, typer.Option(min=1, help="Characters of the texts of one input.")] = 20_000,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Compute in float32: in bfloat16 a probability depends on the other rows of its batch by about 0.01.",
+        ),
+    ] = False,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
         ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
@@ -82,6 +89,7 @@ def serve(
         max_in_flight=max_in_flight,
         token_budget=token_budget,
         max_characters=max_characters,
+        deterministic=deterministic,
         log_texts=log_texts,
         allow_pickle=allow_pickle,
         api_keys=read_keys(API_KEY, api_key_file),

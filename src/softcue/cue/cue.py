@@ -10,6 +10,8 @@ Nothing here is pickled. Loading checks everything that could silently make pred
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +29,7 @@ from softcue.cue.model_card import model_card
 from softcue.cue.score_table import score_table
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
-from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError
+from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError, first_line
 from softcue.evaluation import (
     Evaluation,
     EvaluationSet,
@@ -36,8 +38,15 @@ from softcue.evaluation import (
     predict_baselines,
     read_evaluation_set,
 )
-from softcue.files import convert_write_errors, serialize_tensors, sha256, write_atomically, write_json
+from softcue.files import (
+    convert_write_errors,
+    read_within,
+    serialize_tensors,
+    write_atomically,
+    write_json,
+)
 from softcue.inference import TaskModel, make_task_model, predict
+from softcue.machine import GIGABYTE, read_memory
 from softcue.methods import METHODS, Method
 from softcue.selection import SelectionRecord
 from softcue.selection.record import record_of_cue
@@ -52,6 +61,9 @@ DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
 # counts of cue.json -> what they are
 PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
 MAX_LABELS_SHOWN = 12
+LARGE_NUMBER = 1e4  # beyond which a cue predicts one text when it is loaded
+COPIES_IN_MEMORY = 3  # of the parameters while they are loaded: the file, its tensors, the model
+FILE_OVERHEAD = 4 << 20  # bytes of cue.safetensors besides the numbers: the names and shapes of its tensors
 
 
 class Cue:
@@ -236,8 +248,8 @@ class Cue:
                 raise CueError(setting=f"tensor '{name}'", got="NaN or infinity", expected="finite numbers", fix=advice)
         with convert_write_errors("cue folder", target):
             target.mkdir(parents=True, exist_ok=True)
-            write_atomically(target / "cue.safetensors", serialize_tensors(tensors))
-        cue_file = self.cue_file.model_copy(update={"tensors_sha256": sha256(target / "cue.safetensors")})
+            write_atomically(target / "cue.safetensors", data := serialize_tensors(tensors))
+        cue_file = self.cue_file.model_copy(update={"tensors_sha256": hashlib.sha256(data).hexdigest()})
         cue_file = cue_file.model_copy(update={"record_sha256": cue_file_digest(cue_file.model_dump(mode="json"))})
         write_json(target / "metrics.json", metrics or {"scores": cue_file.scores})
         write_atomically(target / "README.md", model_card(cue_file, target.name, record_of_cue(target)).encode())
@@ -268,15 +280,55 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None, *, all
 
 
 def _load_model(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskModel:
-    """The model of a cue with its parameters, on a backbone that fits it."""
+    """The model of a cue with its parameters, on a backbone that fits it.
+
+    The file must hold what cue.json describes before memory is taken for it: a small file may describe any size.
+    """
     try:
         with torch.random.fork_rng(devices=[]):  # a head draws initial values; they are replaced below
+            shapes = _recorded_shapes(cue_file, backbone)
+            tensors = _checked_tensors(folder, cue_file, shapes)
             model = build_model(cue_file, backbone)
     except ConfigurationError as error:
         expected = "a method and a readout of this softcue"
         raise CueError(setting=str(folder / "cue.json"), got=str(error), expected=expected, fix=TRY_AGAIN) from error
-    model.load_state_dict(_checked_tensors(folder, cue_file, model))
-    return model.to(backbone.device).eval()
+    model.load_state_dict(tensors)
+    model = model.to(backbone.device).eval()
+    if any(value.numel() and float(value.abs().max()) > LARGE_NUMBER for value in tensors.values()):
+        _check_with_trial(folder, model, backbone)
+    return model
+
+
+def _check_with_trial(folder: Path, model: TaskModel, backbone: Backbone) -> None:
+    """Predict one short text: finite parameters that are absurdly large may give states that are not finite."""
+    try:
+        states, predictions = model.trial(backbone)
+    except Exception as error:
+        is_finite, reason = False, first_line(error)
+    else:
+        is_finite = bool(torch.isfinite(states).all()) and all(map(_is_finite, predictions))
+        reason = "numbers so large that predictions are not finite"
+    if not is_finite:
+        file = folder / "cue.safetensors"
+        raise CueError(setting=str(file), got=reason, expected="parameters of a trained cue", fix=TRY_AGAIN)
+
+
+def _is_finite(prediction: Prediction) -> bool:
+    numbers = [*(prediction.scores or {}).values(), *([] if prediction.value is None else [prediction.value])]
+    return all(map(math.isfinite, numbers))
+
+
+def _recorded_shapes(cue_file: CueFile, backbone: Backbone) -> dict[str, torch.Size]:
+    """The shapes of the parameters that cue.json describes, from a model without memory."""
+    try:
+        with torch.device("meta"):
+            model = build_model(cue_file, backbone)
+    except (RuntimeError, NotImplementedError):
+        # A method of another package may read numbers while it is built. The package is trusted, as all installed code.
+        if cue_file.method["name"] in METHODS.built_in:
+            raise
+        model = build_model(cue_file, backbone)
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 def build_model(cue_file: CueFile, backbone: Backbone) -> TaskModel:
@@ -374,18 +426,23 @@ def _format_fingerprint(fingerprint: Fingerprint) -> str:
     return " ".join(f"{part} {digest}" for part, digest in vars(fingerprint).items())
 
 
-def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[str, Tensor]:
+def _checked_tensors(folder: Path, cue_file: CueFile, expected: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The tensors of a cue, read once: finite numbers of the expected names and shapes, with the recorded digest."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load as parse_tensors
 
     file = folder / "cue.safetensors"
+    limit = FILE_OVERHEAD + sum(torch.float32.itemsize * shape.numel() for shape in expected.values())
+    available = read_memory().available
+    if available is not None:
+        limit = min(limit, int(available * GIGABYTE / COPIES_IN_MEMORY))
     try:
-        digest = sha256(file)
+        data = read_within(file, limit)  # once: what is checked is what is loaded
     except OSError as error:
         raise CueError(
             setting=str(file), got=error.strerror or "unreadable", expected="the cue's parameters", fix=TRY_AGAIN
         ) from error
-    if digest != cue_file.tensors_sha256:
+    if hashlib.sha256(data).hexdigest() != cue_file.tensors_sha256:
         raise CueError(
             setting=str(file),
             got="other content than cue.json records",
@@ -393,12 +450,11 @@ def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[
             fix="restore the file; if a run was interrupted here, continue it with `resume=True`",
         )
     try:
-        tensors: dict[str, Tensor] = load_file(file)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        tensors: dict[str, Tensor] = parse_tensors(data)
+    except (SafetensorError, ValueError, KeyError) as error:
         raise CueError(
             setting=str(file), got=str(error), expected="a readable safetensors file", fix=TRY_AGAIN
         ) from error
-    expected = model.state_dict()
     if missing := sorted(set(expected) - set(tensors)):
         raise CueError(
             setting=str(file), got=f"no tensor '{missing[0]}'", expected=f"tensors {sorted(expected)}", fix=TRY_AGAIN
@@ -409,9 +465,9 @@ def _checked_tensors(folder: Path, cue_file: CueFile, model: TaskModel) -> dict[
         )
     for name, value in tensors.items():
         where = f"{file}, tensor '{name}'"
-        if value.shape != expected[name].shape:
+        if value.shape != expected[name]:
             raise CueError(
-                setting=where, got=list(value.shape), expected=f"shape {list(expected[name].shape)}", fix=TRY_AGAIN
+                setting=where, got=list(value.shape), expected=f"shape {list(expected[name])}", fix=TRY_AGAIN
             )
         if value.dtype != torch.float32:
             raise CueError(setting=where, got=value.dtype, expected="float32", fix=TRY_AGAIN)

@@ -15,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import softcue
 from softcue.backbones import Fingerprint
 from softcue.errors import ConfigurationError, CueError, as_configuration_error
+from softcue.files import read_within
 from softcue.readouts import ReadoutConfig
 from softcue.selection import CANDIDATES
 from softcue.tasks import Task
 from softcue.types import ConstantPrediction
 
 FORMAT = 1
+SIZE_LIMIT = 16 << 20  # bytes of cue.json
 TRY_AGAIN = "restore the folder or train again"
 
 
@@ -114,7 +116,7 @@ def read_cue_file(folder: Path) -> CueFile:
         hint = "finish its run with `resume=True`" if is_unfinished else "check the path"
         raise CueError(setting="cue", got=folder, expected="a folder with cue.json", fix=hint)
     try:
-        values = json.loads(file.read_text("utf-8"))
+        values = json.loads(read_within(file, SIZE_LIMIT).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise CueError(setting=str(file), got=str(error), expected="valid JSON", fix=TRY_AGAIN) from error
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:

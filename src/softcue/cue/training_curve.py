@@ -14,6 +14,7 @@ from softcue.cue.cue_file import CueFile
 from softcue.drawing import line_chart, side_by_side, sparkline
 from softcue.drawing.charts import BLUE, ORANGE
 from softcue.drawing.sparkline import BARS
+from softcue.files import METADATA_LIMIT, read_within
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         read_json_lines(Path("cues/tickets/metrics.jsonl"))[0]["loss"]
     """
     try:
-        texts = path.read_text("utf-8").splitlines()
+        texts = read_within(path, METADATA_LIMIT).decode().splitlines()
     except (OSError, ValueError):
         return []
     return [entry for text in texts if isinstance(entry := _parse(text), dict)]
@@ -136,7 +137,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def _read_history(path: Path) -> list[dict[str, Any]]:
     try:
-        values = _parse(path.read_text("utf-8"))
+        values = _parse(read_within(path, METADATA_LIMIT).decode())
     except (OSError, ValueError):
         return []
     history = values.get("history") if isinstance(values, dict) else None

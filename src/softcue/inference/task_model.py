@@ -306,6 +306,16 @@ class TaskModel(nn.Module):
             parts |= dict(zip(numbers, vectors.cpu(), strict=True))
         return torch.stack([parts[number] for number in range(len(rows))])
 
+    @torch.no_grad()
+    def trial(self, backbone: Backbone) -> tuple[Tensor, list[Prediction]]:
+        """The last states of one short text [1 T D], and its prediction unless that is a generated text."""
+        examples = self.split(Example(("a",) * len(self.task.text)))[:1]
+        rows = self.rows(backbone, examples, use_disk_cache=False)
+        batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
+        forward_pass, _ = self.read(self.method.view_of(backbone), batch)
+        predictions = [] if self.readout.decoding else self.readout.predict(forward_pass)
+        return forward_pass.text(), predictions
+
     def compared(self, backbone: Backbone, batch: Batch) -> Tensor | None:
         """The vectors of `StepOutput.compared` alone, without a pass of the backbone."""
         view = self.method.view_of(backbone)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import NO_SPAN
+from softcue.inputs.special_tokens import count_special_tokens, without_special_tokens
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -30,7 +31,7 @@ class InputFormatter:
 
     `limit` is the number of tokens left for the text beside prompt and target. `suffix` is a text that ends every
     source, such as the mask of a label-word readout. `answer_prefix` follows it where the target begins. Only the texts
-    of a row are truncated, never template, suffix or answer prefix.
+    of a row are truncated, never template, suffix or answer prefix. Special tokens in the texts of a row are text.
     """
 
     task: Task
@@ -172,6 +173,7 @@ class InputFormatter:
         """The character spans of the tokens of each text, without special tokens."""
         if not texts:
             return []
+        texts = [without_special_tokens(self.tokenizer, text) for text in texts]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return encoded["offset_mapping"]  # type: ignore[no-any-return]
 
@@ -217,15 +219,36 @@ class InputFormatter:
             offsets.append((start + offset, end + offset))
         return tuple(offsets)
 
+    def _sources(self, texts: tuple[str, ...]) -> list[str]:
+        """The texts that the tokenizer reads: one, or two of an encoder that keeps them apart.
+
+        Special tokens in the texts of a row are text. Those of template, suffix and answer prefix are tokens.
+        """
+        sources = self._fill(texts)
+        if not (num_special := count_special_tokens(self.tokenizer, *sources)):
+            return sources
+        num_of_template = count_special_tokens(self.tokenizer, *self._fill(("",) * len(texts)))
+        if num_special == num_of_template:
+            return sources
+        if num_of_template:
+            return self._fill(tuple(without_special_tokens(self.tokenizer, text) for text in texts))
+        return [without_special_tokens(self.tokenizer, source) for source in sources]
+
+    def _fill(self, texts: tuple[str, ...]) -> list[str]:
+        """The texts in their template, with suffix and answer prefix."""
+        if self.kind != "encoder":
+            return [self.task.source(texts) + self.suffix + self.answer_prefix]
+        *first, last = self.task.for_encoder(texts)
+        if first and self.suffix_in_first:
+            return [first[0] + self.suffix, last]
+        return [*first, last + self.suffix]
+
     def _encode(self, texts: tuple[str, ...]) -> dict[str, Any]:
+        sources = self._sources(texts)
         if self.kind == "encoder":
-            *first, last = self.task.for_encoder(texts)
+            first = sources[:-1]
             has_offsets = self.offset_unit is not None
-            if first and self.suffix_in_first:
-                first = [first[0] + self.suffix]
-            else:
-                last += self.suffix
-            encoding = self.tokenizer(*first, last, verbose=False, return_offsets_mapping=has_offsets)
+            encoding = self.tokenizer(*sources, verbose=False, return_offsets_mapping=has_offsets)
             encoded = dict(encoding)
             if has_offsets or first:
                 parts = encoding.sequence_ids(0)
@@ -233,8 +256,7 @@ class InputFormatter:
                 if first:
                     encoded["parts"] = [-1 if part is None else part for part in parts]
             return encoded
-        source = self.task.source(texts) + self.suffix + self.answer_prefix
-        encoded = dict(self.tokenizer(source, verbose=False))
+        encoded = dict(self.tokenizer(*sources, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
             encoded = {name: ids[:-1] for name, ids in encoded.items()}
         encoded.pop("token_type_ids", None)

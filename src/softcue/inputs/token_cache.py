@@ -1,15 +1,15 @@
 """A disk cache of tokenized rows: a second run over the same rows reads them instead of tokenizing again.
 
-There is one file per set of rows. Its name is a digest of the texts and of everything that changes their tokens. A
-file that cannot be read or does not fit is replaced. When the folder grows too large, the least recently used files
-are removed.
+There is one file per set of rows. Its name is a digest of the texts and of everything that changes their tokens, and it
+holds a digest of its own content. A file that cannot be read, is damaged or does not fit is replaced. When the folder
+grows too large, the least recently used files are removed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softcue.files import cache_folder, serialize_tensors, write_atomically
+from softcue.files import cache_folder, read_within, serialize_tensors, write_atomically
 from softcue.inputs.formatter import InputFormatter
 from softcue.types import Example, TokenizedRow
 
 MIN_CACHED_ROWS = 2000  # fewer rows are tokenized faster than a file is worth
 SIZE_LIMIT = 2 << 30  # bytes of all files
-FORMAT = "3"
+FORMAT = "5"
+DIGEST = "sha256"  # the tensor with the digest of the others
 
 
 def tokenize_rows(
@@ -38,13 +39,14 @@ def tokenize_rows(
     if is_off or len(examples) < MIN_CACHED_ROWS:
         return [formatter.source(example) for example in examples]
     path = cache_folder() / "tokens" / f"{_digest(formatter, tokenizer, examples)}.safetensors"
-    cached_rows = _read(path, len(examples))
+    cached_rows = _read(path, len(examples), formatter.tokenizer)
     if cached_rows is not None:
         return cached_rows
     rows = [formatter.source(example) for example in examples]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, serialize_tensors(_pack(rows)))
+        packed = _pack(rows)
+        write_atomically(path, serialize_tensors({**packed, DIGEST: _digest_of(packed)}))
         _trim(path.parent, keep=path)
     except OSError:
         pass  # a full or read-only disk costs time, not the run
@@ -99,20 +101,35 @@ def _pack(rows: Sequence[TokenizedRow]) -> dict[str, Tensor]:
     return packed
 
 
-def _read(path: Path, num_rows: int) -> list[TokenizedRow] | None:
-    """The rows of a file, or None if it cannot be read or has another number of rows."""
+def _digest_of(packed: Mapping[str, Tensor]) -> Tensor:
+    """The SHA-256 of all tensors with their names, as bytes. [32]"""
+    return torch.tensor(list(hashlib.sha256(serialize_tensors(packed)).digest()), dtype=torch.uint8)
+
+
+def _fits(packed: Mapping[str, Tensor], num_rows: int, tokenizer: Any) -> bool:
+    """Whether the file has that many rows, each within it, and ids of this vocabulary alone."""
+    lengths, ids = packed["lengths"], packed["ids"]
+    if len(lengths) != num_rows or int(lengths.min()) < 0 or int(lengths.sum()) != len(ids):
+        return False
+    if any(len(packed[name]) != len(ids) for name in ("segments", "parts", "offsets") if name in packed):
+        return False
+    largest_id = max(tokenizer.get_vocab().values())
+    return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) <= largest_id)
+
+
+def _read(path: Path, num_rows: int, tokenizer: Any) -> list[TokenizedRow] | None:
+    """The rows of a file, or None if it cannot be read, is damaged or does not fit these rows."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
-        packed: dict[str, Tensor] = load_file(path)
+        packed: dict[str, Tensor] = load(read_within(path, SIZE_LIMIT))
         os.utime(path)  # now the most recently used
+        if not torch.equal(packed.pop(DIGEST), _digest_of(packed)) or not _fits(packed, num_rows, tokenizer):
+            return None
     except (SafetensorError, OSError, ValueError, KeyError):
         return None
-    lengths = packed["lengths"].tolist() if "lengths" in packed else []
-    if len(lengths) != num_rows:
-        return None
-    ends = [0, *accumulate(lengths)]
+    ends = [0, *accumulate(packed["lengths"].tolist())]
     values = {name: tensor.tolist() for name, tensor in packed.items()}
 
     def row_values(name: str, row: int) -> tuple[Any, ...] | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from softcue.backbones import Backbone
-from softcue.methods.method import Method, MethodConfig
+from softcue.methods.method import MOST_WIDTH, Method, MethodConfig
 from softcue.phm import check_divides, kronecker_sum
 from softcue.randomness import RowDropout
 from softcue.tasks import Task
@@ -25,7 +25,7 @@ class BottleneckConfig(MethodConfig):
 
     fields_free_to_differ: ClassVar[tuple[str, ...]] = ("init_std", "up_std")
 
-    bottleneck: int = Field(16, ge=1, description="m, the adapter's inner width")
+    bottleneck: int = Field(16, ge=1, le=MOST_WIDTH, description="m, the adapter's inner width")
     dropout: float = Field(
         0.1, ge=0, lt=1, description="on the adapter's output, in training; it drops whole channels of a row"
     )
@@ -120,7 +120,7 @@ class AdapterTuning(Method):
 class CompacterConfig(BottleneckConfig):
     """Compacter: adapters whose matrices are PHM sums of rank-one factors."""
 
-    phm_n: int = Field(4, ge=1, description="n of the PHM layers; divides width and bottleneck")
+    phm_n: int = Field(4, ge=1, le=MOST_WIDTH, description="n of the PHM layers; divides width and bottleneck")
     init_std: float = Field(0.05, ge=0, description="standard deviation of all initial factors but one")
     up_std: float = Field(
         0.05, ge=0, description="standard deviation of the factor s of the initial up-projections; 0: the identity"

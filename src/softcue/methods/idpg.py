@@ -14,6 +14,7 @@ from pydantic import Field, create_model
 from softcue.backbones import Backbone, pool
 from softcue.errors import ConfigurationError
 from softcue.methods.method import (
+    MOST_WIDTH,
     DeepConfig,
     MethodConfig,
     Prompted,
@@ -43,8 +44,8 @@ class IDPGConfig(DeepConfig, InitConfig):
     prompt_length: int = Field(5, ge=1, le=1000, description="number of prompt vectors per layer, P")
     depth: Literal["single", "multi"] = Field("multi", description="prompts among the embeddings only, or per layer")
     generator: Literal["phm", "dnn"] = Field("phm", description="W1 and W2: sums of Kronecker products, or plain")
-    bottleneck: int = Field(16, ge=1, description="m, the generator's inner width")
-    phm_n: int = Field(16, ge=1, description="n of the PHM layers; divides input, bottleneck and output")
+    bottleneck: int = Field(16, ge=1, le=MOST_WIDTH, description="m, the generator's inner width")
+    phm_n: int = Field(16, ge=1, le=MOST_WIDTH, description="n of the PHM layers; divides input, bottleneck and output")
     share_a: bool | None = Field(None, description="one set of A for both PHM layers; unset: only with depth=single")
     activation: Literal["gelu", "relu", "tanh", "none"] = Field(
         "gelu", description="the generator's activation, after W1"
@@ -81,7 +82,7 @@ class IDPGConfig(DeepConfig, InitConfig):
         None, description="words in front of a text for M(x); unset: the default prompt its folder names, if any"
     )
     glove: str = Field("kumo", description="representation=glove: a text file, or kumo for the package of that name")
-    glove_width: int = Field(300, ge=1, description="width of the GloVe vectors")
+    glove_width: int = Field(300, ge=1, le=MOST_WIDTH, description="width of the GloVe vectors")
     glove_digest: str = Field("", description="set by training: identifies the GloVe vectors of a cue")
     init: Literal["normal", "uniform", "vocabulary", "labels", "text", "file"] = Field(  # type: ignore[assignment]
         "normal", description="initial output biases (plain soft prompts); words only among the embeddings"

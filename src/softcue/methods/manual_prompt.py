@@ -29,6 +29,7 @@ from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, Instance, Prompt
 
 SEPARATOR = "\n\n"  # after the instruction and after each demonstration
+MOST_TOKENS = 2**31 - 1  # of a limit; backbones have smaller ones
 MAX_MEASURED_ROWS = 2000  # training rows whose lengths are measured
 
 
@@ -47,8 +48,10 @@ class ManualPromptConfig(MethodConfig):
     demonstrations: tuple[str, ...] = Field(
         (), description="the demonstrations as the backbone reads them: your own, or empty to take them from the rows"
     )
-    token_limit: int = Field(0, ge=0, description="set by training: most tokens of prompt and row; 0: no limit")
-    num_left_out: int = Field(0, ge=0, description="set by training: demonstrations that did not fit")
+    token_limit: int = Field(
+        0, ge=0, le=MOST_TOKENS, description="set by training: most tokens of prompt and row; 0: no limit"
+    )
+    num_left_out: int = Field(0, ge=0, le=1000, description="set by training: demonstrations that did not fit")
 
     @field_validator("answer_prefix")
     @classmethod

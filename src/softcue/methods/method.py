@@ -27,6 +27,10 @@ from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, Instance, Prediction, Prompt, TokenizedRow
 
 DeepRule = Literal["auto", "add", "replace", "kv", "parallel"]
+# A cue's file may say any size. These are far above all published ones and keep a pass over a batch within memory.
+MOST_WIDTH = 8192  # of a trained network's inner layers
+MOST_LAYERS = 1000
+MOST_SEED = 2**63 - 1
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]  # kind of backbone -> section -> key -> value
 
 
@@ -243,6 +247,7 @@ class PromptedConfig(MethodConfig):
     insert_layer: int = Field(
         0,
         ge=0,
+        le=MOST_LAYERS,
         description="the layer at which prompts enter; the layers below read the text alone, once (0: word embeddings)",
     )
     tune_backbone: bool = Field(

@@ -15,6 +15,7 @@ from torch import Tensor
 from softcue.backbones import Backbone
 from softcue.inputs.formatter import InsertAt
 from softcue.methods.method import (
+    MOST_WIDTH,
     DeepConfig,
     DeepRule,
     MethodConfig,
@@ -95,7 +96,10 @@ class PrefixTuningConfig(PTuningV2Config):
     rule: DeepRule = Field("kv", description="kv: trained keys and values; add and replace work on hidden states")
     insert_at: InsertAt = Field("front", description="where the prefix goes; in the paper before everything")
     reparameterise: int = Field(
-        0, ge=0, description="hidden width of the network that makes the prefix from a table; 0: no network"
+        0,
+        ge=0,
+        le=MOST_WIDTH,
+        description="hidden width of the network that makes the prefix from a table; 0: no network",
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError
 from softcue.methods.hard_prompt import hard_text, hard_vectors
-from softcue.methods.method import MethodConfig, Prompted, PromptedConfig
+from softcue.methods.method import MOST_LAYERS, MOST_SEED, MOST_WIDTH, MethodConfig, Prompted, PromptedConfig
 from softcue.methods.prompt_tuning import InitConfig, initial_prompt
 from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
 from softcue.sentence_vectors import SentenceVector
@@ -19,6 +19,7 @@ from softcue.tasks import Task
 from softcue.types import WordVectors
 
 CODES_PER_TOKEN = 10
+MOST_CODES = 65_536
 
 
 class ContextConfig(InitConfig):
@@ -28,16 +29,16 @@ class ContextConfig(InitConfig):
 
     prompt_length: int = Field(100, ge=1, le=1000, description="number of prompt vectors, with the soft ones")
     soft_tokens: int = Field(
-        0, ge=0, description="the first of them, plain soft prompts that do not read the input (table 8)"
+        0, ge=0, le=1000, description="the first of them, plain soft prompts that do not read the input (table 8)"
     )
     hard_prompt: str = Field(
         "",
         description="frozen words before the prompt, T: a text, or 'task' for the label words and the description, of "
         "each task its own",
     )
-    width: int = Field(32, ge=1, description="d', the contextualiser's width")
-    layers: int = Field(2, ge=1, description="the contextualiser's layers")
-    heads: int = Field(4, ge=1, description="the contextualiser's attention heads")
+    width: int = Field(32, ge=1, le=MOST_WIDTH, description="d', the contextualiser's width")
+    layers: int = Field(2, ge=1, le=MOST_LAYERS, description="the contextualiser's layers")
+    heads: int = Field(4, ge=1, le=MOST_WIDTH, description="the contextualiser's attention heads")
     dropout: float = Field(0.1, ge=0, lt=1, description="in the contextualiser")
     scale: float = Field(
         1.0, ge=0, description="unit of the contextualiser's inputs and outputs; 0 measures the backbone's word vectors"
@@ -62,8 +63,8 @@ class VIPConfig(ContextConfig):
     )
 
     skip: bool = Field(True, description="P + P^q (equation 2) rather than P^q alone")
-    codes: int = Field(0, ge=0, description="codes in the codebook, K; 0: ten per VIP token")
-    draws: int = Field(10, ge=1, description="codes drawn and averaged per token in training, m")
+    codes: int = Field(0, ge=0, le=MOST_CODES, description="codes in the codebook, K; 0: ten per VIP token")
+    draws: int = Field(10, ge=1, le=MOST_CODES, description="codes drawn and averaged per token in training, m")
     temperature: float = Field(100.0, gt=0, description="divides squared distances before the softmax")
     relative_temperature: bool = Field(
         False, description="temperature in units of the mean squared distance between the codes a token may take"
@@ -91,13 +92,18 @@ class VIPConfig(ContextConfig):
         description="P^q outside training. expectation: weighted mean of codes; sample: draws by sample_seed; argmax: "
         "the nearest code",
     )
-    sample_seed: int = Field(0, ge=0, description="seed of evaluation=sample; it is the same for every row")
+    sample_seed: int = Field(
+        0, ge=0, le=MOST_SEED, description="seed of evaluation=sample; it is the same for every row"
+    )
     codes_from: Literal["words", "context"] = Field(
         "words", description="initial codes: word vectors, as in the authors' code, or P^c of a training batch"
     )
     codes_norm: float = Field(100.0, ge=0, description="codes_from=words: norm of each initial code; 0: unchanged")
     fill_after: int = Field(
-        1, ge=1, description="codes_from=context: the step whose P^c become the codes; before it P^c is not quantised"
+        1,
+        ge=1,
+        le=MOST_SEED,
+        description="codes_from=context: the step whose P^c become the codes; before it P^c is not quantised",
     )
 
 
@@ -266,7 +272,9 @@ class VIPIDPConfig(PromptedConfig):
     """VIP-IDP: a generator without biases."""
 
     prompt_length: int = Field(100, ge=1, le=1000, description="number of prompt vectors, n")
-    bottleneck: int = Field(12, ge=1, description="the generator's inner width; 12 makes it as large as VIP on T5-base")
+    bottleneck: int = Field(
+        12, ge=1, le=MOST_WIDTH, description="the generator's inner width; 12 makes it as large as VIP on T5-base"
+    )
 
 
 class VIPIDPMethod(Prompted):

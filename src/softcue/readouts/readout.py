@@ -71,10 +71,11 @@ class ReadoutConfig(BaseModel):
         "auto",
         description="generation: rank scores every label string, so it always predicts a label; auto ranks if it can",
     )
-    num_beams: int = Field(4, ge=1, description="generation with decoding=beam")
+    num_beams: int = Field(4, ge=1, le=256, description="generation with decoding=beam")
     max_new_tokens: int = Field(
         0,
         ge=0,
+        le=1_000_000,
         description="generation without ranking; 0: 32 tokens, or 96 for tasks of kind tags",
     )
     stop: str = Field(
@@ -89,7 +90,9 @@ class ReadoutConfig(BaseModel):
         le=1,
         description="generation with decoding=sample: draw among the likeliest tokens of this total probability",
     )
-    draw_seed: int = Field(0, ge=0, description="generation with decoding=sample: another seed gives other texts")
+    draw_seed: int = Field(
+        0, ge=0, le=2**63 - 1, description="generation with decoding=sample: another seed gives other texts"
+    )
     pad_punctuation: bool = Field(
         False,
         description="generation: spaces around punctuation in texts and targets, as T5 reads SQuAD and the MRQA sets",

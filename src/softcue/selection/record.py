@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from softcue.files import write_json
+from softcue.files import METADATA_LIMIT, read_within, write_json
 from softcue.selection.halving import NUM_RUNGS, Standing, rank
 
 CANDIDATES = "candidates"  # the folder of an unfinished choice, below that of the run
@@ -125,7 +125,7 @@ def record_of_cue(folder: Path | None) -> SelectionRecord | None:
 
 def _read(file: Path, key: str) -> SelectionRecord | None:
     try:
-        values = json.loads(file.read_text("utf-8"))
+        values = json.loads(read_within(file, METADATA_LIMIT).decode())
         return SelectionRecord.model_validate(values[key] if key else values)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):
         return None

@@ -18,6 +18,7 @@ from softcue.backbones import Backbone, Summary, pool
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_equal_length, batch_by_length, collate
 from softcue.inputs.formatter import InputFormatter
+from softcue.inputs.special_tokens import count_special_tokens
 from softcue.sentence_vectors.glove import load_glove
 from softcue.sentence_vectors.store import key_of, open_store
 from softcue.tasks import Task
@@ -139,11 +140,13 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
     """Return the key of a stored vector: backbone and input text, but not the task's name, labels or prompt."""
     texts = example.texts if backbone.kind == "encoder" else (task.source(example.texts),)
     fingerprint = backbone.fingerprint
+    # Vectors of texts with special tokens that were read as such are not used any more.
+    reading = ", special tokens as text" if count_special_tokens(backbone.tokenizer, *texts) else ""
     return key_of(
         fingerprint.config,
         fingerprint.weights,
         fingerprint.tokenizer,
-        f"{_NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype))}, {_PASSES}",
+        f"{_NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype))}, {_PASSES}{reading}",
         representation.summary,
         str(limit or backbone.max_length),
         *texts,

@@ -16,14 +16,17 @@ STATUSES = {
     "unauthorised": 401,
     "no_admin_key": 403,  # the server has none, so nobody may change its cues
     "unknown_task": 404,
+    "slow_head": 408,  # request line and headers did not come in time
     "wrong_backbone": 409,
     "too_large": 413,  # bytes
     "too_many": 413,  # inputs
+    "long_address": 414,
     "media_type": 415,
     "invalid": 422,  # JSON that does not fit the schema, or an input that the cue cannot read
     "too_long": 422,  # a text that would have to be cut
     "broken_cue": 422,
     "busy": 429,
+    "large_head": 431,  # request line and headers
     "loading": 503,
     "draining": 503,
     "failed": 503,  # the forward pass over these rows raised an error, twice
@@ -166,6 +169,23 @@ def deadline_exceeded() -> RequestError:
         setting="server",
         problem="the deadline passed before the prediction was there",
         fix="try again, or send fewer or shorter inputs",
+    )
+
+
+def load_deadline_exceeded() -> RequestError:
+    """The folder of a cue did not answer in time."""
+    return RequestError(
+        "deadline",
+        setting="cue folder",
+        problem="the cue was not loaded in time; what was loaded before stays",
+        fix="check the file system of the cues folder, and see GET /v1/tasks",
+    )
+
+
+def inference_ended() -> RequestError:
+    """The inference thread has ended, so that no request will have a prediction before a restart."""
+    return RequestError(
+        "failed", setting="server", problem="its inference thread has ended", fix="see its log, then restart it"
     )
 
 

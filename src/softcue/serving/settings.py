@@ -34,6 +34,9 @@ class ServerSettings(BaseModel):
     max_body_bytes: int = Field(2_000_000, ge=1, description="bytes of a request body")
     max_inputs: int = Field(32, ge=1, le=MAX_INPUTS, description="inputs of a request")
     max_in_flight: int = Field(512, ge=1, description="examples that wait or run, over all requests")
+    max_connections_per_client: int = Field(
+        512, ge=1, description="open connections of one address; a proxy has one address for all its clients"
+    )
     deadline: float = Field(30.0, gt=0, description="seconds from a request's first byte to its response")
     token_budget: int | None = Field(
         None, ge=1, description="tokens of a batch, with prompts and padding; null: the device's default"
@@ -44,6 +47,11 @@ class ServerSettings(BaseModel):
     )
     max_characters: int = Field(20_000, ge=1, description="characters of the texts of one input")
     max_new_tokens: int = Field(256, ge=1, description="largest limit of generated tokens that a request may set")
+    deterministic: bool = Field(
+        False,
+        description="compute in float32 even if the cues were trained in bfloat16, where a probability may depend on "
+        "the other rows of its batch by about 0.01",
+    )
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")
 

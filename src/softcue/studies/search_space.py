@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from softcue.backbones import Backbone
@@ -19,6 +18,7 @@ from softcue.prompts import IDPG, DeepPrompt
 from softcue.run import Run
 from softcue.studies.study import DECIDED, Range, Search
 from softcue.training.optimizers import group_parameters
+from softcue.yaml_text import parse_yaml
 
 Space = dict[str, list[Any] | Range]
 LOG_FROM = 10  # a range whose ends differ by this factor is drawn evenly over the logarithm
@@ -55,8 +55,8 @@ def parse_values(key: str, text: str) -> list[Any] | Range:
 
 def _parse_list(key: str, text: str) -> list[Any]:
     try:
-        values = yaml.safe_load(f"[{text}]")
-    except yaml.YAMLError:
+        values = parse_yaml(f"[{text}]")
+    except ValueError:
         values = None
     if not values or not isinstance(values, list):
         raise ConfigurationError(

@@ -26,6 +26,7 @@ from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, lock_folder, r
 from softcue.studies.result_file import parse_failures, parse_result
 from softcue.studies.runs import Result, StudyRun
 from softcue.studies.study import SCALES, Study, make_study
+from softcue.yaml_text import parse_yaml
 
 RESULT, FAILURES, LOG, STUDY = "result.json", "failures.json", "log.txt", "study.yaml"
 Failure = dict[str, Any]  # time, reason
@@ -255,8 +256,8 @@ def _parse_study(folder: StudyFolder, text: str | None) -> Study:
             fix="check the path",
         )
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError:
+        values = parse_yaml(text)
+    except ValueError:
         values = None
     if not isinstance(values, dict) or values.get("scale") not in SCALES:
         raise RunError(

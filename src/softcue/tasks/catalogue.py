@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats import FORMATS
 from softcue.tasks.readers import HUB_PREFIX
 from softcue.tasks.task import SPLITS, Task
+from softcue.yaml_text import TEXT_LIMIT, parse_yaml
 
 LIBRARY = Path(__file__).parent / "library"
 SAMPLES = Path(__file__).parent / "samples"
@@ -173,19 +173,16 @@ def _read(path: Path, folder: Path) -> Task:
 def _values(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file."""
     try:
-        values = yaml.safe_load(path.read_text("utf-8-sig"))
+        with path.open("rb") as handle:
+            text = handle.read(TEXT_LIMIT + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             setting="task file", got=path, expected="a file of UTF-8 text that can be read", fix=str(error)
         ) from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError of wrong dates, RecursionError of deep nesting
-        raise ConfigurationError(
-            setting="task file", got=path, expected="valid YAML", fix=" ".join(str(error).split())
-        ) from error
+    try:
+        values = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigurationError(setting="task file", got=path, expected="valid YAML", fix=str(error)) from error
     if not isinstance(values, dict):
         raise ConfigurationError(
             setting="task file",

@@ -7,17 +7,20 @@ can continue after a bad row, it yields the error instead of the values. All fil
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeGuard
 
 from softcue.errors import ConfigurationError, DataError, MissingExtraError, near_matches
+from softcue.machine import GIGABYTE, read_memory
 from softcue.tasks.formats import FORMATS, Format, Row
 
 HUB_PREFIX = "hub:"
@@ -25,7 +28,8 @@ FIELD_LIMIT = 1 << 24  # characters in one csv field; the default of the csv mod
 LINE_LIMIT = 1 << 26  # characters in one line: a small gz file without line ends must not fill the memory
 SIZE_LIMIT = 1 << 33  # bytes of a gz file once decompressed
 JSON_SIZE_LIMIT = 1 << 30  # bytes of a .json file, which is not streamed
-BATCH_ROWS = 1024  # rows of a parquet file in memory at a time
+JSON_BYTES = {"{": 250, "[": 80, ",": 40}  # in memory, about, for each of these characters in a .json file
+BATCH_ROWS = 1024  # rows of a parquet file in memory at a time, at most
 VALIDATION_NAMES = ("valid", "val", "dev")  # of a validation split, if none is called `validation`
 UNDECODED = re.compile("[\udc80-\udcff]")  # how "surrogateescape" decodes bytes that are not UTF-8
 
@@ -403,8 +407,8 @@ def _read_delimited(path: Path, delimiter: str, quoting: int) -> Iterator[Row]:
 
 
 def _header(location: str, names: list[str]) -> list[str]:
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise DataError(
                 setting=f"{location}, column", got=name, expected="a different name for every column", fix="rename one"
             )
@@ -431,10 +435,19 @@ def _json_object(location: str, line: str) -> Mapping[str, object] | DataError:
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    with io.BufferedReader(_Bytes(path, JSON_SIZE_LIMIT)) as stream:
+    limit = memory_limit()
+    with io.BufferedReader(_Bytes(path, min(JSON_SIZE_LIMIT, limit))) as stream:
         text = decoded(stream.read(), str(path))
+    num_bytes = len(text) + sum(text.count(character) * size for character, size in JSON_BYTES.items())
+    if num_bytes > limit:
+        raise DataError(
+            setting="data file",
+            got=path,
+            expected=f"rows that fit into half of the available memory, {limit >> 20:,} MiB",
+            fix=f"it needs about {num_bytes >> 20:,} MiB: write it as .jsonl or .parquet, which are streamed",
+        )
     try:
-        value = json.loads(text)
+        value = _parse_json(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise DataError(
@@ -459,20 +472,51 @@ def _read_json(path: Path) -> Iterator[Row]:
         )
 
 
+def _parse_json(text: str) -> object:
+    """Parse a whole file. The garbage collector would look at every list that is made, again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
-    number = 0
+    number, num_bytes = 0, 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(_batch_rows(file.metadata.row_group(group)), row_groups=[group]):
+                    num_bytes += batch.nbytes
+                    if num_bytes > SIZE_LIMIT:
+                        raise OSError(f"it has more than {SIZE_LIMIT:,} bytes once decompressed")
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{path}, row {number}", row
     except Exception as error:  # pyarrow raises many kinds; all mean an unreadable file
         raise DataError(
             setting="data file", got=path, expected="a readable parquet file", fix=f"write it again: {error}"
         ) from error
+
+
+def _batch_rows(group: Any) -> int:
+    """The rows to decode at once. Each of them may repeat the largest value, which is at most the whole group."""
+    return int(max(1, min(BATCH_ROWS, memory_limit() // max(1, group.total_byte_size))))
+
+
+def memory_limit() -> int:
+    """The bytes that a file may take in memory: half of what is available, as far as the system tells.
+
+    Example:
+        >>> memory_limit() > 0
+        True
+    """
+    available = read_memory().available
+    return SIZE_LIMIT if available is None else min(SIZE_LIMIT, int(available * GIGABYTE / 2))
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

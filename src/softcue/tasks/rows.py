@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import TypeVar
 
@@ -141,7 +142,8 @@ def with_labels(
     names = sorted({name for example in examples for name in task.labels_of(example)})
     if task.label_type in ("integer", "float"):
         names.sort(key=float)
-    labels = dict(task.labels) or {name: _new_label(name, names, class_names or {}) for name in names}
+    all_names = set(names)
+    labels = dict(task.labels) or {name: _new_label(name, all_names, class_names or {}) for name in names}
     labelled = task.model_copy(update={"labels": dict(labels)})
     for key, values in {"words": words, "description": descriptions or {}}.items():
         setting = {"words": "task.label_words", "description": "task.label_descriptions"}[key]
@@ -166,7 +168,7 @@ def with_labels(
     return task.model_copy(update={"labels": labels})
 
 
-def _new_label(name: str, names: Sequence[str], class_names: Mapping[str, str]) -> Label:
+def _new_label(name: str, names: AbstractSet[str], class_names: Mapping[str, str]) -> Label:
     """A label of the training rows. The name of its class also stands for it in other files, if it is no label."""
     class_name = class_names.get(name, name)
     return Label(words=class_name, description="", also=() if class_name in names else (class_name,))

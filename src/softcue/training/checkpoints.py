@@ -15,7 +15,15 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from softcue.errors import RunError
-from softcue.files import TEMPORARY_SUFFIX, is_complete_folder, remove, serialize_tensors, write_folder_atomically
+from softcue.files import (
+    METADATA_LIMIT,
+    TEMPORARY_SUFFIX,
+    is_complete_folder,
+    read_within,
+    remove,
+    serialize_tensors,
+    write_folder_atomically,
+)
 
 NUM_KEPT = 2  # the newest, and one to fall back to
 _NAME = re.compile(r"step-(\d{8})")
@@ -62,8 +70,9 @@ class CheckpointFolder(Generic[State]):
             current, {"state.safetensors": serialize_tensors(tensors), "state.json": json.dumps(facts).encode()}
         )
         folders = self._folders()
-        position = folders.index(current)
-        for folder in folders[:position] + folders[position + NUM_KEPT :]:
+        later = [folder for folder in folders if folder.name > current.name]
+        earlier = [folder for folder in folders if folder.name < current.name]
+        for folder in later + earlier[NUM_KEPT - 1 :]:
             remove(folder)
 
     def newest(self) -> tuple[Checkpoint[State] | None, list[Path]]:
@@ -95,7 +104,7 @@ class CheckpointFolder(Generic[State]):
 
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.parts}
         try:
-            facts = json.loads((folder / "state.json").read_text("utf-8"))
+            facts = json.loads(read_within(folder / "state.json", METADATA_LIMIT).decode())
             run, state = facts["run"], self.state_class(**facts["progress"])
             for full_name, tensor in load_file(folder / "state.safetensors").items():
                 part, _, name = full_name.partition("/")
@@ -116,6 +125,22 @@ class TrainingState(RunState):
     num_worse: int = 0  # evaluations since the best
     is_over: bool = False  # stopped early
     health: dict[str, float] = field(default_factory=dict)  # the method's measures of itself after the last step
+
+    def is_possible(self, num_steps: int) -> bool:
+        """Whether a run of so many steps can be in this state.
+
+        Example:
+            >>> TrainingState(step=3, best_step=2).is_possible(4), TrainingState(step=3, best_step=5).is_possible(4)
+            (True, False)
+        """
+        counters = (self.step, self.best_step, self.num_worse)
+        if any(type(counter) is not int or counter < 0 for counter in counters):
+            return False
+        if not isinstance(self.history, list) or not all(isinstance(entry, dict) for entry in self.history):
+            return False
+        has_score = self.best_score is None or isinstance(self.best_score, (int, float))
+        is_in_order = self.best_step <= self.step <= num_steps and self.num_worse <= len(self.history)
+        return has_score and is_in_order and type(self.is_over) is bool
 
 
 class Checkpoints(CheckpointFolder[TrainingState]):

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from softcue.training.trackers.registry import TrackerNames
 
+MOST_ROWS = 1_000_000  # of a batch
+MOST_RATE = 1e6  # far beyond any that trains; much larger ones are no numbers of an optimizer
 REPORTING_KEYS = {"report_to", "report_group"}
 
 
@@ -24,8 +26,8 @@ class TrainingConfig(BaseModel):
         ge=0,
         description="take at least this many steps, however few rows an epoch has; evaluations are then five in all",
     )
-    batch_size: int = Field(16, ge=1, description="rows per optimizer step, over all processes")
-    micro_batch_size: int = Field(0, ge=0, description="rows at once in one process; 0 takes them all")
+    batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="rows per optimizer step, over all processes")
+    micro_batch_size: int = Field(0, ge=0, le=MOST_ROWS, description="rows at once in one process; 0 takes them all")
     micro_batch_tokens: int = Field(
         16384, ge=0, description="tokens at once in one process, prompt and padding included; 0 sets no limit"
     )
@@ -33,23 +35,27 @@ class TrainingConfig(BaseModel):
         "adamw", description="the update rule; adafactor is Lester et al.'s"
     )
     learning_rate: float = Field(
-        0.01, ge=0, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
+        0.01, ge=0, le=MOST_RATE, description="learning rate of prompt vectors; fine-tuning: of the backbone's weights"
     )
     relative_rate: float = Field(
         0.0,
         ge=0,
+        le=MOST_RATE,
         description="learning rate of prompt vectors among words, in units of the root mean square of the backbone's "
         "word vectors: one rate then fits backbones whose words differ in size; a learning_rate that you give takes "
         "its place",
     )
-    network_learning_rate: float = Field(0.001, ge=0, description="learning rate of heads and other networks")
+    network_learning_rate: float = Field(
+        0.001, ge=0, le=MOST_RATE, description="learning rate of heads and other networks"
+    )
     head_learning_rate: float | None = Field(
         None,
         ge=0,
+        le=MOST_RATE,
         description="learning rate of heads that start solved, which need little change; unset: network_learning_rate",
     )
     backbone_learning_rate: float = Field(
-        0.00001, ge=0, description="learning rate of the backbone's weights with method.tune_backbone"
+        0.00001, ge=0, le=MOST_RATE, description="learning rate of the backbone's weights with method.tune_backbone"
     )
     weight_decay: float = Field(
         0.0, ge=0, description="adafactor: per step, not times the learning rate; adamw: times the learning rate"
@@ -84,7 +90,7 @@ class TrainingConfig(BaseModel):
         0, ge=0, description="steps between evaluations; 0: after each epoch, or five times in all if min_steps decides"
     )
     patience: int = Field(0, ge=0, description="evaluations without a better score before stopping; 0 never stops")
-    evaluation_batch_size: int = Field(64, ge=1, description="rows per forward pass in evaluation")
+    evaluation_batch_size: int = Field(64, ge=1, le=MOST_ROWS, description="rows per forward pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")
     init_from: str = Field("", description="a cue folder to start from: a first stage on other rows, such as NLI")
     report_to: TrackerNames = Field(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone
-from softcue.errors import ConfigurationError, DataError, TrainingError
+from softcue.errors import ConfigurationError, DataError, RunError, TrainingError
 from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
 from softcue.inputs.collate import collate
@@ -162,13 +162,21 @@ class Trainer:
             )
 
     def resume(self, checkpoint: Checkpoint[TrainingState]) -> None:
-        """Continue from a checkpoint."""
-        self.state = checkpoint.state
+        """Continue from a checkpoint, which must be one of this model and these steps."""
         tensors = self._tensors()
-        model = checkpoint.tensors["model"]
-        for name in tensors.keys() | model.keys():  # a name that only one of them has is an error
-            tensors[name].copy_(model[name])
-        self.best = checkpoint.tensors["best"]
+        model, best, state = checkpoint.tensors["model"], checkpoint.tensors["best"], checkpoint.state
+        is_of_model = _shapes(model) == _shapes(tensors) and _shapes(best) == _shapes(self.model.state_dict())
+        if not is_of_model or not state.is_possible(self.num_steps):
+            raise RunError(
+                setting="resume",
+                got=f"a checkpoint of step {state.step}",
+                expected=f"tensors of this model, and a step up to {self.num_steps}",
+                fix="remove the folder `checkpoints` of the run, or use `overwrite=True`",
+            )
+        self.state = state
+        for name, tensor in tensors.items():
+            tensor.copy_(model[name])
+        self.best = best
         load_optimizer_tensors(self.model, self.optimizer, checkpoint.tensors["optimizer"])
 
     def run(self) -> TrainingResult:
@@ -586,6 +594,10 @@ class Trainer:
             *model.method.config.settings_to_try(model.task),
             *model.readout.settings_to_try(),
         ]
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in tensors.items()}
 
 
 def _add(totals: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softcue.errors import RunError
 from softcue.inference import TaskModel
 from softcue.methods.method import Method
 from softcue.training.config import TrainingConfig
@@ -166,7 +167,14 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         name, _, key = full_name.partition("|")
-        parameter = parameters[name]
+        parameter = parameters.get(name)
+        if parameter is None or value.numel() > max(1, parameter.numel()):
+            raise RunError(
+                setting="resume",
+                got=f"an optimizer with '{full_name}' {list(value.shape)}",
+                expected="the optimizer of this model",
+                fix="remove the folder `checkpoints` of the run, or use `overwrite=True`",
+            )
         # AdamW keeps its step counter on the CPU, whatever the device of the moments.
         device = "cpu" if value.dim() == 0 else parameter.device
         optimizer.state[parameter][key] = value.to(device)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from softcue.serving.engine.requests import BatchRow, RequestRow
-from softcue.serving.errors import RequestError, busy, draining
+from softcue.serving.errors import RequestError, busy, draining, inference_ended
 
 ROWS_ENOUGH = 128  # prepared rows; while this many wait, no more are prepared
 ROWS_READY = 1024  # prepared rows at most
@@ -116,9 +116,11 @@ class Batcher:
         self.limits, self.pass_tokens = limits, pass_tokens
         self.num_in_flight = 0
         self.is_draining = False
+        self.has_failed = False  # the inference thread has ended: no row will be run
         self.prediction_seconds = 0.0  # of one prediction, lately
         self._changed = threading.Condition()
         self._arrived: deque[RequestRow] = deque()
+        self._in_flight: set[RequestRow] = set()
         self._waiting: list[BatchRow] = []  # in the order of arrival; only the inference thread changes it
 
     @property
@@ -144,13 +146,16 @@ class Batcher:
         with self._changed:
             timeout = None if math.isinf(seconds) else seconds
             has_room = self._changed.wait_for(
-                lambda: self.is_draining or self.num_in_flight + len(rows) <= limit, timeout
+                lambda: self.is_draining or self.has_failed or self.num_in_flight + len(rows) <= limit, timeout
             )
+            if self.has_failed:
+                raise inference_ended()
             if self.is_draining:
                 raise draining()
             if not has_room:
                 raise busy(limit, expected_seconds=self.expected_seconds)
             self.num_in_flight += len(rows)
+            self._in_flight.update(rows)
             self._arrived.extend(rows)
             self._changed.notify_all()
 
@@ -165,9 +170,17 @@ class Batcher:
             self.is_draining = True
             self._changed.notify_all()
 
-    def release(self) -> None:
-        """Count one request row as finished."""
+    def fail(self) -> list[RequestRow]:
+        """Accept nothing new, because nothing will be run any more; returns all rows that have no result yet."""
         with self._changed:
+            self.has_failed = True
+            self._changed.notify_all()
+            return list(self._in_flight)
+
+    def release(self, row: RequestRow) -> None:
+        """Count a request row as finished."""
+        with self._changed:
+            self._in_flight.discard(row)
             self.num_in_flight -= 1
             self._changed.notify_all()
 

@@ -42,7 +42,7 @@ from softcue.serving.engine.requests import (
     merge_rows,
 )
 from softcue.serving.engine.streaming import TextStreamer
-from softcue.serving.errors import RequestError, deadline_exceeded, invalid, pass_failed, unknown_task
+from softcue.serving.errors import RequestError, deadline_exceeded, inference_ended, invalid, pass_failed, unknown_task
 from softcue.types import Example
 
 STATE_BYTES = 64 << 20  # cache of states below late prompts: enough for texts in flight, which seldom come again
@@ -68,10 +68,12 @@ class Engine:
         on_batch: Callable[[BatchReport], None] | None = None,
         use_disk_cache: bool = True,
         allow_pickle: bool = False,
+        deterministic: bool = False,
     ) -> None:
+        """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case."""
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
-            dtype = "float32" if folder is None else recorded_dtype(folder)
+            dtype = "float32" if folder is None or deterministic else recorded_dtype(folder)
             settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
             backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)
@@ -83,6 +85,8 @@ class Engine:
         self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
         self._on_batch = on_batch
         self._num_predictions = 0
+        self._failure: BaseException | None = None
+        self._listeners: list[Callable[[BaseException], None]] = []
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
         self._thread.start()
 
@@ -124,11 +128,14 @@ class Engine:
     ) -> list[Result]:
         """A result per item, in order: a prediction, or the error of that item alone.
 
+        Raises RequestError if the inference thread has ended: no item will have a prediction then.
+
         Example:
             engine.predict([("tickets", "My invoice is wrong."), ("same-request", ["a", "b"])])
             engine.predict([(["seed0", "seed1", "seed2"], "My invoice is wrong.")], ensemble="vote")
         """
         options = Options(ensemble, truncate)
+        self._check_alive()
         requests = [self._make_request(item, options, math.inf) for item in items]
         for chunk in self._chunks(requests):
             try:
@@ -137,7 +144,9 @@ class Engine:
                 for request in chunk:
                     if request.rows:
                         request.result.set_result(error.copy())
-        return [request.result.result() for request in requests]
+        results = [request.result.result() for request in requests]
+        self._check_alive()
+        return results
 
     def submit(
         self, items: Sequence[Item], options: Options, seconds: float = math.inf, on_text: OnText | None = None
@@ -253,9 +262,31 @@ class Engine:
 
     # --- the inference thread ---
 
+    def on_failure(self, listener: Callable[[BaseException], None]) -> None:
+        """Call a function with the error if the inference thread ends with one; at once if it has already.
+
+        Example:
+            engine.on_failure(lambda error: os._exit(1))
+        """
+        self._listeners.append(listener)
+        if self._failure is not None:
+            listener(self._failure)
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise inference_ended() from self._failure
+
     def _run(self) -> None:
-        while self._step():
-            pass
+        try:
+            while self._step():
+                pass
+        except BaseException as error:  # nobody could wait for a result any more
+            logger.critical("the inference thread has ended", exc_info=True)
+            self._failure = error
+            for row in self._batcher.fail():
+                self._finish(row, inference_ended())
+            for listener in self._listeners:
+                listener(error)
 
     def _step(self) -> bool:
         """Prepare new rows and run one batch; false when all is done. Its frame ends here, so nothing stays alive."""
@@ -375,5 +406,5 @@ class Engine:
             self._num_predictions += isinstance(result, ServedPrediction)
             if streamer is not None and isinstance(result, ServedPrediction):
                 streamer.send(result.prediction.label_text or "")
-            self._batcher.release()
+            self._batcher.release(row)
             row.result.set_result(result)

@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,13 +21,15 @@ from softcue.cue.cue_file import CueFile, read_cue_file
 from softcue.errors import BackboneMismatchError, ConfigurationError, SoftcueError
 from softcue.inference import TaskModel
 from softcue.inference.task_model import with_readout
-from softcue.serving.errors import RequestError, unknown_task
+from softcue.serving.errors import RequestError, load_deadline_exceeded, unknown_task
 from softcue.tasks import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FILES = ("cue.json", "cue.safetensors")
 VERSION_LENGTH = 12  # hexadecimal digits of the cue file's digest
 MAX_MODELS = 8  # models of a cue that are kept for other values of max_new_tokens
+LOADS_AT_ONCE = 4
+LOAD_SECONDS = 300.0  # after which nobody waits for a cue any more, as on a file system that does not answer
 logger = logging.getLogger("softcue.serving")
 
 
@@ -94,7 +97,11 @@ class Registry:
         # Both mappings are replaced as a whole: readers need no lock.
         self._loaded: Mapping[str, LoadedCue] = {name: LoadedCue.of(name, cue) for name, cue in (cues or {}).items()}
         self._broken: Mapping[str, RequestError] = {}
-        self._lock = threading.Lock()  # held while cues are loaded or unloaded
+        # Held only while a mapping is replaced, never while a folder is read: its file system may not answer.
+        self._lock = threading.Lock()
+        self._num_changes = 0
+        self._changes: dict[str, int] = {}  # name -> the newest load or unload that took effect
+        self._slots = threading.Semaphore(LOADS_AT_ONCE)
 
     def __getitem__(self, name: str) -> LoadedCue:
         """The current version of a cue."""
@@ -138,23 +145,55 @@ class Registry:
 
     def load(self, name: str) -> LoadedCue:
         """Load a cue, or replace it by the current content of its folder; after an error the old version stays."""
+        try:
+            return self.start_load(name).result(LOAD_SECONDS)
+        except TimeoutError:
+            raise load_deadline_exceeded() from None
+
+    def start_load(self, name: str) -> Future[LoadedCue]:
+        """Load a cue in a thread of its own. Other cues can be loaded and unloaded meanwhile.
+
+        Example:
+            await asyncio.wait_for(asyncio.wrap_future(registry.start_load("tickets")), LOAD_SECONDS)
+        """
         with self._lock:
-            try:
+            self._num_changes += 1
+            number = self._num_changes
+        result: Future[LoadedCue] = Future()
+        result.set_running_or_notify_cancel()
+        # A daemon: a file system that never answers does not keep the process from ending.
+        threading.Thread(target=self._load, args=(name, number, result), name="softcue-load", daemon=True).start()
+        return result
+
+    def _load(self, name: str, number: int, result: Future[LoadedCue]) -> None:
+        """Read a cue and put it in place, unless it was loaded or unloaded by a later request meanwhile."""
+        try:
+            with self._slots:
                 loaded_cue = self._read(name)
-            except RequestError as error:
+        except RequestError as error:
+            with self._lock:
                 others = {other: reason for other, reason in self._broken.items() if other != name}
                 is_broken = name not in self._loaded and error.code in ("broken_cue", "wrong_backbone")
-                self._broken = {**others, name: error} if is_broken else others
-                raise
-            self._loaded = {**self._loaded, name: loaded_cue}
-            self._broken = {other: reason for other, reason in self._broken.items() if other != name}
-            return loaded_cue
+                self._broken = {**others, name: error.copy()} if is_broken else others
+            result.set_exception(error)
+            return
+        except BaseException as error:  # nobody should wait until the deadline
+            result.set_exception(error)
+            raise
+        with self._lock:
+            if number > self._changes.get(name, 0):
+                self._changes[name] = number
+                self._loaded = {**self._loaded, name: loaded_cue}
+                self._broken = {other: reason for other, reason in self._broken.items() if other != name}
+        result.set_result(loaded_cue)
 
     def unload(self, name: str) -> LoadedCue:
         """Remove a cue; its folder stays."""
         with self._lock:
             if name not in self._loaded:
                 raise unknown_task(name, self._loaded)
+            self._num_changes += 1
+            self._changes[name] = self._num_changes
             unloaded = self._loaded[name]
             self._loaded = {other: loaded_cue for other, loaded_cue in self._loaded.items() if other != name}
             return unloaded

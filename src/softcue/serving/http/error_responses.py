@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 
 from softcue.serving.errors import STATUSES, RequestError
 from softcue.serving.http.schemas import ErrorResponse, describe_error
@@ -47,8 +48,8 @@ def document_errors() -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse, "description": ", ".join(names)} for status, names in codes.items()}
 
 
-def add_error_handlers(app: FastAPI, service: Service) -> None:
-    """Answer every error of an app with the small body."""
+def add_error_handlers(app: FastAPI, service: Service, routes: Sequence[BaseRoute]) -> None:
+    """Answer every error of an app with the small body; `routes` are all routes that it has."""
 
     def respond(error: RequestError) -> JSONResponse:
         service.metrics.failures.labels(error.code).inc()
@@ -64,11 +65,14 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
         return respond(_from_validation(error.errors()[0], service.settings.max_inputs, fields))
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 400:  # FastAPI could not read the JSON
             return respond(_malformed())
-        content = {"status": error.status_code, "code": "no_route", "message": _describe_http_error(error)}
-        return JSONResponse({"error": content}, error.status_code, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if _is_wrong_method(error):
+            headers["Allow"] = ", ".join(_allowed_methods(request, routes))  # starlette names those of one route alone
+        content = {"status": error.status_code, "code": "no_route", "message": _describe_http_error(error, headers)}
+        return JSONResponse({"error": content}, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:  # starlette raises it again, so that it is logged
@@ -78,13 +82,26 @@ def add_error_handlers(app: FastAPI, service: Service) -> None:
         return JSONResponse({"error": content}, 500)
 
 
-def _describe_http_error(error: HTTPException) -> str:
+def _is_wrong_method(error: HTTPException) -> bool:
+    """Whether starlette found the address, but not the method."""
+    return error.status_code == 405 and error.detail == "Method Not Allowed"
+
+
+def _allowed_methods(request: Request, routes: Sequence[BaseRoute]) -> list[str]:
+    """The methods of all routes at the address of a request."""
+    methods: set[str] = set()
+    for route in routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods)
+
+
+def _describe_http_error(error: HTTPException, headers: Mapping[str, str]) -> str:
     """Starlette's error as a message that says what to do."""
     if error.status_code == 404:
         return "address: this server has no such route; see /docs for the routes"
-    allowed = (error.headers or {}).get("Allow", "")
-    if error.status_code == 405 and error.detail == "Method Not Allowed":
-        return f"method: this route takes {allowed} only; see /docs for the routes"
+    if _is_wrong_method(error):
+        return f"method: this route takes {headers['Allow']} only; see /docs for the routes"
     return str(error.detail)
 
 

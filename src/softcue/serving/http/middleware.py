@@ -28,6 +28,7 @@ PROBES = ("/livez", "/readyz")
 # they show comes from routes that do need the key, for which they ask.
 OPEN_ROUTES = (*PROBES, "/", "/docs", "/openapi.json")
 OPEN_FOLDER = "/docs-assets"  # scripts and styles of /docs
+BODIES_AT_ONCE = 64  # of the largest size, in memory while they arrive
 ADMIN_METHODS = ("PUT", "DELETE")
 logger = logging.getLogger("softcue.serving")
 
@@ -124,8 +125,9 @@ class _JsonRequest(Request):
 async def _receive(service: Service, request: Request) -> bytes:
     """The body of a request, if the server has room for it and it comes in time."""
     engine, settings = service.engine, service.settings
-    is_full = engine.num_in_flight + service.num_reading >= settings.max_in_flight
-    if is_full:
+    # Bodies count by what has come of them, so that slow clients do not keep others out.
+    has_large_bodies = service.num_body_bytes > BODIES_AT_ONCE * settings.max_body_bytes
+    if engine.num_in_flight >= settings.max_in_flight or has_large_bodies:
         raise busy(settings.max_in_flight, expected_seconds=engine.expected_seconds)
     if engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
         raise too_slow(settings.deadline, engine.expected_seconds)
@@ -133,7 +135,7 @@ async def _receive(service: Service, request: Request) -> bytes:
     service.num_reading += 1
     try:
         async with asyncio.timeout(settings.deadline):
-            body = await _read(request, settings.max_body_bytes)
+            body = await _read(service, request)
     except TimeoutError:
         raise RequestError(
             "deadline",
@@ -161,12 +163,17 @@ def _check_headers(request: Request, limit: int) -> None:
         raise _too_large(limit)
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(service: Service, request: Request) -> bytes:
+    limit = service.settings.max_body_bytes
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(limit)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            service.num_body_bytes += len(chunk)
+            if len(body) > limit:
+                raise _too_large(limit)
+    finally:
+        service.num_body_bytes -= len(body)
     return bytes(body)
 
 

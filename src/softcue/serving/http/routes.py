@@ -73,6 +73,7 @@ def create_app(service: Service, metrics_source: MetricsSource | None = None, al
         title="softcue",
         version=softcue.__version__,
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect repeats the Host that the client has sent
     )
     app.state.service = service
     app.state.explainer = Explainer(service)
@@ -80,12 +81,13 @@ def create_app(service: Service, metrics_source: MetricsSource | None = None, al
     app.state.metrics_source = metrics_source or own_metrics
     app.add_middleware(RequestMiddleware, service=service, allow_changes=allow_changes)
     keyed = [Depends(key_scheme)]  # documents the key; the middleware checks it before the body is read
-    app.include_router(router, dependencies=keyed)
-    app.include_router(server_routes.router, dependencies=keyed)
-    app.include_router(server_routes.changes if allow_changes else server_routes.no_changes, dependencies=keyed)
+    changes = server_routes.changes if allow_changes else server_routes.no_changes
+    for keyed_router in (router, server_routes.router, changes):
+        app.include_router(keyed_router, dependencies=keyed)
     app.include_router(server_routes.probes)
     add_page(app)
-    add_error_handlers(app, service)
+    included = (router, server_routes.router, changes, server_routes.probes)
+    add_error_handlers(app, service, [*app.routes, *(route for part in included for route in part.routes)])
     return app
 
 

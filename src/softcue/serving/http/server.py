@@ -10,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 
+from softcue.serving.http.connections import make_protocol
 from softcue.serving.http.logs import log_to_stderr
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service, make_engine
@@ -48,6 +49,7 @@ def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        http=make_protocol(settings),
         timeout_graceful_shutdown=math.ceil(settings.deadline) + 1,
     )
     # uvicorn raises the signal again when it has drained: then the process ends with code 0

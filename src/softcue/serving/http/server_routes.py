@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import softcue
+from softcue.serving.engine.registry import LOAD_SECONDS
+from softcue.serving.errors import load_deadline_exceeded
 from softcue.serving.http.error_responses import document_errors
 from softcue.serving.http.examples import ExampleChecker
 from softcue.serving.http.schemas import (
@@ -22,6 +25,11 @@ from softcue.serving.http.schemas import (
 from softcue.serving.http.service import CurrentService
 
 ERRORS = document_errors()
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": StateResponse, "description": "not in this state"}}
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "counters"}
+}
+CREATED: dict[int | str, dict[str, Any]] = {201: {"model": TaskResponse, "description": "a cue of a new name"}}
 probes = APIRouter(tags=["probes"])  # open routes
 router = APIRouter(tags=["server"])
 changes = APIRouter(tags=["server"])  # routes that load and unload cues
@@ -29,21 +37,21 @@ no_changes = APIRouter()  # their place on servers whose cues are fixed
 logger = logging.getLogger("softcue.serving")
 
 
-@probes.get("/livez", response_model=StateResponse)
+@probes.get("/livez", response_model=StateResponse, responses=UNAVAILABLE)
 async def livez(service: CurrentService, response: Response) -> object:
     """Say whether the process should keep running."""
     response.status_code = 503 if service.state == "failed" else 200
     return {"state": service.state}
 
 
-@probes.get("/readyz", response_model=StateResponse)
+@probes.get("/readyz", response_model=StateResponse, responses=UNAVAILABLE)
 async def readyz(service: CurrentService, response: Response) -> object:
     """Say whether the server accepts requests."""
     response.status_code = 200 if service.state == "ready" else 503
     return {"state": service.state}
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses=ERRORS | METRICS)
 async def metrics(request: Request) -> Response:
     """Return counters for Prometheus."""
     text: bytes = await request.app.state.metrics_source()
@@ -94,12 +102,16 @@ async def task(name: str, service: CurrentService) -> object:
     return service.engine.registry[name].as_dict()
 
 
-@changes.put("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS)
+@changes.put("/v1/tasks/{name}", response_model=TaskResponse, responses=ERRORS | CREATED)
 async def load_task(name: str, service: CurrentService, response: Response) -> object:
     """Load a cue of the cues folder, or replace it by the folder's current content (admin key)."""
     registry = service.engine.registry
     is_new = all(loaded_cue.name != name for loaded_cue in registry.loaded())
-    loaded_cue = await run_in_threadpool(registry.load, name)
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            loaded_cue = await asyncio.wrap_future(registry.start_load(name))
+    except TimeoutError:
+        raise load_deadline_exceeded() from None
     logger.info("cue loaded", extra={"facts": {"cue": loaded_cue.name, "version": loaded_cue.version}})
     response.status_code = 201 if is_new else 200
     return loaded_cue.as_dict()
@@ -108,7 +120,7 @@ async def load_task(name: str, service: CurrentService, response: Response) -> o
 @changes.delete("/v1/tasks/{name}", response_model=UnloadResponse, responses=ERRORS)
 async def unload_task(name: str, service: CurrentService) -> object:
     """Unload a cue; its folder stays (admin key)."""
-    unloaded = await run_in_threadpool(service.engine.registry.unload, name)
+    unloaded = service.engine.registry.unload(name)
     facts = {"name": unloaded.name, "version": unloaded.version}
     logger.info("cue unloaded", extra={"facts": {"cue": unloaded.name, "version": unloaded.version}})
     return facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +15,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 import softcue
 from softcue.serving.engine.engine import Engine
 from softcue.serving.engine.requests import BatchReport
-from softcue.serving.errors import RequestError, draining
+from softcue.serving.errors import RequestError, draining, inference_ended
 from softcue.serving.settings import ServerSettings
 
 State = Literal["loading", "ready", "draining", "failed"]
 MakeEngine = Callable[[Callable[[BatchReport], None]], Engine]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+PREPARED_SHAPES = 32
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 logger = logging.getLogger("softcue.serving")
 
 
 def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: Callable[[BatchReport], None]) -> Engine:
     """The engine of a server. It writes nothing that clients send to disk."""
+    # oneDNN keeps what it has prepared for each shape of a batch, by default 1024 of them: megabytes for each shape. It
+    # reads the variable when it is first used.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PREPARED_SHAPES))
     return Engine(
         backbone,
         cues,
@@ -35,6 +40,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         on_batch,
         use_disk_cache=False,
         allow_pickle=settings.allow_pickle,
+        deterministic=settings.deterministic,
     )
 
 
@@ -52,6 +58,7 @@ class Service:
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.num_reading = 0  # requests whose body is being read; only the event loop changes it
+        self.num_body_bytes = 0  # of these bodies, as far as they have come
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._is_stopping = False
@@ -74,7 +81,9 @@ class Service:
         if self._is_stopping:
             raise draining()
         if self.state == "failed":
-            problem = "it could not load its cues" if self._engine is None else "its inference thread has ended"
+            if self._engine is not None:
+                raise inference_ended()
+            problem = "it could not load its cues"
             raise RequestError("failed", setting="server", problem=problem, fix="see its log, then restart it")
         if self._engine is None:
             raise RequestError(
@@ -95,7 +104,7 @@ class Service:
     def close(self) -> None:
         """Answer accepted requests, then stop the engine."""
         self.drain()
-        self._thread.join()
+        self._thread.join(self.settings.deadline)  # it is a daemon: loading that never ends does not keep the process
         if self._engine is not None:
             self._engine.close()
 
@@ -109,8 +118,16 @@ class Service:
             return
         self.metrics.watch(engine)
         self._engine = engine
+        engine.on_failure(self._fail)
         facts = {"cues": len(engine.registry), "broken": list(engine.registry.broken())}
         logger.info("ready", extra={"facts": facts})
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop the server with an error, so that whatever supervises it starts it again."""
+        failure = RuntimeError("the inference thread has ended; the error before this one says why")
+        failure.__cause__ = error
+        self.failure = failure
+        self.on_failure()
 
 
 class Metrics:
