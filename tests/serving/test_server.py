@@ -175,6 +175,7 @@ def test_heads_beyond_the_limits_are_refused(start: Start) -> None:
     assert b" 431 " in answer(port, line, b"a: " + b"x" * 40_000, b"x" * 30_000)
     assert b" 414 " in answer(port, b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n")
     assert b'"code":"large_head"' in answer(port, line + b"x" * 70_000)
+    assert b'"code":"malformed"' in answer(port, b"nonsense\r\n\r\n")
 
 
 def test_heads_that_do_not_come_are_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

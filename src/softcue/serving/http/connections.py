@@ -160,10 +160,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed, or is beyond a limit."""
-        if self._refusal is None:
-            super().send_400_response(msg)
-        else:
-            self._refuse(self._refusal)
+        malformed = RequestError("malformed", setting="request", problem="it is not valid HTTP", fix="check the client")
+        self._refuse(self._refusal or malformed)
 
     def _refuse(self, error: RequestError) -> None:
         """Answer and close, in a moment: data that still arrives would reset the connection and lose the answer."""
