@@ -15,11 +15,10 @@ from softcue.errors import ConfigurationError
 from softcue.randomness import RowDropout
 from softcue.readouts.closed_form import solve_linear
 from softcue.readouts.readout import (
-    Loss,
     Readout,
     ReadoutConfig,
     class_label,
-    class_loss,
+    class_losses,
     label_prediction,
     label_set_prediction,
     mask_suffix,
@@ -137,19 +136,19 @@ class PooledHead(Readout):
         if self.linear is None or not self.ignores_scale:
             return
         outputs, targets = self.outputs(features), torch.tensor(labels, device=features.device)  # [N C], [N ...]
-        losses = {scale: float(self.loss_of(outputs / scale, targets).total) for scale in TEMPERATURES}
+        losses = {scale: float(self.losses_of(outputs / scale, targets).sum()) for scale in TEMPERATURES}
         temperature = min(losses, key=losses.__getitem__)
         self.linear.weight.div_(temperature)
         self.linear.bias.div_(temperature)
 
     @abstractmethod
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the loss of the head's outputs [B C] for the labels [B ...]."""
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses of the head's outputs [B C] for the labels [B ...]. [B]"""
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the training loss of a batch."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the training loss of each row. [B]"""
         assert batch.labels is not None
-        return self.loss_of(self.outputs(forward_pass.features(self.summary)), batch.labels)
+        return self.losses_of(self.outputs(forward_pass.features(self.summary)), batch.labels)
 
     def start_from_words(self, backbone: Backbone) -> None:
         """Set each row of the head to the mean of the word vectors of a label's words."""
@@ -199,9 +198,9 @@ class Classifier(PooledHead):
         """The label with the largest output stays."""
         return True
 
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the cross-entropy."""
-        return class_loss(outputs, labels)
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropies. [B]"""
+        return class_losses(outputs, labels)
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a label per row."""
@@ -224,10 +223,10 @@ class LabelSetClassifier(PooledHead):
         """A threshold of a half is an output of zero, whatever the scale."""
         return self.config.threshold == 0.5
 
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the binary cross-entropy, a mean over the labels: then the loss does not grow with their number."""
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the binary cross-entropies, means over the labels: they do not grow with the number of labels. [B]"""
         losses = functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
-        return Loss(losses.mean(dim=1).sum(), len(labels))
+        return losses.mean(dim=1)
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a set of labels per row."""
@@ -266,10 +265,10 @@ class Regression(PooledHead):
         assert example.target is not None
         return replace(row, label=float(example.target))
 
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the squared error in standard deviations."""
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the squared errors in standard deviations. [B]"""
         targets = (labels - self.mean) / self.scale  # [B]
-        return Loss((outputs.squeeze(1) - targets).square().sum(), len(labels))
+        return (outputs.squeeze(1) - targets).square()
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a score per row."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -107,14 +106,6 @@ class ReadoutConfig(BaseModel):
         if phrase.count("{mask}") != 1 or set("{}") & set(phrase.replace("{mask}", "")):
             raise ValueError("a text with {mask} in it once, and no other braces")
         return phrase
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A sum of losses and its number of terms. The division waits for all processes and micro-batches."""
-
-    total: Tensor  # []
-    count: float
 
 
 class Readout(nn.Module, ABC):
@@ -225,12 +216,12 @@ class Readout(nn.Module, ABC):
         """Return the tokenized row with the example's target, for training."""
 
     def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
-        """Return the number of terms in the loss of these rows."""
+        """Return the number of terms in the losses of these rows."""
         return len(rows)
 
     @abstractmethod
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the training loss of a batch."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the training loss of each row, a sum over its terms: all rows of a step share one division. [B]"""
 
     @abstractmethod
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
@@ -254,18 +245,18 @@ def class_label(task: Task, target: object) -> int | float:
     return target if isinstance(target, float) else task.label_names.index(str(target))
 
 
-def class_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Return the cross-entropy of logits [B C] with the labels [B] of `class_label`.
+def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropies of logits [B C] with the labels [B] of `class_label`. [B]
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0]])
-        >>> certain, likely = (class_loss(logits, torch.tensor([label])).total for label in (0, 0.8))
+        >>> certain, likely = (class_losses(logits, torch.tensor([label])) for label in (0, 0.8))
         >>> bool(certain < likely)
         True
     """
     if labels.is_floating_point():
         labels = torch.stack([labels, 1 - labels], dim=1).to(logits.dtype)  # [B 2]
-    return Loss(functional.cross_entropy(logits, labels, reduction="sum"), len(labels))
+    return functional.cross_entropy(logits, labels, reduction="none")
 
 
 def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:

@@ -326,7 +326,7 @@ class Trainer:
         for model, positions in pieces:
             with self._as_part_of_batch(rows, positions) as batch:
                 output: StepOutput = model(self.backbone, batch, dropout, with_features=self._contrasts(model))
-            loss = output.loss.total * weights[model] + output.aux_loss * (len(positions) / num_rows)
+            loss = output.losses.sum() * weights[model] + output.aux_loss * (len(positions) / num_rows)
             if output.features is not None and contrast is None:
                 assert batch.labels is not None
                 loss = loss + self._contrastive_loss(output.features, batch.labels, len(positions) / num_rows)
