@@ -205,7 +205,10 @@ class TaskModel(nn.Module):
         """Tokenize split examples. Rows carry M(x) if the method reads it; `vectors` [N R] gives it if known."""
         rows = tokenize_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
         if with_target:
-            rows = [self.readout.with_target(row, example) for row, example in zip(rows, examples, strict=True)]
+            rows = [
+                replace(self.readout.with_target(row, example), weight=example.weight)
+                for row, example in zip(rows, examples, strict=True)
+            ]
         if self.representation is not None and self.reads_stored_vectors and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(

@@ -82,12 +82,14 @@ class PooledHead(Readout):
         """The mask is between two texts, as in WARP."""
         return self.summary == "mask"
 
-    def fit_features(self, features: Tensor) -> None:
+    def fit_features(self, features: Tensor, weights: Tensor) -> None:
         """Set mean and root mean square of the features with `centre`."""
         if self.config.centre:
-            mean = features.mean(dim=0)
+            row_weights = weights.to(features)  # [N]
+            mean = row_weights @ features / row_weights.sum()  # [R]
+            variances = row_weights @ (features - mean).square() / row_weights.sum()  # [R]
             self.feature_mean.copy_(mean)
-            self.feature_scale.copy_((features - mean).square().mean().sqrt().clamp(min=1e-6))
+            self.feature_scale.copy_(variances.mean().sqrt().clamp(min=1e-6))
 
     def _centred(self, features: Tensor) -> Tensor:
         """Return the features as the head reads them. [N R]"""
@@ -115,12 +117,14 @@ class PooledHead(Readout):
         layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
         return layers[0] if len(layers) == 1 else None
 
-    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+    def solve(
+        self, features: Tensor, labels: Sequence[RowLabel], strength: float, weights: Sequence[float] | None = None
+    ) -> None:
         """Set the head by logistic regression (for sets, of each label) or ridge regression on standardised scores."""
         self.check_solvable()
         assert self.linear is not None
         centred = self._centred(features.to(self.linear.weight.device))
-        solve_linear(self.linear, centred.cpu(), self.standardise(labels), strength)
+        solve_linear(self.linear, centred.cpu(), self.standardise(labels), strength, weights)
 
     @property
     def ignores_scale(self) -> bool:
@@ -128,7 +132,7 @@ class PooledHead(Readout):
         return False
 
     @torch.no_grad()
-    def calibrate(self, features: Tensor, labels: Sequence[RowLabel]) -> None:
+    def calibrate(self, features: Tensor, labels: Sequence[RowLabel], weights: Sequence[float] | None = None) -> None:
         """Divide the outputs by the temperature under which the labels are likeliest (Guo et al. 2017).
 
         The predictions stay. A head that is sure of all its training rows would leave prompts nothing to learn.
@@ -136,7 +140,8 @@ class PooledHead(Readout):
         if self.linear is None or not self.ignores_scale:
             return
         outputs, targets = self.outputs(features), torch.tensor(labels, device=features.device)  # [N C], [N ...]
-        losses = {scale: float(self.losses_of(outputs / scale, targets).sum()) for scale in TEMPERATURES}
+        row_weights = outputs.new_tensor(weights or [1.0] * len(labels))  # [N]
+        losses = {scale: float(self.losses_of(outputs / scale, targets) @ row_weights) for scale in TEMPERATURES}
         temperature = min(losses, key=losses.__getitem__)
         self.linear.weight.div_(temperature)
         self.linear.bias.div_(temperature)
@@ -182,7 +187,9 @@ class Classifier(PooledHead):
         """Add the class index."""
         return replace(row, label=class_label(self.task, example.target))
 
-    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+    def solve(
+        self, features: Tensor, labels: Sequence[RowLabel], strength: float, weights: Sequence[float] | None = None
+    ) -> None:
         """Set the head by logistic regression, which needs classes and not probabilities."""
         if any(isinstance(label, float) for label in labels):
             raise ConfigurationError(
@@ -191,7 +198,7 @@ class Classifier(PooledHead):
                 expected="random with a method whose targets are probabilities",
                 fix="leave it out",
             )
-        super().solve(features, labels, strength)
+        super().solve(features, labels, strength, weights)
 
     @property
     def ignores_scale(self) -> bool:
@@ -251,10 +258,12 @@ class Regression(PooledHead):
         self.register_buffer("scale", torch.ones(()))
 
     def fit_statistics(self, examples: Sequence[Example]) -> None:
-        """Set mean and standard deviation from the training scores."""
+        """Set mean and standard deviation from the training scores and their weights."""
         scores = torch.tensor([float(example.target) for example in examples if example.target is not None])
-        self.mean.copy_(scores.mean())
-        self.scale.copy_(scores.std(unbiased=False).clamp(min=1e-6))
+        weights = torch.tensor([example.weight for example in examples if example.target is not None])
+        mean = weights @ scores / weights.sum()
+        self.mean.copy_(mean)
+        self.scale.copy_((weights @ (scores - mean).square() / weights.sum()).sqrt().clamp(min=1e-6))
 
     def standardise(self, labels: Sequence[RowLabel]) -> Sequence[RowLabel]:
         """Return the scores in standard deviations from the mean."""

@@ -144,8 +144,8 @@ class Readout(nn.Module, ABC):
         """The head's linear layer, if the head is only that."""
         return None
 
-    def fit_features(self, features: Tensor) -> None:
-        """Set mean and scale of the vectors that a head reads from those of training rows [N R], if it has them."""
+    def fit_features(self, features: Tensor, weights: Tensor) -> None:
+        """Set mean and scale of the vectors that a head reads from those of training rows [N R] with weights [N]."""
 
     @property
     def is_solvable(self) -> bool:
@@ -162,11 +162,13 @@ class Readout(nn.Module, ABC):
                 fix="only a single linear layer can be solved for",
             )
 
-    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
-        """Set a linear head to the closed-form solution for features [N R]."""
+    def solve(
+        self, features: Tensor, labels: Sequence[RowLabel], strength: float, weights: Sequence[float] | None = None
+    ) -> None:
+        """Set a linear head to the closed-form solution for features [N R]; without weights, all rows have weight 1."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form")
 
-    def calibrate(self, features: Tensor, labels: Sequence[RowLabel]) -> None:
+    def calibrate(self, features: Tensor, labels: Sequence[RowLabel], weights: Sequence[float] | None = None) -> None:
         """Make the probabilities of a solved head fit the features [N R] and labels of rows it was not solved for."""
 
     def start_from_words(self, backbone: Backbone) -> None:

@@ -169,11 +169,14 @@ def read_splits_of_each(
 
 
 def read_splits(
-    config: TaskConfig, objects: Mapping[str, Any], check_task: Callable[[Task], None] | None = None
+    config: TaskConfig,
+    objects: Mapping[str, Any],
+    check_task: Callable[[Task], None] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Splits:
     """Read and check every row of a run. `objects` holds rows in memory by split, which replace files.
 
-    `check_task` may reject the task before any row is read.
+    `check_task` may reject the task before any row is read. `weights` has the weight of each training row.
 
     Example:
         >>> rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]
@@ -208,6 +211,8 @@ def read_splits(
             check_task(task)
     else:
         train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
+    if weights is not None:
+        train = [replace(example, weight=weight) for example, weight in zip(train, weights, strict=True)]
     if task.has_row_labels or (task.kind == "tags" and not task.labels):
         task = with_labels(task, train, config.label_words, config.label_descriptions)
     validation, test = (
