@@ -103,6 +103,19 @@ def test_mean_and_scale_of_scores_and_features_count_weights_as_repeated_rows() 
         REORDERED_FLOAT32.assert_close(value, buffers[1][name], name)
 
 
+def test_the_contrastive_term_weighs_its_anchors_also_in_pieces() -> None:
+    backbone = tiny("bert")
+    model = make_model(backbone, readout={"dropout": 0.0})
+    examples = [replace(example, weight=weight) for example, weight in zip(EXAMPLES * 2, WEIGHTS * 2, strict=True)]
+    sums = []
+    for rows, micro_batch_size in ((examples, 0), (examples, 2), (EXAMPLES * 2, 0)):
+        config = TrainingConfig(batch_size=64, steps=1, contrastive=1.0, micro_batch_size=micro_batch_size)
+        trainer = Trainer(backbone, [TaskData(model, rows, rows)], config)
+        sums.append(float(trainer._backward(range(len(rows)))[0]))
+    assert sums[1] == REORDERED_FLOAT32.approx(sums[0])
+    assert sums[2] != pytest.approx(sums[0], rel=1e-3)
+
+
 def test_splits_keep_the_weight_of_each_row() -> None:
     rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]
     splits = read_splits(TaskConfig(), {"train": rows}, weights=[float(number) for number in range(1, 21)])

@@ -258,7 +258,8 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
         )
         task = task.model_copy(update={"kind": "regression"})
         return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows)
-    if task.kind == "multi-label" and all(len(example.labels) < 2 for example in train):
+    is_split_text = task.kind == "multi-label" and not holds_label_lists(source, task)
+    if is_split_text and all(len(example.labels) < 2 for example in train):
         warnings.warn(
             f"no row of column '{task.label}' has more than one label; in a text, '{task.separator}' stands between "
             "labels (task.separator)",

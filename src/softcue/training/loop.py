@@ -347,12 +347,13 @@ class Trainer:
         for model, positions in pieces:
             with self._as_part_of_batch(rows, positions) as batch:
                 output: StepOutput = model(self.backbone, batch, dropout, with_features=self._contrasts(model))
-            row_weights = output.losses.new_tensor([self.row_weights[rows[position]] for position in positions])  # [B]
+            row_weights = self._weights_of(rows, positions)  # [B]
             loss = (output.losses * row_weights).sum() * weights[model]
             loss = loss + output.aux_loss * (len(positions) / num_rows)  # it knows no targets, so no weights
             if output.features is not None and contrast is None:
                 assert batch.labels is not None
-                loss = loss + self._contrastive_loss(output.features, batch.labels, len(positions) / num_rows)
+                share = len(positions) / num_rows
+                loss = loss + self._contrastive_loss(output.features, batch.labels, row_weights, share)
             loss_sum += loss.detach()
             if output.features is not None and contrast is not None:
                 loss = loss + (output.features * contrast[model][positions]).sum()  # its gradient is that of the loss
@@ -421,11 +422,15 @@ class Trainer:
         has_classes = model.readout.task.has_classes and model.readout.summary is not None
         return self.config.contrastive > 0 and has_classes and not model.has_frozen_features
 
-    def _contrastive_loss(self, features: Tensor, labels: Tensor, share: float) -> Tensor:
+    def _weights_of(self, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """The scaled weights of the rows at these positions of the global batch. [B]"""
+        return torch.tensor([self.row_weights[rows[position]] for position in positions], device=self.backbone.device)
+
+    def _contrastive_loss(self, features: Tensor, labels: Tensor, weights: Tensor, share: float) -> Tensor:
         """The contrastive term of a task's rows in a batch, weighted by their share of it."""
         if labels.is_floating_point():  # probabilities: no classes to draw together
             return features.sum() * 0.0
-        loss = supervised_contrastive(features.float(), labels, self.config.contrastive_temperature)
+        loss = supervised_contrastive(features.float(), labels, self.config.contrastive_temperature, weights)
         return self.config.contrastive * share * loss
 
     def _contrast_pieces(
@@ -453,7 +458,10 @@ class Trainer:
             self.processes.total(features).requires_grad_()
             labels = torch.tensor([self.rows[rows[position]].label for position in positions])
             term = self._contrastive_loss(
-                features[positions], labels.to(self.backbone.device), len(positions) / len(rows)
+                features[positions],
+                labels.to(self.backbone.device),
+                self._weights_of(rows, positions),
+                len(positions) / len(rows),
             )
             if self.processes.is_main:
                 loss += term.detach()
