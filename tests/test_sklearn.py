@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.exceptions import NotFittedError
@@ -110,6 +111,8 @@ def test_several_labels_per_row_give_an_indicator_matrix() -> None:
     odds = classifier.decision_function(TEXTS)
     np.testing.assert_allclose(odds, np.log(probabilities) - np.log(1 - probabilities), rtol=1e-5)
     assert classifier.score(TEXTS, matrix) == np.mean((predicted == matrix).all(axis=1))
+    of_sparse = probe().fit(TEXTS, csr_matrix(matrix))
+    np.testing.assert_array_equal(of_sparse.predict_proba(TEXTS), probabilities)
     named = pd.DataFrame(matrix, columns=["a", "b", "c"])
     of_frame = probe().fit(TEXTS, named)
     assert of_frame.classes_.tolist() == ["a", "b", "c"]
@@ -362,6 +365,9 @@ def test_a_cue_finds_its_backbone_by_name(model_folders: dict[str, Path], tmp_pa
     regressor.save(tmp_path / "cue")
     again = CueRegressor.from_cue(tmp_path / "cue")
     np.testing.assert_array_equal(again.predict(TEXTS), regressor.predict(TEXTS))
+    backbone = again.cue_.backbone  # a pickle and another fit load it with the same settings
+    assert pickle.loads(pickle.dumps(again)).cue_.backbone is backbone
+    assert again.fit(TEXTS, numbers).cue_.backbone is backbone
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])

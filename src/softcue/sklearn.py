@@ -151,18 +151,18 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
                 expected=f"a task of kind {' or '.join(cls._kinds)}",
                 fix="CueClassifier takes labels, CueRegressor numbers; load others with softcue.load",
             )
-        if not isinstance(backbone, Backbone):
-            backbone_name = backbone or cue_file.backbone.name
-            cue = load(folder, share_backbone(backbone_config(cue_file, backbone_name, allow_pickle)))
-            estimator = cls(backbone=backbone_name, method=str(cue_file.method["name"]))
-        else:
-            cue = load(folder, backbone)
-            estimator = cls(backbone=backbone, method=str(cue_file.method["name"]))
+        config = backbone_config(cue_file, None if isinstance(backbone, Backbone) else backbone, allow_pickle)
+        loaded = backbone if isinstance(backbone, Backbone) else share_backbone(config)
+        estimator = cls(
+            backbone=backbone if isinstance(backbone, Backbone) else config.name,
+            method=str(cue_file.method["name"]),
+            overrides=None if isinstance(backbone, Backbone) else _backbone_overrides(config),
+        )
         metrics = Path(folder) / "metrics.json"
-        estimator.cue_ = cue
+        estimator.cue_ = load(folder, loaded)
         estimator.metrics_ = json.loads(metrics.read_text("utf-8")) if metrics.is_file() else {}
-        estimator.n_features_in_ = len(cue.task.text)
-        estimator._take_labels([cue.task.label_value(name) for name in cue.task.label_names])
+        estimator.n_features_in_ = len(cue_file.task.text)
+        estimator._take_labels([cue_file.task.label_value(name) for name in cue_file.task.label_names])
         return estimator
 
     def save(self, folder: str | Path) -> Path:
@@ -187,10 +187,9 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
         while label in columns:
             label += "_"
         rows = [{**dict(zip(columns, texts.rows[number], strict=True)), label: targets[number]} for number in kept]
-        settings, recipe, backbone = self._settings(columns, label, kind)
+        settings, recipe = self._settings(columns, label, kind)
         splits = self._hold_out(settings, rows, [float(weights[number]) for number in kept])
-        if backbone is None:
-            backbone = share_backbone(_backbone_config(settings))
+        backbone = self._find_backbone()
         with _training_lock, tempfile.TemporaryDirectory(prefix="softcue-") as folder:
             run = make_training_run(Path(folder) / "cue", settings, backbone=backbone, splits=splits, recipe=recipe)
             [self.cue_] = run.execute(progress=False)
@@ -202,8 +201,15 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
-    def _settings(self, columns: tuple[str, ...], label: str, kind: TaskKind) -> tuple[Settings, str, Backbone | None]:
-        """The settings of the run, the recipe below them, and the backbone if it is a loaded one."""
+    def _find_backbone(self) -> Backbone:
+        """The backbone of the settings: a loaded one, or the one that this process shares."""
+        if isinstance(self.backbone, Backbone):
+            return self.backbone
+        settings = request_run(backbone=str(self.backbone), overrides=self.overrides or {}).settings
+        return share_backbone(resolve({"backbone": settings["backbone"]}).backbone)
+
+    def _settings(self, columns: tuple[str, ...], label: str, kind: TaskKind) -> tuple[Settings, str]:
+        """The settings of the run, and the recipe below them."""
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(MAX_SEED)
@@ -229,7 +235,7 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
                 fix="an estimator gets its rows from fit; leave it out",
             )
         columns_and_kind = {"text": columns, "label": label, "kind": kind, "sample_seed": int(seed)}
-        return merged(requested.settings, {"task": columns_and_kind}), requested.recipe, requested.backbone
+        return merged(requested.settings, {"task": columns_and_kind}), requested.recipe
 
     def _hold_out(self, settings: Settings, rows: list[dict[str, Any]], weights: list[float]) -> Splits:
         """Read the rows and hold out a share of each class. If none can be spared, training rows choose the step."""
@@ -341,11 +347,7 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="softcue-") as folder:
             for name in CUE_FILES:
                 (Path(folder) / name).write_bytes(files[name])
-            backbone = self.backbone
-            if not isinstance(backbone, Backbone):
-                cue_file = read_cue_file(Path(folder))
-                backbone = share_backbone(backbone_config(cue_file, backbone))
-            self.cue_ = load(folder, backbone)
+            self.cue_ = load(folder, self._find_backbone())
         self.cue_.path = None
 
 
@@ -500,9 +502,9 @@ class CueClassifier(ClassifierMixin, _CueEstimator):  # type: ignore[misc]
                 expected="at least two classes among rows whose weight is above 0",
                 fix="pass rows of another class",
             )
-        self._take_classes(classes)
-        self._is_multi_label = False
+        names = _class_names(classes)
         self._train(texts, labels.tolist(), weights, "classification")
+        self.classes_, self._class_names, self._is_multi_label = classes, names, False
 
     def _fit_label_sets(self, texts: TextRows, y: Any, weights: NDArray[Any]) -> None:
         """Train on a set of labels per row."""
@@ -519,25 +521,14 @@ class CueClassifier(ClassifierMixin, _CueEstimator):  # type: ignore[misc]
         else:
             sets = [list_in(labels) or [] for labels in y]
             classes = np.unique([label for labels in sets for label in labels])
-        self._take_classes(classes)
-        self._is_multi_label = True
+        names = _class_names(classes)
         self._train(texts, sets, weights, "multi-label")
-
-    def _take_classes(self, classes: NDArray[Any]) -> None:
-        """Take the classes, with the text that stands for each of them in a cue."""
-        names = [cell_text(value) for value in classes.tolist()]
-        if "" in names or len(set(names)) < len(names):
-            raise EstimatorError(
-                setting="y",
-                got=", ".join(map(repr, classes.tolist())),
-                expected="labels that are different and not empty as text, without spaces around them",
-                fix="rename the labels",
-            )
-        self.classes_, self._class_names = classes, names
+        self.classes_, self._class_names, self._is_multi_label = classes, names, True
 
     def _take_labels(self, labels: Sequence[LabelValue]) -> None:
-        """Take the labels of a cue as classes, in the order of the cue."""
-        self._take_classes(np.asarray(labels))
+        """Take the labels of a cue as classes."""
+        self.classes_ = np.unique(np.asarray(labels))
+        self._class_names = _class_names(self.classes_)
         self._is_multi_label = self.cue_.task.kind == "multi-label"
 
     def _class_number(self, prediction: Prediction) -> int:
@@ -664,6 +655,12 @@ class _StoredBackbone:
         return cls(BackboneConfig.model_validate({"name": backbone.name, "dtype": dtype}))
 
 
+def _backbone_overrides(config: BackboneConfig) -> dict[str, Any]:
+    """The overrides that load a backbone with these settings again."""
+    changed = config.model_dump(exclude_defaults=True, exclude={"name"})
+    return {f"backbone.{key}": value for key, value in changed.items()}
+
+
 @contextmanager
 def _as_estimator_errors() -> Iterator[None]:
     """Turn errors about rows and settings into those that scikit-learn expects: ValueErrors."""
@@ -671,10 +668,6 @@ def _as_estimator_errors() -> Iterator[None]:
         yield
     except (ConfigurationError, DataError) as error:
         raise EstimatorError(setting=error.setting, got=error.got, expected=error.expected, fix=error.fix) from error
-
-
-def _backbone_config(settings: Settings) -> BackboneConfig:
-    return resolve({"backbone": settings.get("backbone", {})}).backbone
 
 
 def _read_target(y: Any, num_rows: int) -> Any:
@@ -707,6 +700,19 @@ def _as_matrix(targets: list[Any]) -> Any:
     if is_matrix and all(type(value).__name__ != "str" and value in (0, 1) for row in rows for value in row or ()):
         return np.array(rows)
     return targets
+
+
+def _class_names(classes: NDArray[Any]) -> list[str]:
+    """The text that stands for each class in a cue."""
+    names = [cell_text(value) for value in classes.tolist()]
+    if "" in names or len(set(names)) < len(names):
+        raise EstimatorError(
+            setting="y",
+            got=", ".join(map(repr, classes.tolist())),
+            expected="labels that are different and not empty as text, without spaces around them",
+            fix="rename the labels",
+        )
+    return names
 
 
 def _is_indicator(y: Any) -> bool:
