@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.sparse import csr_matrix
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.exceptions import NotFittedError
@@ -286,15 +288,12 @@ def test_ten_folds_load_the_backbone_once(model_folders: dict[str, Path], monkey
     assert len(loaded) == 2
 
 
-def test_a_changed_model_folder_is_loaded_again(model_folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for file in model_folders["bert"].iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    first = share_backbone(BackboneConfig(name=str(folder)))
-    assert share_backbone(BackboneConfig(name=str(folder), dropout=0.1)) is first
-    (folder / "notes.txt").write_text("changed")
-    assert share_backbone(BackboneConfig(name=str(folder))) is not first
+def test_a_deep_copy_shares_backbone_and_cue() -> None:
+    classifier = probe().fit(TEXTS, LABELS)
+    copied = copy.deepcopy(classifier)
+    assert copied.backbone is classifier.backbone and copied.cue_ is classifier.cue_
+    copied.fit(TEXTS[:6], LABELS[:6])
+    assert copied.cue_ is not classifier.cue_
 
 
 def test_a_clone_keeps_the_loaded_backbone_and_no_cue() -> None:
@@ -305,6 +304,9 @@ def test_a_clone_keeps_the_loaded_backbone_and_no_cue() -> None:
     assert copied.overrides is not classifier.overrides
     assert not hasattr(copied, "cue_")
     assert copied.set_params(epochs=7).epochs == 7
+    with config_context(enable_metadata_routing=True):
+        requested = clone(probe().set_fit_request(sample_weight=True))
+        assert requested.get_metadata_routing().fit.requests["sample_weight"] is True
 
 
 def test_a_grid_search_over_a_pipeline_tries_the_settings() -> None:

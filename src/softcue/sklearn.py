@@ -322,6 +322,14 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
                 setattr(clone, name, copy.deepcopy(getattr(self, name)))
         return clone
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy everything but the backbone and the cue, which nothing changes."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in vars(self).items():
+            setattr(copied, name, value if isinstance(value, (Backbone, Cue)) else copy.deepcopy(value, memo))
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
         """For a pickle: settings, and the cue's files. The backbone's weights stay where they were loaded from."""
         state = dict(super().__getstate__())
