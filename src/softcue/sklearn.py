@@ -705,7 +705,7 @@ def _as_matrix(targets: list[Any]) -> Any:
     rows = [list_in(target) for target in targets]
     lengths = {-1 if row is None else len(row) for row in rows}
     is_matrix = len(lengths) == 1 and min(lengths) > 1
-    if is_matrix and all(type(value).__name__ != "str" and value in (0, 1) for row in rows for value in row or ()):
+    if is_matrix and all(value in (0, 1) for row in rows for value in row or ()):
         return np.array(rows)
     return targets
 
