@@ -27,6 +27,7 @@ FLOW = [
         "run",
         "auto_run",
         "api",
+        "sklearn",
         "inspection",
         "studies",
         "serving",

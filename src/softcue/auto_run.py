@@ -70,6 +70,7 @@ class AutoRun:
         *,
         backbone: Backbone | None = None,
         tables: Mapping[str, Any] | None = None,
+        splits: Splits | None = None,
         is_joint: bool = False,
         recipe: str = "default",
     ) -> None:
@@ -79,7 +80,7 @@ class AutoRun:
         self._settings = settings_of_candidates(settings)
         requested, *_ = [resolve(candidate) for candidate in self._settings.values()]  # wrong settings are errors
         _check_scope(is_joint or bool(requested.mixture.tasks))
-        self.splits: Splits = read_splits(requested.task, tables or {}, check_metric)
+        self.splits: Splits = splits or read_splits(requested.task, tables or {}, check_metric)
         self.backbone = backbone or load_backbone(requested.backbone)
         self.folds = make_folds(self.splits, self.config.folds, requested.task.sample_seed)
         self._left_out: dict[str, str] = {}

@@ -9,6 +9,7 @@
     ├── RunError               an output folder or a checkpoint does not allow the run
     │   └── FolderInUseError       another run is writing to the folder
     ├── TrainingError          training produced values that no cue may hold
+    ├── EstimatorError         a scikit-learn estimator got rows or settings that it cannot use
     └── MissingExtraError      an optional package is not installed
 
 Each message names the setting, the value received, what was expected and the next step. The command line
@@ -77,6 +78,10 @@ class FolderInUseError(RunError):
 
 class TrainingError(SoftcueError):
     """Training produced values that no cue may hold, such as a loss that is not a number."""
+
+
+class EstimatorError(SoftcueError, ValueError):
+    """A scikit-learn estimator got rows or settings that it cannot use. It is a ValueError, as scikit-learn expects."""
 
 
 class MissingExtraError(SoftcueError):

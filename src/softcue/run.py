@@ -331,6 +331,9 @@ class Run:
         for splits in self.splits:
             for examples in (splits.train, splits.validation, splits.test):
                 digest.update(repr(examples).encode("utf-8", "surrogatepass"))
+                weights = [example.weight for example in examples]
+                if any(weight != 1.0 for weight in weights):  # runs of earlier versions had none
+                    digest.update(repr(weights).encode())
         return digest.hexdigest()
 
     def load_finished(self, folder: Path) -> Cue:

@@ -48,6 +48,7 @@ class Example:
     options: tuple[str, ...] = ()  # the only texts a prediction may be (the entities of ReCoRD)
     offset: int = 0  # first character of the last text in the full text, if it is a window
     labels: tuple[str, ...] = ()  # of a multi-label task: the set of labels, in the task's order
+    weight: float = field(default=1.0, repr=False)  # of its loss in training, above 0; 2 counts as two equal rows
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class TokenizedRow:
     representation: Tensor | None = field(default=None, compare=False)  # [R] sentence vector M(x), if it is read
     plain: TokenizedRow | None = None  # the input of M(x), where each step computes it again
     places: tuple[int, ...] | None = None  # of a prompt in several parts: the `insert_at` of each prompt vector
+    weight: float = 1.0  # of its loss in training
 
 
 @dataclass(frozen=True)

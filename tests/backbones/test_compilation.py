@@ -71,12 +71,12 @@ def run_model(backbone: Backbone, case: str, num_rows: int) -> list[Tensor]:
         # Not from disk: M(x) that another test or the other backbone has stored would need no pass of this one.
         rows += model.rows(backbone, [example], with_target=True, use_disk_cache=False)
     batch = collate(rows, backbone.tokenizer.pad_token_id)
-    loss, *_ = model(backbone, batch)
-    loss.total.backward()
+    losses, *_ = model(backbone, batch)
+    losses.sum().backward()
     with torch.no_grad():
         states = model.read(model.method.view_of(backbone), batch)[0].text()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [loss.total.detach(), states[batch.mask], *gradients]
+    return [losses.sum().detach(), states[batch.mask], *gradients]
 
 
 def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:

@@ -568,8 +568,8 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
         counting,
         rows_of_global_batch([4, 0, 2, 5, 1], 6),
     ):  # noise by position; no longer active when the layers run again
-        loss, aux_loss, *_ = model(backbone, batch)
-    total = loss.total + aux_loss
+        losses, aux_loss, *_ = model(backbone, batch)
+    total = losses.sum() + aux_loss
     torch.manual_seed(8)
     total.backward()
     gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}

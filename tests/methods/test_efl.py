@@ -17,7 +17,7 @@ from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.methods import METHODS
 from softcue.methods.method import TaskReformulation
-from softcue.readouts.readout import class_loss
+from softcue.readouts.readout import class_losses
 from softcue.tasks import Label, Task, library_task
 from softcue.types import Example, Prediction
 
@@ -162,9 +162,9 @@ def test_the_loss_of_a_score_is_the_cross_entropy_with_the_mixture() -> None:
     logits = torch.tensor([[0.3, -0.2], [1.0, 2.0]], dtype=torch.float64)
     log_probabilities = logits.log_softmax(dim=1)
     expected = -(0.8 * log_probabilities[0, 0] + 0.2 * log_probabilities[0, 1] + log_probabilities[1, 1])
-    loss = class_loss(logits, torch.tensor([0.8, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(loss.total, expected)
-    assert loss.count == 2
+    losses = class_losses(logits, torch.tensor([0.8, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(losses.sum(), expected)
+    assert len(losses) == 2
 
 
 @pytest.mark.parametrize("task", [STSB.model_copy(update={"scale": None}), Task(name="stars", kind="regression")])

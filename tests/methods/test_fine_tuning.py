@@ -95,15 +95,15 @@ def test_every_weight_that_makes_the_answer_is_trained(family: str) -> None:
     backbone = Backbone(tiny_model(family), tiny_tokenizer(family), "fresh")
     model = make_model(backbone, "fine-tuning")
     batch = collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id)
-    loss, *_ = model(backbone, batch)
-    loss.total.backward()
+    losses, *_ = model(backbone, batch)
+    losses.sum().backward()
     twin = twin_of(model, backbone)
     touched = {name for name, value in twin.named_parameters() if value.grad is not None and bool(value.grad.any())}
     trained = {name.replace("/", ".") for name in model.method.weights}  # type: ignore[union-attr]
     assert touched == trained
     backbone.model.requires_grad_(True)
     forward_pass = backbone.read(batch, None, backbone.embed(batch.ids), model.readout.needs_target)
-    model.readout.loss(forward_pass, batch).total.backward()
+    model.readout.losses(forward_pass, batch).sum().backward()
     assert {name for name, value in backbone.model.named_parameters() if value.grad is not None} == trained
 
 

@@ -102,7 +102,7 @@ def test_gradients_reach_backbone_and_prompt_and_never_the_shared_backbone(famil
     backbone = tiny(family)
     model = make_model(backbone, case).train()
     output = model(backbone, make_batch(model, backbone))
-    (output.loss.total + output.aux_loss).backward()
+    (output.losses.sum() + output.aux_loss).backward()
     for name, parameter in model.method.named_parameters():
         assert parameter.grad is not None and bool(parameter.grad.any()), name
     assert not any(weight.requires_grad or weight.grad is not None for weight in backbone.model.parameters())
@@ -121,7 +121,7 @@ def test_the_gradient_flows_through_both_passes_of_the_same_model(family: str) -
 
     def gradients(stop_at_representation: bool | None) -> list[Tensor]:
         if stop_at_representation is None:
-            loss = model(backbone, batch).loss.total
+            loss = model(backbone, batch).losses.sum()
         else:
             assert batch.plain is not None
             inputs = {"input_ids": batch.plain.ids, "attention_mask": batch.plain.mask.long()}
@@ -137,7 +137,7 @@ def test_the_gradient_flows_through_both_passes_of_the_same_model(family: str) -
             vectors = vectors.detach() if stop_at_representation else vectors
             embeds = twin.embed(batch.ids)
             prompt = model.method.prompt(Instance(embeds, batch.mask, vectors))
-            loss = model.readout.loss(twin.read(batch, prompt, embeds, model.readout.needs_target), batch).total
+            loss = model.readout.losses(twin.read(batch, prompt, embeds, model.readout.needs_target), batch).sum()
         return [torch.zeros(()) if g is None else g for g in torch.autograd.grad(loss, list(weights.values()))]
 
     actual, by_hand, without = gradients(None), gradients(False), gradients(True)
@@ -295,7 +295,7 @@ def test_checkpointed_layers_give_the_same_gradients(family: str) -> None:
             backbone.checkpoint_layers()
         model = make_model(backbone, "s-idpg-phm tuned").train()
         torch.manual_seed(0)
-        loss = model(backbone, make_batch(model, backbone)).loss.total
+        loss = model(backbone, make_batch(model, backbone)).losses.sum()
         gradients.append(torch.autograd.grad(loss, list(weights_of(model).values())))
     REORDERED_FLOAT32.assert_close(gradients[0], gradients[1])
 

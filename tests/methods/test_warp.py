@@ -123,7 +123,7 @@ def test_all_prompt_vectors_and_class_vectors_get_gradients() -> None:
     backbone = tiny("bert")
     model = make_model(backbone, "warp", prompt_length=8)
     batch = collate(model.rows(backbone, EXAMPLES, with_target=True), 0)
-    model(backbone, batch).loss.total.backward()
+    model(backbone, batch).losses.sum().backward()
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert bool((parameter.grad.reshape(len(parameter), -1).abs().sum(dim=1) > 0).all())

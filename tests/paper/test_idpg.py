@@ -695,7 +695,7 @@ def test_a_bert_pass_is_the_papers_second_pass_layer_by_layer(case: str, setting
         layers = [partial(run_layer, layer) for layer in bert.encoder.layer]
         replaces = settings.get("rule") == "replace"
         states = literal.multi_layer_pass(embedded, range(1, 1 + P), layers, prompt_of, replaces)
-        actual.append(-model(backbone, batch).loss.total)
+        actual.append(-model(backbone, batch).losses.sum())
         expected.append(log_probability(model, states[0], int(batch.labels[0])))
     assert_same_with_gradients(torch.stack(actual), torch.stack(expected), gradients_of(model))
 
@@ -727,7 +727,7 @@ def test_a_single_layer_pass_of_roberta_at_every_position_of_figure_6(case: str,
     sequence = literal.insert_prompt(sentences, list(prompt), position, table[2], [table[1], table[1]])
     states = roberta(inputs_embeds=torch.stack(sequence).unsqueeze(0)).last_hidden_state[0]
     expected = log_probability(model, states[0], 1)
-    assert_same_with_gradients(-model(backbone, batch).loss.total, expected, gradients_of(model))
+    assert_same_with_gradients(-model(backbone, batch).losses.sum(), expected, gradients_of(model))
 
 
 def prompts_of(model: TaskModel) -> list[Tensor]:
@@ -786,7 +786,7 @@ def test_keys_and_values_on_an_encoder_are_seen_by_every_text_token_and_by_nothi
         attended = layer.attention.output(heads.unsqueeze(0), hidden)
         hidden = layer.output(layer.intermediate(attended), attended)
     expected = log_probability(model, hidden[0, 0], int(batch.labels[0]))
-    assert_same_with_gradients(-model(backbone, batch).loss.total, expected, gradients_of(model))
+    assert_same_with_gradients(-model(backbone, batch).losses.sum(), expected, gradients_of(model))
 
 
 # --- M(x) ------------------------------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def test_t5_is_trained_on_the_likelihood_of_the_target_after_prompt_and_text(len
     readout: dict[str, Any] = {"name": "generation", "sentinel": sentinel}
     model = make_model(backbone, "prompt-tuning", readout=readout, prompt_length=length, init="uniform").double()
     prompt = prompt_in(model)
-    batch = collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id)
-    output = model(backbone, batch)
+    rows = model.rows(backbone, EXAMPLES, with_target=True)
+    output = model(backbone, collate(rows, backbone.tokenizer.pad_token_id))
     total, num_tokens = torch.zeros(()), 0
     for example in EXAMPLES:
         target = backbone.tokenizer(TASK.labels[str(example.target)].words)["input_ids"]
@@ -67,8 +67,8 @@ def test_t5_is_trained_on_the_likelihood_of_the_target_after_prompt_and_text(len
             target = literal.sentinel_target(target, backbone.tokenizer.convert_tokens_to_ids("<extra_id_0>"))
         total = total + literal.log_likelihood(literal_logits(backbone, prompt, example.texts[0], target), target)
         num_tokens += len(target)
-    assert output.loss.count == num_tokens
-    assert_same_with_gradients(output.loss.total / output.loss.count, -total / num_tokens, {"P": prompt})
+    assert model.readout.num_losses(rows) == num_tokens
+    assert_same_with_gradients(output.losses.sum() / num_tokens, -total / num_tokens, {"P": prompt})
     assert not any(value.requires_grad for value in backbone.model.parameters())  # only the prompt is updated
 
 

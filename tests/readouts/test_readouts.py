@@ -35,12 +35,12 @@ def reading_of(model: TaskModel, family: str, examples: list[Example], with_targ
 def test_classifier_loss_is_the_cross_entropy_of_its_head(family: str, pooling: str) -> None:
     model = make_model(tiny(family), readout={"name": "classifier", "pooling": pooling})
     forward_pass, batch = reading_of(model, family, EXAMPLES)
-    loss = model.readout.loss(forward_pass, batch)
+    losses = model.readout.losses(forward_pass, batch)
     vectors = pool(forward_pass.text(), batch.mask, pooling)  # type: ignore[arg-type]
     logits = vectors @ model.readout.head[-1].weight.T + model.readout.head[-1].bias  # type: ignore[index, union-attr]
     expected = sum(-logits[i].log_softmax(0)[TASK.label_names.index(str(e.target))] for i, e in enumerate(EXAMPLES))
-    assert float(loss.total) == REORDERED_FLOAT32.approx(float(expected))
-    assert loss.count == len(EXAMPLES)
+    assert float(losses.sum()) == REORDERED_FLOAT32.approx(float(expected))
+    assert len(losses) == len(EXAMPLES)
 
 
 @torch.no_grad()
@@ -89,7 +89,7 @@ def test_regression_predicts_in_the_units_of_the_training_scores() -> None:
     answers = predict(backbone, [(model, Example(("hello",)))]).predictions
     assert answers[0].value == pytest.approx(20.0)
     forward_pass, batch = reading_of(model, "bert", [Example(("hello",), 40.0)])
-    assert float(model.readout.loss(forward_pass, batch).total) == pytest.approx(4.0)  # two standard deviations of 10
+    assert float(model.readout.losses(forward_pass, batch)) == pytest.approx(4.0)  # two standard deviations of 10
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_label_words_that_share_a_piece_are_refused() -> None:
 def test_generation_loss_averages_over_target_tokens_and_adds_z_loss(family: str) -> None:
     model = make_model(tiny(family), readout={"z_loss": 0.1})
     forward_pass, batch = reading_of(model, family, EXAMPLES, with_target=True)
-    loss = model.readout.loss(forward_pass, batch)
+    losses = model.readout.losses(forward_pass, batch)
     logits = forward_pass.target_logits(batch.target_ids)
     expected = 0.0
     for row in range(batch.size):
@@ -138,8 +138,8 @@ def test_generation_loss_averages_over_target_tokens_and_adds_z_loss(family: str
             values = logits[row, position]
             normaliser = float(values.logsumexp(0))
             expected += normaliser - float(values[batch.target_ids[row, position]]) + 0.1 * normaliser**2
-    assert float(loss.total) == pytest.approx(expected, rel=1e-4)
-    assert loss.count == float(batch.target_mask.sum())
+    assert float(losses.sum()) == pytest.approx(expected, rel=1e-4)
+    assert len(losses) == batch.size
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])

@@ -147,9 +147,9 @@ def test_a_task_weighs_as_much_as_it_has_rows_however_many_words_its_loss_counts
     trainer.listener = lambda kind, values: losses.append(values["loss"]) if kind == "step" else None
     means = []
     for model, rows in ((first, EXAMPLES), (second, [marked])):
-        batch = collate(model.rows(backbone, rows, with_target=True), backbone.tokenizer.pad_token_id)
-        result = model.train()(backbone, batch).loss
-        means.append(float(result.total.detach()) / result.count)
+        tokenized = model.rows(backbone, rows, with_target=True)
+        output = model.train()(backbone, collate(tokenized, backbone.tokenizer.pad_token_id))
+        means.append(float(output.losses.sum().detach()) / model.readout.num_losses(tokenized))
     trainer._step()
     assert losses[0] == REORDERED_FLOAT32.approx((5 * means[0] + means[1]) / 6)
 

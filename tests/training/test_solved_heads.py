@@ -84,7 +84,7 @@ def test_head_is_solved_again_and_kept_only_if_it_scores_higher() -> None:
 def test_worse_refit_leaves_the_head_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     from softcue.readouts.heads import PooledHead
 
-    def ruin(self: PooledHead, features: torch.Tensor, labels: Any, strength: float) -> None:
+    def ruin(self: PooledHead, features: torch.Tensor, labels: Any, strength: float, weights: Any) -> None:
         assert self.linear is not None and features.shape == (len(EXAMPLES) * 2, self.feature_width)
         self.linear.weight.data.zero_()
         self.linear.bias.data.copy_(-torch.arange(self.linear.out_features, dtype=torch.float32))

@@ -4,6 +4,7 @@ from softcue.backbones.backbone import Backbone
 from softcue.backbones.backbone_list import ListedBackbone, list_backbones
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.loading.load import BackboneConfig, load_backbone
+from softcue.backbones.loading.shared import forget_backbones, share_backbone
 from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling, Summary, compare_texts, pool
 from softcue.listing import make_callable
@@ -19,9 +20,11 @@ __all__ = [
     "Summary",
     "TokenListener",
     "compare_texts",
+    "forget_backbones",
     "list_backbones",
     "load_backbone",
     "pool",
+    "share_backbone",
 ]
 
 make_callable(__name__, list_backbones)

@@ -270,13 +270,21 @@ def load(path: str | Path, backbone: Backbone | str | Path | None = None, *, all
     folder = Path(path)
     cue_file = read_cue_file(folder)
     if not isinstance(backbone, Backbone):
-        settings = {} if cue_file.backbone.dtype == "bfloat16" else {"dtype": "float32"}
-        name = str(backbone or cue_file.backbone.name)
-        backbone = load_backbone(
-            BackboneConfig.model_validate({"name": name, "allow_pickle": allow_pickle, **settings})
-        )
+        backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle))
     _check_backbone(folder, cue_file, backbone)
     return Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
+
+
+def backbone_config(cue_file: CueFile, name: str | Path | None = None, allow_pickle: bool = False) -> BackboneConfig:
+    """The settings with which the backbone of a cue is loaded, or the same model under another name.
+
+    Example:
+        backbone_config(read_cue_file(Path("cues/tickets"))).name
+    """
+    settings = {} if cue_file.backbone.dtype == "bfloat16" else {"dtype": "float32"}
+    return BackboneConfig.model_validate(
+        {"name": str(name or cue_file.backbone.name), "allow_pickle": allow_pickle, **settings}
+    )
 
 
 def _load_model(folder: Path, cue_file: CueFile, backbone: Backbone) -> TaskModel:

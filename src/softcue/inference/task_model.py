@@ -16,7 +16,7 @@ from softcue.inputs.formatter import ANSWER_PREFIX, TOKENS_AT_ONCE, InputFormatt
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
-from softcue.readouts import Loss, Readout, ReadoutConfig, make_readout
+from softcue.readouts import Readout, ReadoutConfig, make_readout
 from softcue.readouts.pooling_choice import choose_pooling
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_of_batch
 from softcue.tasks import Task
@@ -26,7 +26,7 @@ from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, 
 class StepOutput(NamedTuple):
     """The result of a training pass over a micro-batch."""
 
-    loss: Loss
+    losses: Tensor  # [B] the readout's loss of each row, a sum over its terms
     aux_loss: Tensor | float = 0.0  # a mean over the micro-batch's rows
     statistics: Mapping[str, Tensor] = {}  # sums over the micro-batch's rows
     compared: Tensor | None = None  # [B ...] for a loss that compares the rows of a whole step
@@ -205,7 +205,10 @@ class TaskModel(nn.Module):
         """Tokenize split examples. Rows carry M(x) if the method reads it; `vectors` [N R] gives it if known."""
         rows = tokenize_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
         if with_target:
-            rows = [self.readout.with_target(row, example) for row, example in zip(rows, examples, strict=True)]
+            rows = [
+                replace(self.readout.with_target(row, example), weight=example.weight)
+                for row, example in zip(rows, examples, strict=True)
+            ]
         if self.representation is not None and self.reads_stored_vectors and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(
@@ -283,15 +286,15 @@ class TaskModel(nn.Module):
     def forward(
         self, backbone: Backbone, batch: Batch, dropout: Dropout | None = None, with_features: bool = False
     ) -> StepOutput:
-        """A training pass: the readout's loss, the prompt's auxiliary loss and its statistics."""
+        """A training pass: the readout's losses, the prompt's auxiliary loss and its statistics."""
         forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target, dropout)
-        loss = self.readout.loss(forward_pass, batch)
+        losses = self.readout.losses(forward_pass, batch)
         features = None
         if with_features and self.readout.summary is not None:
             features = forward_pass.features(self.readout.summary)
         if prompt is None:
-            return StepOutput(loss, features=features)
-        return StepOutput(loss, prompt.aux_loss, prompt.statistics, prompt.compared, features)
+            return StepOutput(losses, features=features)
+        return StepOutput(losses, prompt.aux_loss, prompt.statistics, prompt.compared, features)
 
     @torch.no_grad()
     def features(self, backbone: Backbone, rows: Sequence[TokenizedRow], batch_size: int) -> Tensor:

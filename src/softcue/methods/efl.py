@@ -57,6 +57,7 @@ class Entailment:
             Example(
                 (*example.texts, description),
                 None if example.target is None else ENTAILED if example.target == name else NOT_ENTAILED,
+                weight=example.weight,
             )
             for name, description in self.descriptions.items()
         ]

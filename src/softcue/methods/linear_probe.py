@@ -63,6 +63,7 @@ class LinearProbe(NoPrompt):
         """Solve for the head with each strength."""
         assert isinstance(self.config, LinearProbeConfig)
         features = torch.stack([row.representation for row in rows if row.representation is not None])  # [N R]
+        labels = [row.label for row in rows if row.label is not None]
         for strength in self.config.strengths:
-            readout.solve(features, [row.label for row in rows if row.label is not None], strength)
+            readout.solve(features, labels, strength, [row.weight for row in rows])
             yield

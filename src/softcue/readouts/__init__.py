@@ -7,11 +7,11 @@ from softcue.errors import BackboneError, ConfigurationError
 from softcue.readouts.generation import Generation
 from softcue.readouts.heads import Classifier, LabelSetClassifier, Regression
 from softcue.readouts.label_words import LabelWords
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig
+from softcue.readouts.readout import Readout, ReadoutConfig
 from softcue.readouts.spans_and_tags import SpanHead, TagHead
 from softcue.tasks import Task
 
-__all__ = ["Loss", "Readout", "ReadoutConfig", "make_readout"]
+__all__ = ["Readout", "ReadoutConfig", "make_readout"]
 
 # kind of task -> name of a readout -> its class; the first is the default where the backbone does not write the target
 READOUTS: dict[str, dict[str, type[Readout]]] = {

@@ -23,8 +23,16 @@ FOLDS = 5
 _scores_by_digest: dict[bytes, Tensor] = {}  # of features and labels: methods that are compared read the same ones
 
 
-def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+def solve_linear(
+    layer: nn.Linear,
+    features: Tensor,
+    labels: Sequence[RowLabel],
+    strength: float,
+    weights: Sequence[float] | None = None,
+) -> None:
     """Set a linear layer to the solution for features [N R] and class indices, standardised scores or sets of labels.
+
+    A row of weight 2 counts as two equal rows; without `weights` all are 1.
 
     Example:
         >>> layer = nn.Linear(1, 2)
@@ -33,9 +41,13 @@ def solve_linear(layer: nn.Linear, features: Tensor, labels: Sequence[RowLabel],
         [0, 1]
     """
     features = features.double()  # in float32 the solver stops too early
-    mean, scale = features.mean(dim=0), features.std(dim=0, unbiased=False)
-    scale = torch.where(scale == 0, 1.0, scale)
-    weight, bias = _solve(((features - mean) / scale).numpy(), labels, strength, layer.out_features)
+    row_weights = torch.tensor(weights or [1.0] * len(labels), dtype=torch.float64)  # [N]
+    shares = row_weights / row_weights.sum()
+    mean = shares @ features  # [R]
+    scale = (shares @ (features - mean).square()).sqrt()
+    # Of a constant feature, rounding may leave a scale that is almost zero.
+    scale = torch.where(scale <= 1e-12 * mean.abs(), 1.0, scale)
+    weight, bias = _solve(((features - mean) / scale).numpy(), labels, strength, layer.out_features, row_weights)
     # The solution is for standardised features, the layer for raw ones: W (x - mean)/scale + b.
     layer.weight.data.copy_(weight / scale)
     layer.bias.data.copy_(bias - (weight / scale) @ mean)
@@ -86,19 +98,21 @@ def _are_sets(labels: Sequence[RowLabel]) -> bool:
     return any(isinstance(label, tuple) for label in labels)
 
 
-def _solve_each_label(features: Any, labels: Sequence[RowLabel], strength: float) -> tuple[Tensor, Tensor]:
-    """Return weights [C R] and biases [C] of the log-odds of each label.
+def _solve_each_label(
+    features: Any, labels: Sequence[RowLabel], strength: float, row_weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weights [C R] and biases [C] of the log-odds of each label, for rows with weights [N].
 
     A label that no row has, or every row, gets its smoothed frequency: nothing tells rows with it from the others.
     """
     weights, biases = [], []
     for column in torch.tensor(labels, dtype=torch.float64).T:  # [N]
-        num_rows, num_with = len(column), float(column.sum())
-        if num_with in (0, num_rows):
+        num_rows, num_with = float(row_weights.sum()), float(column @ row_weights)
+        if column.min() == column.max():
             weights.append(torch.zeros(features.shape[1], dtype=torch.float64))
             biases.append(math.log((num_with + 0.5) / (num_rows - num_with + 0.5)))
         else:
-            solution = _make_estimator(2, strength).fit(features, column.numpy())
+            solution = _make_estimator(2, strength).fit(features, column.numpy(), row_weights.numpy())
             weights.append(torch.tensor(solution.coef_[0], dtype=torch.float64))
             biases.append(float(solution.intercept_[0]))
     return torch.stack(weights), torch.tensor(biases, dtype=torch.float64)
@@ -127,23 +141,26 @@ def _cross_validate_sets(features: Any, labels: Sequence[RowLabel], num_outputs:
     for fold in range(FOLDS):
         is_left_out = folds == fold
         rest = [label for label, left_out in zip(labels, is_left_out.tolist(), strict=True) if not left_out]
-        weight, bias = _solve_each_label(features[~is_left_out.numpy()], rest, strength)
+        equal = torch.ones(len(rest), dtype=torch.float64)
+        weight, bias = _solve_each_label(features[~is_left_out.numpy()], rest, strength, equal)
         left_out_features = torch.tensor(features[is_left_out.numpy()], dtype=torch.float64)
         predicted, true = left_out_features @ weight.T + bias >= 0, targets[is_left_out]
         scores.append(2.0 * float((predicted & true).sum()) / max(1.0, float(predicted.sum() + true.sum())))
     return torch.tensor(scores)
 
 
-def _solve(features: Any, labels: Sequence[RowLabel], strength: float, num_outputs: int) -> tuple[Tensor, Tensor]:
-    """Return weights [C R] and biases [C] for standardised features."""
+def _solve(
+    features: Any, labels: Sequence[RowLabel], strength: float, num_outputs: int, row_weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weights [C R] and biases [C] for standardised features of rows with weights [N]."""
     if num_outputs > 1 and len(set(labels)) == 1 and isinstance(labels[0], int):  # nothing to tell apart
         weight, bias = torch.zeros(num_outputs, features.shape[1]).double(), torch.full((num_outputs,), -1e4).double()
         bias[labels[0]] = 0.0
         return weight, bias
     with _quick_estimators():
         if _are_sets(labels):
-            return _solve_each_label(features, labels, strength)
-        solution = _make_estimator(num_outputs, strength).fit(features, labels)
+            return _solve_each_label(features, labels, strength, row_weights)
+        solution = _make_estimator(num_outputs, strength).fit(features, labels, row_weights.numpy())
     if num_outputs == 1:
         return torch.tensor(solution.coef_).view(1, -1), torch.tensor([float(solution.intercept_)])
     rows, biases = torch.tensor(solution.coef_), torch.tensor(solution.intercept_)

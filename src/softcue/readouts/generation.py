@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import TOKENS_AT_ONCE, pad_punctuation, target_tokens
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig, label_prediction
+from softcue.readouts.readout import Readout, ReadoutConfig, label_prediction
 from softcue.readouts.sentinel import find_sentinels
 from softcue.readouts.spans_and_tags import find_answer, find_padded_answer, parse_spans, spans_as_text
 from softcue.tasks import Task
@@ -144,14 +145,14 @@ class Generation(Readout):
         """Return the number of target tokens."""
         return sum(len(row.target_ids) for row in rows)
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the cross-entropy of the target tokens, with t5x's z-loss if its weight is set."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the cross-entropies of the target tokens, with t5x's z-loss if its weight is set. [B]"""
         logits = forward_pass.target_logits(batch.target_ids).flatten(0, 1)  # [B*U V]
         targets = batch.target_ids.where(batch.target_mask, -100).flatten()  # -100: ignored
-        total = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+        losses = functional.cross_entropy(logits, targets, reduction="none", ignore_index=-100)  # [B*U]
         if self.config.z_loss > 0:
-            total = total + self.config.z_loss * logits.logsumexp(dim=-1)[targets >= 0].square().sum()
-        return Loss(total, float(batch.target_mask.sum()))
+            losses = losses + self.config.z_loss * logits.logsumexp(dim=-1).square().where(targets >= 0, 0.0)
+        return losses.view(batch.target_ids.shape).sum(dim=1)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict the best-ranked label or the generated text of each row."""

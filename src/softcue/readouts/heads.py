@@ -15,11 +15,10 @@ from softcue.errors import ConfigurationError
 from softcue.randomness import RowDropout
 from softcue.readouts.closed_form import solve_linear
 from softcue.readouts.readout import (
-    Loss,
     Readout,
     ReadoutConfig,
     class_label,
-    class_loss,
+    class_losses,
     label_prediction,
     label_set_prediction,
     mask_suffix,
@@ -83,12 +82,14 @@ class PooledHead(Readout):
         """The mask is between two texts, as in WARP."""
         return self.summary == "mask"
 
-    def fit_features(self, features: Tensor) -> None:
+    def fit_features(self, features: Tensor, weights: Tensor) -> None:
         """Set mean and root mean square of the features with `centre`."""
         if self.config.centre:
-            mean = features.mean(dim=0)
+            row_weights = weights.to(features)  # [N]
+            mean = row_weights @ features / row_weights.sum()  # [R]
+            variances = row_weights @ (features - mean).square() / row_weights.sum()  # [R]
             self.feature_mean.copy_(mean)
-            self.feature_scale.copy_((features - mean).square().mean().sqrt().clamp(min=1e-6))
+            self.feature_scale.copy_(variances.mean().sqrt().clamp(min=1e-6))
 
     def _centred(self, features: Tensor) -> Tensor:
         """Return the features as the head reads them. [N R]"""
@@ -116,12 +117,14 @@ class PooledHead(Readout):
         layers = [layer for layer in self.head if isinstance(layer, nn.Linear)]
         return layers[0] if len(layers) == 1 else None
 
-    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+    def solve(
+        self, features: Tensor, labels: Sequence[RowLabel], strength: float, weights: Sequence[float] | None = None
+    ) -> None:
         """Set the head by logistic regression (for sets, of each label) or ridge regression on standardised scores."""
         self.check_solvable()
         assert self.linear is not None
         centred = self._centred(features.to(self.linear.weight.device))
-        solve_linear(self.linear, centred.cpu(), self.standardise(labels), strength)
+        solve_linear(self.linear, centred.cpu(), self.standardise(labels), strength, weights)
 
     @property
     def ignores_scale(self) -> bool:
@@ -129,7 +132,7 @@ class PooledHead(Readout):
         return False
 
     @torch.no_grad()
-    def calibrate(self, features: Tensor, labels: Sequence[RowLabel]) -> None:
+    def calibrate(self, features: Tensor, labels: Sequence[RowLabel], weights: Sequence[float] | None = None) -> None:
         """Divide the outputs by the temperature under which the labels are likeliest (Guo et al. 2017).
 
         The predictions stay. A head that is sure of all its training rows would leave prompts nothing to learn.
@@ -137,19 +140,20 @@ class PooledHead(Readout):
         if self.linear is None or not self.ignores_scale:
             return
         outputs, targets = self.outputs(features), torch.tensor(labels, device=features.device)  # [N C], [N ...]
-        losses = {scale: float(self.loss_of(outputs / scale, targets).total) for scale in TEMPERATURES}
+        row_weights = outputs.new_tensor(weights or [1.0] * len(labels))  # [N]
+        losses = {scale: float(self.losses_of(outputs / scale, targets) @ row_weights) for scale in TEMPERATURES}
         temperature = min(losses, key=losses.__getitem__)
         self.linear.weight.div_(temperature)
         self.linear.bias.div_(temperature)
 
     @abstractmethod
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the loss of the head's outputs [B C] for the labels [B ...]."""
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses of the head's outputs [B C] for the labels [B ...]. [B]"""
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the training loss of a batch."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the training loss of each row. [B]"""
         assert batch.labels is not None
-        return self.loss_of(self.outputs(forward_pass.features(self.summary)), batch.labels)
+        return self.losses_of(self.outputs(forward_pass.features(self.summary)), batch.labels)
 
     def start_from_words(self, backbone: Backbone) -> None:
         """Set each row of the head to the mean of the word vectors of a label's words."""
@@ -183,7 +187,9 @@ class Classifier(PooledHead):
         """Add the class index."""
         return replace(row, label=class_label(self.task, example.target))
 
-    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
+    def solve(
+        self, features: Tensor, labels: Sequence[RowLabel], strength: float, weights: Sequence[float] | None = None
+    ) -> None:
         """Set the head by logistic regression, which needs classes and not probabilities."""
         if any(isinstance(label, float) for label in labels):
             raise ConfigurationError(
@@ -192,16 +198,16 @@ class Classifier(PooledHead):
                 expected="random with a method whose targets are probabilities",
                 fix="leave it out",
             )
-        super().solve(features, labels, strength)
+        super().solve(features, labels, strength, weights)
 
     @property
     def ignores_scale(self) -> bool:
         """The label with the largest output stays."""
         return True
 
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the cross-entropy."""
-        return class_loss(outputs, labels)
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropies. [B]"""
+        return class_losses(outputs, labels)
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a label per row."""
@@ -224,10 +230,10 @@ class LabelSetClassifier(PooledHead):
         """A threshold of a half is an output of zero, whatever the scale."""
         return self.config.threshold == 0.5
 
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the binary cross-entropy, a mean over the labels: then the loss does not grow with their number."""
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the binary cross-entropies, means over the labels: they do not grow with the number of labels. [B]"""
         losses = functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
-        return Loss(losses.mean(dim=1).sum(), len(labels))
+        return losses.mean(dim=1)
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a set of labels per row."""
@@ -252,10 +258,12 @@ class Regression(PooledHead):
         self.register_buffer("scale", torch.ones(()))
 
     def fit_statistics(self, examples: Sequence[Example]) -> None:
-        """Set mean and standard deviation from the training scores."""
+        """Set mean and standard deviation from the training scores and their weights."""
         scores = torch.tensor([float(example.target) for example in examples if example.target is not None])
-        self.mean.copy_(scores.mean())
-        self.scale.copy_(scores.std(unbiased=False).clamp(min=1e-6))
+        weights = torch.tensor([example.weight for example in examples if example.target is not None])
+        mean = weights @ scores / weights.sum()
+        self.mean.copy_(mean)
+        self.scale.copy_((weights @ (scores - mean).square() / weights.sum()).sqrt().clamp(min=1e-6))
 
     def standardise(self, labels: Sequence[RowLabel]) -> Sequence[RowLabel]:
         """Return the scores in standard deviations from the mean."""
@@ -266,10 +274,10 @@ class Regression(PooledHead):
         assert example.target is not None
         return replace(row, label=float(example.target))
 
-    def loss_of(self, outputs: Tensor, labels: Tensor) -> Loss:
-        """Return the squared error in standard deviations."""
+    def losses_of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the squared errors in standard deviations. [B]"""
         targets = (labels - self.mean) / self.scale  # [B]
-        return Loss((outputs.squeeze(1) - targets).square().sum(), len(labels))
+        return (outputs.squeeze(1) - targets).square()
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a score per row."""

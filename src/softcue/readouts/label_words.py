@@ -15,11 +15,10 @@ from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import target_tokens
 from softcue.readouts.readout import (
-    Loss,
     Readout,
     ReadoutConfig,
     class_label,
-    class_loss,
+    class_losses,
     label_prediction,
     mask_suffix,
 )
@@ -66,10 +65,10 @@ class LabelWords(Readout):
             logits = forward_pass.target_logits(target.expand(len(forward_pass.ids), -1))[:, 1]
         return logits[:, self.word_ids.to(forward_pass.ids.device)]
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the cross-entropy over the label words."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the cross-entropies over the label words. [B]"""
         assert batch.labels is not None
-        return class_loss(self.logits(forward_pass), batch.labels)
+        return class_losses(self.logits(forward_pass), batch.labels)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict a label per row."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -112,14 +111,6 @@ class ReadoutConfig(BaseModel):
         return phrase
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A sum of losses and its number of terms. The division waits for all processes and micro-batches."""
-
-    total: Tensor  # []
-    count: float
-
-
 class Readout(nn.Module, ABC):
     """Makes a loss and predictions from the backbone's output, for one task."""
 
@@ -156,8 +147,8 @@ class Readout(nn.Module, ABC):
         """The head's linear layer, if the head is only that."""
         return None
 
-    def fit_features(self, features: Tensor) -> None:
-        """Set mean and scale of the vectors that a head reads from those of training rows [N R], if it has them."""
+    def fit_features(self, features: Tensor, weights: Tensor) -> None:
+        """Set mean and scale of the vectors that a head reads from those of training rows [N R] with weights [N]."""
 
     @property
     def is_solvable(self) -> bool:
@@ -174,11 +165,13 @@ class Readout(nn.Module, ABC):
                 fix="only a single linear layer can be solved for",
             )
 
-    def solve(self, features: Tensor, labels: Sequence[RowLabel], strength: float) -> None:
-        """Set a linear head to the closed-form solution for features [N R]."""
+    def solve(
+        self, features: Tensor, labels: Sequence[RowLabel], strength: float, weights: Sequence[float] | None = None
+    ) -> None:
+        """Set a linear head to the closed-form solution for features [N R]; without weights, all rows have weight 1."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form")
 
-    def calibrate(self, features: Tensor, labels: Sequence[RowLabel]) -> None:
+    def calibrate(self, features: Tensor, labels: Sequence[RowLabel], weights: Sequence[float] | None = None) -> None:
         """Make the probabilities of a solved head fit the features [N R] and labels of rows it was not solved for."""
 
     def start_from_words(self, backbone: Backbone) -> None:
@@ -228,12 +221,12 @@ class Readout(nn.Module, ABC):
         """Return the tokenized row with the example's target, for training."""
 
     def num_losses(self, rows: Sequence[TokenizedRow]) -> float:
-        """Return the number of terms in the loss of these rows."""
+        """Return the number of terms in the losses of these rows."""
         return len(rows)
 
     @abstractmethod
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the training loss of a batch."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the training loss of each row, a sum over its terms: all rows of a step share one division. [B]"""
 
     @abstractmethod
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
@@ -257,18 +250,18 @@ def class_label(task: Task, target: object) -> int | float:
     return target if isinstance(target, float) else task.label_names.index(str(target))
 
 
-def class_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Return the cross-entropy of logits [B C] with the labels [B] of `class_label`.
+def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropies of logits [B C] with the labels [B] of `class_label`. [B]
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0]])
-        >>> certain, likely = (class_loss(logits, torch.tensor([label])).total for label in (0, 0.8))
+        >>> certain, likely = (class_losses(logits, torch.tensor([label])) for label in (0, 0.8))
         >>> bool(certain < likely)
         True
     """
     if labels.is_floating_point():
         labels = torch.stack([labels, 1 - labels], dim=1).to(logits.dtype)  # [B 2]
-    return Loss(functional.cross_entropy(logits, labels, reduction="sum"), len(labels))
+    return functional.cross_entropy(logits, labels, reduction="none")
 
 
 def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:

@@ -20,7 +20,7 @@ from softcue.inputs.collate import NO_LABEL, NO_SPAN
 from softcue.inputs.formatter import InputFormatter, pad_punctuation
 from softcue.randomness import uniform_like
 from softcue.readouts.heads import make_head
-from softcue.readouts.readout import Loss, Readout, ReadoutConfig
+from softcue.readouts.readout import Readout, ReadoutConfig
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Span, TokenizedRow
 
@@ -95,13 +95,13 @@ class SpanHead(TokenHead):
         token_labels[0] = START + END
         return replace(row, token_labels=tuple(token_labels))
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the mean of the cross-entropies of start and end."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the means of the cross-entropies of start and end. [B]"""
         labels = batch.token_labels
         assert labels is not None
         logits = self.outputs(forward_pass).masked_fill((labels == NO_LABEL).unsqueeze(2), -torch.inf)  # [B T 2]
         is_target = torch.stack([(labels == START) | (labels == START + END), labels >= END], dim=2)  # [B T 2]
-        return Loss(functional.cross_entropy(logits, is_target.long().argmax(dim=1), reduction="sum") / 2, batch.size)
+        return functional.cross_entropy(logits, is_target.long().argmax(dim=1), reduction="none").sum(dim=1) / 2
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict the likeliest pair of start and end: the end is not before the start, nor too far behind it."""
@@ -183,13 +183,15 @@ class TagHead(TokenHead):
         """Return the number of words."""
         return sum(label != NO_LABEL for row in rows for label in row.token_labels or ())
 
-    def loss(self, forward_pass: ForwardPass, batch: Batch) -> Loss:
-        """Return the cross-entropy at every word."""
+    def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
+        """Return the sums of the cross-entropies at every word. [B]"""
         labels = batch.token_labels
         assert labels is not None
         logits = self.outputs(forward_pass)  # [B T C]
-        total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=NO_LABEL)
-        return Loss(total, float((labels != NO_LABEL).sum()))
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=NO_LABEL
+        )  # [B*T]
+        return losses.view(labels.shape).sum(dim=1)
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict the spans of each row."""

@@ -169,11 +169,14 @@ def read_splits_of_each(
 
 
 def read_splits(
-    config: TaskConfig, objects: Mapping[str, Any], check_task: Callable[[Task], None] | None = None
+    config: TaskConfig,
+    objects: Mapping[str, Any],
+    check_task: Callable[[Task], None] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Splits:
     """Read and check every row of a run. `objects` holds rows in memory by split, which replace files.
 
-    `check_task` may reject the task before any row is read.
+    `check_task` may reject the task before any row is read. `weights` has the weight of each training row.
 
     Example:
         >>> rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]
@@ -208,6 +211,8 @@ def read_splits(
             check_task(task)
     else:
         train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
+    if weights is not None:
+        train = [replace(example, weight=weight) for example, weight in zip(train, weights, strict=True)]
     if task.has_row_labels or (task.kind == "tags" and not task.labels):
         task = with_labels(task, train, config.label_words, config.label_descriptions)
     validation, test = (
@@ -253,7 +258,8 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
         )
         task = task.model_copy(update={"kind": "regression"})
         return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows)
-    if task.kind == "multi-label" and all(len(example.labels) < 2 for example in train):
+    is_split_text = task.kind == "multi-label" and not holds_label_lists(source, task)
+    if is_split_text and all(len(example.labels) < 2 for example in train):
         warnings.warn(
             f"no row of column '{task.label}' has more than one label; in a text, '{task.separator}' stands between "
             "labels (task.separator)",

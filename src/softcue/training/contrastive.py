@@ -7,8 +7,12 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def supervised_contrastive(
+    features: Tensor, labels: Tensor, temperature: float, weights: Tensor | None = None
+) -> Tensor:
     """Return the mean over rows of the loss L_out, equation 2, for features [N R] and class numbers [N].
+
+    `weights` [N] multiply the losses of the anchors; a row is another one's positive or negative whatever its weight.
 
     Features are centred first: those of a language model share a large common part, which would hide the classes. Rows
     without another one of their class are no anchors; without anchors the loss is 0.
@@ -32,4 +36,6 @@ def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float)
     is_anchor = num_positives > 0
     if not is_anchor.any():
         return features.sum() * 0.0
+    if weights is not None:
+        losses = losses * weights
     return losses[is_anchor].mean()

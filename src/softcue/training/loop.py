@@ -21,6 +21,7 @@ from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
 from softcue.inputs.collate import collate
 from softcue.prompts import PromptEncoder
 from softcue.randomness import Dropout, rows_of_global_batch
+from softcue.readouts import Readout
 from softcue.training.batches import epoch_batches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 from softcue.training.config import TrainingConfig
@@ -86,6 +87,21 @@ def plan_steps(config: TrainingConfig, steps_per_epoch: int) -> tuple[int, int]:
     return config.min_steps, config.evaluate_every or math.ceil(config.min_steps / NUM_EVALUATIONS)
 
 
+def scaled_weights(readout: Readout, rows: Sequence[TokenizedRow]) -> list[float]:
+    """Return the weights of a task's rows, scaled so that their mean over all terms of the loss is 1.
+
+    The expected loss of a step is then the weighted mean over all rows, as if each row were there as often as its
+    weight says. A division by the weights of the step's own rows would give rows of heavy steps too little.
+
+    Example:
+        scaled_weights(model.readout, rows)     # two rows of weights 1 and 3: [0.5, 1.5]
+    """
+    num_terms = [readout.num_losses([row]) for row in rows]
+    total = sum(row.weight * num for row, num in zip(rows, num_terms, strict=True))
+    scale = sum(num_terms) / total if total else 1.0
+    return [row.weight * scale for row in rows]
+
+
 class Trainer:
     """Trains the model of a task on a frozen backbone, or the models of several tasks that share a method.
 
@@ -123,6 +139,11 @@ class Trainer:
         self.rows: list[TokenizedRow] = [row for task_rows in rows_by_task for row in task_rows]
         self.task_numbers = [number for number, task_rows in enumerate(rows_by_task) for _ in task_rows]  # of each row
         self.num_rows_by_task = [len(task_rows) for task_rows in rows_by_task]
+        self.row_weights = [
+            weight
+            for model, task_rows in zip(self.models, rows_by_task, strict=True)
+            for weight in scaled_weights(model.readout, task_rows)
+        ]
         self._check_trainable()
         self.steps_per_epoch = math.ceil(len(self.rows) / config.batch_size)
         self.num_steps, self.evaluate_every = plan_steps(config, self.steps_per_epoch)
@@ -334,10 +355,13 @@ class Trainer:
         for model, positions in pieces:
             with self._as_part_of_batch(rows, positions) as batch:
                 output: StepOutput = model(self.backbone, batch, dropout, with_features=self._contrasts(model))
-            loss = output.loss.total * weights[model] + output.aux_loss * (len(positions) / num_rows)
+            row_weights = self._weights_of(rows, positions)  # [B]
+            loss = (output.losses * row_weights).sum() * weights[model]
+            loss = loss + output.aux_loss * (len(positions) / num_rows)  # it knows no targets, so no weights
             if output.features is not None and contrast is None:
                 assert batch.labels is not None
-                loss = loss + self._contrastive_loss(output.features, batch.labels, len(positions) / num_rows)
+                share = len(positions) / num_rows
+                loss = loss + self._contrastive_loss(output.features, batch.labels, row_weights, share)
             loss_sum += loss.detach()
             if output.features is not None and contrast is not None:
                 loss = loss + (output.features * contrast[model][positions]).sum()  # its gradient is that of the loss
@@ -406,11 +430,15 @@ class Trainer:
         has_classes = model.readout.task.has_classes and model.readout.summary is not None
         return self.config.contrastive > 0 and has_classes and not model.has_frozen_features
 
-    def _contrastive_loss(self, features: Tensor, labels: Tensor, share: float) -> Tensor:
+    def _weights_of(self, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """The scaled weights of the rows at these positions of the global batch. [B]"""
+        return torch.tensor([self.row_weights[rows[position]] for position in positions], device=self.backbone.device)
+
+    def _contrastive_loss(self, features: Tensor, labels: Tensor, weights: Tensor, share: float) -> Tensor:
         """The contrastive term of a task's rows in a batch, weighted by their share of it."""
         if labels.is_floating_point():  # probabilities: no classes to draw together
             return features.sum() * 0.0
-        loss = supervised_contrastive(features.float(), labels, self.config.contrastive_temperature)
+        loss = supervised_contrastive(features.float(), labels, self.config.contrastive_temperature, weights)
         return self.config.contrastive * share * loss
 
     def _contrast_pieces(
@@ -438,7 +466,10 @@ class Trainer:
             self.processes.total(features).requires_grad_()
             labels = torch.tensor([self.rows[rows[position]].label for position in positions])
             term = self._contrastive_loss(
-                features[positions], labels.to(self.backbone.device), len(positions) / len(rows)
+                features[positions],
+                labels.to(self.backbone.device),
+                self._weights_of(rows, positions),
+                len(positions) / len(rows),
             )
             if self.processes.is_main:
                 loss += term.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone
@@ -30,6 +31,7 @@ class HeadSolver:
         self.model, self.validation, self.batch_size = model, validation, batch_size
         self.rows = rows[:: math.ceil(len(rows) / MAX_ROWS)]  # evenly spaced: files are often sorted by label
         self.labels = [row.label for row in self.rows if row.label is not None]
+        self.weights = [row.weight for row in self.rows]
 
     @property
     def has_classes_or_scores(self) -> bool:
@@ -48,7 +50,7 @@ class HeadSolver:
         elif not readout.config.centre or readout.summary is None:
             return None
         features = self._features(backbone, self.rows)
-        readout.fit_features(features.to(backbone.device))
+        readout.fit_features(features.to(backbone.device), torch.tensor(self.weights, device=backbone.device))
         return self._solve(backbone, features) if is_solved else None
 
     def refit(self, backbone: Backbone) -> Evaluation:
@@ -79,7 +81,7 @@ class HeadSolver:
 
         candidates = [candidate()]
         for strength in STRENGTHS:
-            readout.solve(features, self.labels, strength)
+            readout.solve(features, self.labels, strength, self.weights)
             candidates.append(candidate())
         # Of equal solutions the last wins, as for a linear probe: it regularises most. A tie leaves the head as it was.
         numbers = [0, *reversed(range(1, len(candidates)))]
@@ -88,18 +90,21 @@ class HeadSolver:
         readout.load_state_dict(tensors)
         if best > 0:
             # A class without training rows is never predicted: its rows say nothing about how sure the head may be.
-            labels, in_training = self._validation_labels(), set(self.labels)
+            (labels, weights), in_training = self._validation_labels(), set(self.labels)
             usable = [
                 number for number, label in enumerate(labels) if not isinstance(label, int) or label in in_training
             ]
             if usable:
-                readout.calibrate(held_out[usable], [labels[number] for number in usable])
+                readout.calibrate(
+                    held_out[usable], [labels[number] for number in usable], [weights[number] for number in usable]
+                )
         return evaluation
 
-    def _validation_labels(self) -> list[RowLabel]:
+    def _validation_labels(self) -> tuple[list[RowLabel], list[float]]:
+        """The labels of the validation rows, and their weights."""
         parts = [part for model, example in self.validation.requests for part in model.split(example)]
         labelled = (
             self.model.readout.with_target(row, part)
             for (_, row), part in zip(self.validation.rows, parts, strict=True)
         )
-        return [row.label for row in labelled if row.label is not None]
+        return [row.label for row in labelled if row.label is not None], [part.weight for part in parts]

@@ -53,9 +53,9 @@ def training_step(
     batch = collate(model.rows(backbone, EXAMPLES, with_target=True), backbone.tokenizer.pad_token_id, side)
     torch.manual_seed(0)
     outcome = model(backbone, batch)
-    outcome.loss.total.backward()
+    outcome.losses.sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return float(outcome.loss.total.detach()), gradients
+    return float(outcome.losses.sum().detach()), gradients
 
 
 def check_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "") -> None:
