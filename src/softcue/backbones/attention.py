@@ -89,10 +89,16 @@ def _register() -> None:
 
 
 def _attend(
-    name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
 ) -> Any:
     """Attend with the implementation of this name, after the hook has changed what it reads."""
-    attend = _implementation_of(type(module), name)
+    attend = _implementation_of(type(module).forward, name)
     hook = _hook.get()
     if hook is None:
         return attend(module, query, key, value, attention_mask, **kwargs)
@@ -113,9 +119,9 @@ def _attend(
 
 
 @cache
-def _implementation_of(module_class: type[nn.Module], name: str) -> Callable[..., Any]:
-    """The function that a class of attention modules would call: its file has its own eager one."""
-    names = inspect.unwrap(module_class.forward).__globals__
+def _implementation_of(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function that the forward of an attention module would call: its file has its own eager one."""
+    names = inspect.unwrap(forward).__globals__
     implementation: Callable[..., Any] = names["ALL_ATTENTION_FUNCTIONS"].get_interface(
         name, names["eager_attention_forward"]
     )

@@ -427,8 +427,12 @@ class Backbone:
 
     @property
     def can_join_keys(self) -> bool:
-        """Whether prompts that are keys and values can do without positions, inside the attention of each layer."""
-        if not self.structure.can_join_keys or "joined keys" in self.limits:
+        """Whether prompts that are keys and values can do without positions, inside the attention of each layer.
+
+        A model that counts positions itself would move the text to the place of the prompt.
+        """
+        knows_positions = self.first_position is not None or self.structure.has_position_bias
+        if not self.structure.can_join_keys or not knows_positions or "joined keys" in self.limits:
             return False
         steps = self.structure.source.layers[0].key_steps
         return steps is not None and is_routed(self.layers[0].get_submodule(steps.attention))

@@ -226,8 +226,9 @@ class _Checker:
         yield self._guard("padding", self._check_padding)
         yield from self._check_prompt()
         yield self._guard("sub-layers", self._check_sublayers)
-        yield self._guard("keys and values", self._check_keys_values)
-        if self.backbone.can_join_keys:
+        keys_values = self._guard("keys and values", self._check_keys_values)
+        yield keys_values
+        if keys_values.passed and self.backbone.can_join_keys:
             yield self._guard("joined keys", self._check_joined_keys)
         if self.backbone.word_head is not None:
             yield self._guard("word head", self._check_word_head)
@@ -399,9 +400,7 @@ class _Checker:
             forward_pass.text()
         slots = forward_pass.layout.is_prompt  # [B S]
         shape = (len(slots), PROMPT_LENGTH, self.backbone.structure.key_width)
-        keys, values = (
-            [layer[slots].view(shape).clone() for layer in recorded[which]] for which in ("keys", "values")
-        )
+        keys, values = ([layer[slots].view(shape).clone() for layer in recorded[which]] for which in ("keys", "values"))
         return keys, values
 
     def _check_joined_keys(self) -> tuple[bool, str]:

@@ -29,7 +29,6 @@ class KeyPath:
     attention: Any  # the module
     steps: KeySteps
     norm: nn.Module | None
-    head_width: int
 
 
 def key_paths_of(model: Any, structure: Structure) -> Sequence[KeyPath]:
@@ -42,7 +41,7 @@ def key_paths_of(model: Any, structure: Structure) -> Sequence[KeyPath]:
         steps = layer_structure.key_steps
         assert steps is not None
         norm = None if steps.norm is None else layer.get_submodule(steps.norm)
-        paths.append(KeyPath(layer.get_submodule(steps.attention), steps, norm, structure.head_width))
+        paths.append(KeyPath(layer.get_submodule(steps.attention), steps, norm))
     return paths
 
 
@@ -53,7 +52,8 @@ class JoinedKeys:
     layout: Layout | None  # None behind the source, in a pass over continuations
     is_causal: bool = False
     rotations: dict[int, tuple[Tensor, Rotation]] = field(default_factory=dict)  # by identity of the text's cosines
-    masks: dict[int, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # by identity of the text's
+    # The mask of the text and that of prompt and text, by identity of the first and number of queries.
+    masks: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
     bias: Tensor | None = None  # [B H S P+S] of the first layer, for all layers
 
     def prepare(self, path: KeyPath, layer_prompt: LayerPrompt, like: Tensor, rotation: Rotation | None) -> LayerPrompt:
@@ -66,7 +66,7 @@ class JoinedKeys:
         assert self.layout.joined is not None
         kept = None if rotation is None else self.rotations.get(id(rotation[0]))
         keys = layer_prompt.keys.to(like.dtype)
-        keys = apply_key_steps(path.steps, path.norm, keys, path.head_width, kept[1] if kept else None)
+        keys = apply_key_steps(path.steps, path.norm, keys, kept[1] if kept else None)
         values = layer_prompt.values.to(like.dtype)
         return replace(layer_prompt, keys=keys, values=values, joined=self.layout.joined.mask)
 
@@ -92,9 +92,12 @@ class JoinedKeys:
             bias=None if inputs.bias is None else self._join_bias(inputs, layout),
         )
 
-    def _join_mask(self, joined: Tensor, inputs: AttentionInputs, layout: Layout | None, num_beams: int) -> Tensor | None:
+    def _join_mask(
+        self, joined: Tensor, inputs: AttentionInputs, layout: Layout | None, num_beams: int
+    ) -> Tensor | None:
         """The mask over prompt and text; layers with the same mask of the text have the same. [B 1 S P+N]"""
-        kept = self.masks.get(id(inputs.mask))
+        key = id(inputs.mask), inputs.queries.shape[2]
+        kept = self.masks.get(key)
         num_keys = joined.shape[1] + inputs.keys.shape[2]
         if kept is not None and kept[0] is inputs.mask and (kept[1] is None or kept[1].shape[3] == num_keys):
             return kept[1]
@@ -107,7 +110,7 @@ class JoinedKeys:
         mask = _extend_mask(inputs, is_visible.unsqueeze(1))
         if len(self.masks) > MASKS_KEPT:  # those of earlier decoding steps
             self.masks.clear()
-        self.masks[id(inputs.mask)] = inputs.mask, mask
+        self.masks[key] = inputs.mask, mask
         return mask
 
     def _join_bias(self, inputs: AttentionInputs, layout: Layout | None) -> Tensor:

@@ -21,11 +21,9 @@ from softcue.backbones.structure import KeySteps, LayerStructure
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of rotary positions, each [B S r]
 
 
-def apply_key_steps(
-    steps: KeySteps, norm: nn.Module | None, keys: Tensor, head_width: int, rotation: Rotation | None
-) -> Tensor:
+def apply_key_steps(steps: KeySteps, norm: nn.Module | None, keys: Tensor, rotation: Rotation | None) -> Tensor:
     """Turn outputs of the key projection into the keys that attention reads. [B P K] -> [B P K]"""
-    heads = keys.view(*keys.shape[:2], -1, head_width)  # [B P h d]
+    heads = keys.reshape(*keys.shape[:2], -1, steps.head_width)  # [B P h d]
     if norm is not None:
         heads = norm(heads) if steps.norms_heads else norm(keys).view_as(heads)
     if steps.rotates:
@@ -106,7 +104,7 @@ def find_key_steps(
         return nothing
     steps = [_steps_of(run, structure, is_same) for run, (_, structure) in zip(runs, layers, strict=True)]
     rotary = {rotations.get(id(run.rotation[0])) for run in runs if run.rotation is not None}
-    if None in rotary and any(found is not None and found.rotates for found in steps):
+    if None in rotary and any(step is not None and step.rotates for step in steps):
         return nothing
     biases = [call.bias is not None for call in calls]
     can_compute = not biases[0] or hasattr(calls[0].module, "compute_bias")
@@ -169,9 +167,7 @@ def _watch(
             yield module.register_forward_hook(note_rotation(path))
 
 
-def _steps_of(
-    run: _LayerRun, structure: LayerStructure, is_same: Callable[[Tensor, Tensor], bool]
-) -> KeySteps | None:
+def _steps_of(run: _LayerRun, structure: LayerStructure, is_same: Callable[[Tensor, Tensor], bool]) -> KeySteps | None:
     """The steps that turn the output of a layer's key projection into the keys of its attention."""
     assert structure.keys is not None and structure.values is not None
     (call,) = run.calls
@@ -182,7 +178,8 @@ def _steps_of(
     )
     head_width = call.keys.shape[-1]
     joined_keys, joined_values = (heads.transpose(1, 2).flatten(2) for heads in (call.keys, call.values))  # [B S K]
-    if joined_keys.shape != keys.shape or not is_same(values, joined_values):
+    has_same_shapes = joined_keys.shape == keys.shape and joined_values.shape == values.shape
+    if not has_same_shapes or not is_same(values, joined_values):
         return None
     prefix = next(path for path, module in run.layer.named_modules() if module is call.module)
     norms: list[tuple[str | None, bool]] = [(None, True)]
@@ -190,11 +187,13 @@ def _steps_of(
         forms = (states, states.transpose(1, 2)) if states.dim() == 4 else (states,)  # [B S h d] or [B h S d]
         if states.numel() == keys.numel() and any(torch.equal(form.reshape(keys.shape), keys) for form in forms):
             norms.append((path, states.dim() == 4))
-    for (path, norms_heads), rotates in itertools.product(norms, (False, True)):
+    for (norm_path, norms_heads), rotates in itertools.product(norms, (False, True)):
         if rotates and run.rotation is None:
             continue
-        steps = KeySteps(attention=prefix, norm=path, norms_heads=norms_heads, rotates=rotates)
-        norm = None if path is None else run.layer.get_submodule(path)
-        if is_same(apply_key_steps(steps, norm, keys, head_width, run.rotation), joined_keys):
+        steps = KeySteps(
+            attention=prefix, head_width=head_width, norm=norm_path, norms_heads=norms_heads, rotates=rotates
+        )
+        norm = None if norm_path is None else run.layer.get_submodule(norm_path)
+        if is_same(apply_key_steps(steps, norm, keys, run.rotation), joined_keys):
             return steps
     return None

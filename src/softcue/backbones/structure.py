@@ -47,6 +47,7 @@ class KeySteps(Record):
     """What happens to the output of a layer's key projection before its attention reads it (key_steps.py)."""
 
     attention: str  # the module that calls transformers' attention interface, as a path below the layer
+    head_width: int  # d of its keys
     norm: str | None = None  # a norm of the keys
     norms_heads: bool = True  # of each head; else of all heads together
     rotates: bool = False  # by rotary positions
@@ -100,12 +101,8 @@ class Structure(Record):
 
     @property
     def can_join_keys(self) -> bool:
-        """Whether keys and values of a prompt can be joined to a layer's own, and texts keep the positions they have.
-
-        A model that counts positions itself would move the text to the place of the prompt.
-        """
-        knows_positions = self.first_position is not None or self.has_position_bias
-        return knows_positions and all(layer.key_steps is not None for layer in self.source.layers)
+        """Whether keys and values of a prompt can be joined to those of every source layer."""
+        return all(layer.key_steps is not None for layer in self.source.layers)
 
     def from_layer(self, first_layer: int) -> Structure:
         """The structure of the model without its first source layers."""

@@ -41,6 +41,8 @@ ROUGH_DIFFERENCE = 0.1  # in formats with fewer digits
 # The same in two rows of one batch, where sums are taken in the same order.
 SAME_SHAPE_DIFFERENCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 ROUGH_SAME_SHAPE_DIFFERENCE = 1e-3
+# The same of keys that were rotated in another number format: bfloat16 has eight binary digits.
+ROUGH_STEP_DIFFERENCE = 0.01
 
 
 def structure_of(model: Any) -> Structure:
@@ -221,7 +223,7 @@ class _Tracer:
             return FoundSteps([None] * len(source.layers))
 
         def is_same(states: Tensor, expected: Tensor) -> bool:
-            bound = SAME_SHAPE_DIFFERENCE.get(expected.dtype, ROUGH_SAME_SHAPE_DIFFERENCE)
+            bound = SAME_SHAPE_DIFFERENCE.get(expected.dtype, ROUGH_STEP_DIFFERENCE)
             return relative_difference(states.flatten(0, 1), expected.flatten(0, 1)) <= bound
 
         layers = [self.base.get_submodule(path) for path in source.runs]

@@ -32,6 +32,10 @@ class EncoderDecoderPass(ForwardPass):
         """Logits of the decoder, whose input is the target shifted by one. [B U V]"""
         return self._decode(self._shift(target_ids), repeats=1)
 
+    def run_for_ranking(self) -> None:
+        """Run the encoder on prompt and text."""
+        self.with_positions.hidden()
+
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
         """Log-likelihood of each candidate; all candidates use the same encoder states. [B C]"""
         ids, mask = pad_candidates(candidates, self.ids.device)  # [C U]
