@@ -72,8 +72,12 @@ class JoinedKeys:
 
     def join(self, layer_prompt: LayerPrompt | None, inputs: AttentionInputs) -> AttentionInputs:
         """Join a layer's prompt to the keys and values that its attention reads. The prompt comes first."""
+        layout = self.layout
+        if layout is not None and inputs.keys.shape[2] != layout.index.shape[1]:
+            layout = None  # a decoding step: every new token comes after the prompt
+        bias = None if inputs.bias is None or layout is None else self._join_bias(inputs, layout)
         if layer_prompt is None or layer_prompt.joined is None:
-            return inputs
+            return inputs if bias is None else replace(inputs, bias=bias[..., -inputs.keys.shape[2] :])
         assert layer_prompt.keys is not None and layer_prompt.values is not None
         num_beams = len(inputs.keys) // len(layer_prompt.keys)  # beam search repeats each row
 
@@ -81,15 +85,12 @@ class JoinedKeys:
             repeated = vectors.repeat_interleave(num_beams, dim=0) if num_beams > 1 else vectors
             return repeated.view(*repeated.shape[:2], -1, inputs.keys.shape[-1]).transpose(1, 2)
 
-        layout = self.layout
-        if layout is not None and inputs.keys.shape[2] != layout.index.shape[1]:
-            layout = None  # a decoding step: every new token comes after the prompt
         return replace(
             inputs,
             keys=torch.cat([heads(layer_prompt.keys), inputs.keys], dim=2),
             values=torch.cat([heads(layer_prompt.values), inputs.values], dim=2),
             mask=self._join_mask(layer_prompt.joined, inputs, layout, num_beams),
-            bias=None if inputs.bias is None else self._join_bias(inputs, layout),
+            bias=bias,
         )
 
     def _join_mask(
@@ -113,11 +114,11 @@ class JoinedKeys:
         self.masks[key] = inputs.mask, mask
         return mask
 
-    def _join_bias(self, inputs: AttentionInputs, layout: Layout | None) -> Tensor:
+    def _join_bias(self, inputs: AttentionInputs, layout: Layout) -> Tensor:
         """The bias for the distances of text to prompt and text, by their positions. [B H S P+S]"""
         module: Any = inputs.module
         if module.has_relative_attention_bias:  # in T5 the first layer's bias is that of all layers
-            assert layout is not None and layout.joined is not None
+            assert layout.joined is not None
             positions = layout.positions  # [B S]
             key_positions = torch.cat([layout.joined.positions.clamp(min=0), positions], dim=1)  # [B P+S]
             length = int(key_positions.max()) + 1
