@@ -203,10 +203,13 @@ def _install_rotary_hooks(module: nn.Module, owner: int) -> None:
 
     def add_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = running_source()
-        positions: Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[1]  # [B S]
-        if source is None or positions.shape[1] != source[1].index.shape[1]:
+        if source is None:
             return None
-        of_prompt = source[2].positions.clamp(min=0)  # [B P]
+        _, layout, vectors = source
+        positions: Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[1]  # [B S]
+        if positions.shape[1] != layout.index.shape[1]:  # a decoding step
+            return None
+        of_prompt = vectors.positions.clamp(min=0)  # [B P]
         num_beams = len(positions) // len(of_prompt)
         extended = torch.cat([of_prompt.repeat_interleave(num_beams, dim=0), positions], dim=1)  # [B P+S]
         if "position_ids" in kwargs:
