@@ -140,6 +140,26 @@ def deep_prompt_figures(plan: Plan) -> Figures:
     return figures
 
 
+def joined_key_figures(plan: Plan) -> Figures:
+    """Prompts that are keys and values on an encoder: joined to those of each layer, against the same at positions."""
+    figures: Figures = {}
+    slowest = (0.0, 0.0, "")
+    for method in ("p-tuning-v2", "m-idpg-phm"):
+        settings = {"prompt_length": PROMPT_LENGTH, "rule": "kv"}
+        joined, positions = (make_contest("encoder", method, settings) for _ in range(2))
+        positions.backbone.limits["joined keys"] = "measured at positions"
+        steps = {"joined": our_step(joined), "positions": our_step(positions)}
+        ratio, spread = median_ratio(interleave_seconds(steps, plan.repeats), "joined", "positions")
+        slowest = max(slowest, (ratio, spread, method))
+        meaning = f"{method} step with rule=kv, keys joined / at {PROMPT_LENGTH} positions, encoder, time"
+        key = f"kv_step_vs_positions_{method.replace('-', '_')}"
+        figures[key] = make_figure(ratio, 0.7, spread, plan.repeats, meaning)
+    figures["kv_step_vs_positions"] = make_figure(
+        slowest[0], 0.7, slowest[1], plan.repeats, f"the slower of the two methods ({slowest[2]})"
+    )
+    return figures
+
+
 def vip_figures(plan: Plan) -> Figures:
     """The cost of a prompt that depends on the input: VIP against prompt tuning, at the paper's length."""
     settings = prompt_settings(PAPER_PROMPT_LENGTH)
@@ -181,6 +201,7 @@ PARTS = (
     shared_prefix_figures,
     other_prompt_figures,
     deep_prompt_figures,
+    joined_key_figures,
     vip_figures,
     late_prompt_figures,
     random_epoch_figures,

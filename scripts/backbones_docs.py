@@ -36,6 +36,8 @@ CHECKS = {
     "outputs are zero, no token depends on another one.",
     "keys and values": "Keys and values set from outside have the effect of the prompt they were taken from; "
     "other keys and other values have other effects.",
+    "joined keys": "Keys and values that join those of each layer without positions have the effect of the same ones "
+    "at positions (models that call transformers' attention interface).",
     "word head": "The masked-word head gives the model's own logits (encoders that have one).",
     "cached decoding": "Tokens generated with a cache are the likeliest ones without a cache.",
     "shared prefix": "The same with a prompt that runs once for all rows (decoders).",

@@ -134,6 +134,7 @@ class LayerPrompt:
     keys: Tensor | None = None  # [B P K] replace the output of the key projection
     values: Tensor | None = None  # [B P K] replace the output of the value projection
     sets: Tensor | None = None  # [B] bool: rows that take `keys` and `values`; None: all
+    joined: Tensor | None = None  # [B P] bool: `keys` and `values` that join the layer's own, without positions
     parallel_keys: Tensor | None = None  # [B P Q] of an attention beside the layer's, whose output is added to it
     parallel_values: Tensor | None = None  # [B P Q]
     parallel_mask: Tensor | None = None  # [B P] bool; None: all vectors of all rows
@@ -143,15 +144,16 @@ class LayerPrompt:
         return LayerPrompt(**{name: value[index] for name, value in vars(self).items() if value is not None})
 
     @property
-    def parallel_part(self) -> LayerPrompt | None:
-        """The part that is attended to beside the text, if there is one. It acts in decoding steps too."""
-        if self.parallel_keys is None:
-            return None
-        return LayerPrompt(
-            parallel_keys=self.parallel_keys,
-            parallel_values=self.parallel_values,
-            parallel_mask=self.parallel_mask,
-        )
+    def lasting_part(self) -> LayerPrompt | None:
+        """The part without positions, if there is one: attended to beside the text, or joined to the layer's keys.
+
+        No cache holds it, so it acts in decoding steps too.
+        """
+        names = ["parallel_keys", "parallel_values", "parallel_mask"]
+        if self.joined is not None:
+            names += ["keys", "values", "joined"]
+        part = LayerPrompt(**{name: getattr(self, name) for name in names})
+        return None if part.joined is None and part.parallel_keys is None else part
 
 
 # (layer, hidden [B T D], mask [B T]) -> the prompt of that layer; `hidden` are the input states of the source text
@@ -171,6 +173,7 @@ class Prompt:
     shared_by: nn.Module | None = None  # the encoder, if all rows have the same prompt and layer prompts
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # in a batch of several cues: rows [b] and prompt of each cue
     is_parallel: bool = False  # some rows attend to the prompt beside the text, at every position and in every step
+    needs_positions: bool = True  # False: it is keys and values of every layer, and nothing reads its own states
 
 
 def label_text(label: LabelValue) -> str:

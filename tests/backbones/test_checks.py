@@ -348,6 +348,7 @@ def test_the_command_prints_what_was_found_and_each_check(model_folders: dict[st
         "layers": True,
         "sub-layers": True,
         "keys and values": True,
+        "joined keys": True,
         "word head": True,
     }
     assert printed["seconds"].keys() == {"load", "find", "check"}

@@ -379,7 +379,7 @@ def test_with_keys_and_values_the_states_at_the_prompt_reach_no_text(family: str
     prompt = model.method.prompt(Instance(embeds, batch.mask))
     assert prompt is not None
     other = replace(prompt, tokens=torch.randn(prompt.tokens.shape) * 3)
-    first, second = backbone.read(batch, prompt, embeds), backbone.read(batch, other, embeds)
+    first, second = (backbone.read(batch, part, embeds, joins_keys=False) for part in (prompt, other))
     torch.testing.assert_close(first.text()[batch.mask], second.text()[batch.mask], rtol=1e-4, atol=1e-4)
     differences = (first.hidden() - second.hidden()).abs()[first.layout.is_prompt]
     assert float(differences.max()) > 1e-2  # they do change there
@@ -446,7 +446,7 @@ def test_text_attends_to_exactly_the_trained_keys_and_values(family: str, insert
     backbone = tiny(family)
     model = make_model(backbone, "prefix-tuning", insert_at=insert_at)
     batch = batch_of(model, backbone)
-    forward_pass = forward_pass_of(model, backbone, batch)
+    forward_pass = forward_pass_of(model, backbone, batch).with_positions
     layer: Any = backbone.layers[0]
     projection, output_projection = (layer.get_submodule(path) for path in ATTENTIONS[family])
     with inputs_of(projection) as states, inputs_of(output_projection) as outputs:

@@ -229,6 +229,7 @@ def test_training_measures_all_promised_figures(monkeypatch: pytest.MonkeyPatch)
         "m_idpg_vs_p_tuning_v2": (1.15, "<="),
         "vip_vs_prompt_tuning": (1.10, "<="),
         "late_vs_prompt_tuning": (0.5, "<="),
+        "kv_step_vs_positions": (0.7, "<="),
     }
     assert {name: (figures[name]["target"], figures[name]["comparison"]) for name in promised} == promised
 

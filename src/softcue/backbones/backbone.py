@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softcue.backbones.attention import chosen_attention, is_routed
 from softcue.backbones.injection import checkpoint_layers, install_hooks
 from softcue.backbones.layout import lay_out
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, pass_tokens
@@ -23,7 +24,7 @@ from softcue.backbones.loading.sentence_transformers_folder import (
     copy_sentence_transformers_files,
     read_sentence_transformers_folder,
 )
-from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, find_shared_prefixes
+from softcue.backbones.passes.decoder import DecoderPass, PrefixCache, SharedPrefix, find_shared_prefixes
 from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbel_noise, make_stopping_criterion
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
@@ -169,7 +170,7 @@ class Backbone:
     @property
     def attention(self) -> str:
         """How attention is computed: eager, sdpa or flash_attention_2."""
-        return str(self.model.config._attn_implementation)
+        return chosen_attention(self.model.config)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -352,10 +353,13 @@ class Backbone:
         embeds: Tensor,
         with_target: bool = False,
         dropout: Dropout | None = None,
+        joins_keys: bool = True,
     ) -> ForwardPass:
         """Lay out a batch with its prompts and return the forward pass over it, which runs on demand.
 
-        `embeds` are the states of the text from `input_states`. [B T D] A pass with `dropout` is for training.
+        `embeds` are the states of the text from `input_states`. [B T D] A pass with `dropout` is for training. Prompts
+        that are keys and values join those of each layer, where the model allows it, and take positions elsewhere or
+        with `joins_keys=False`.
         """
         if prompt is None:
             tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
@@ -363,23 +367,75 @@ class Backbone:
         else:
             tokens, mask = prompt.tokens, prompt.mask
         with_target = with_target and self.kind == "decoder"  # an encoder-decoder's target goes to its decoder
-        layout = lay_out(batch, mask, self.layout_side, with_target)
+        shared = self._find_shared(batch, prompt, with_target, dropout)
+        joined_mask = None if shared or not joins_keys else self._joined_vectors(batch, prompt, with_target)
+        layout = lay_out(batch, mask, self.layout_side, with_target, joined_mask)
         target = self.target_input_states(batch) if with_target else embeds[:, :0]  # [B U D]
         placed = layout.place(tokens, embeds, target).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
         forward_pass = self._pass_class(self, layout, placed, segments, batch.ids, prompt, batch.parts, batch.offsets)
         forward_pass.dropout = dropout
+        if isinstance(forward_pass, DecoderPass):
+            forward_pass.shared = shared
+        if joined_mask is not None:
+            forward_pass.read_with_positions = partial(
+                self.read, batch, prompt, embeds, with_target, dropout, joins_keys=False
+            )
+        return forward_pass
+
+    def _find_shared(
+        self, batch: Batch, prompt: Prompt | None, with_target: bool, dropout: Dropout | None
+    ) -> list[SharedPrefix]:
+        """Find the prefixes that run once for several rows."""
         # A layer that runs again in the backward pass would add its keys to the cache a second time.
         reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         # With dropout each row has its own noise, also in its prompt, so nothing is shared.
         can_cache = self.limits.keys().isdisjoint({"cached decoding", "shared prefix"})
-        can_share = can_cache and not reruns_layers and dropout is None
-        if isinstance(forward_pass, DecoderPass) and can_share:
-            shared = find_shared_prefixes(batch, prompt, self.layout_side)
-            # A sliding window counts columns, also the padding between the shared columns and the others.
-            num_columns = layout.mask.shape[1] + max((prefix.length for prefix in shared), default=0)
-            forward_pass.shared = [] if self.window is not None and num_columns > self.window else shared
-        return forward_pass
+        if self.kind != "decoder" or not can_cache or reruns_layers or dropout is not None:
+            return []
+        shared = find_shared_prefixes(batch, prompt, self.layout_side)
+        if not shared or self.window is None:
+            return shared
+        # A sliding window counts columns, also the padding between the shared columns and the others.
+        num_columns = self._num_columns(batch, prompt, with_target) + max(prefix.length for prefix in shared)
+        return [] if num_columns > self.window else shared
+
+    def _num_columns(self, batch: Batch, prompt: Prompt | None, with_target: bool) -> int:
+        """The number of columns that rows, prompts and targets take."""
+        lengths = batch.mask.sum(dim=1)  # [B]
+        if prompt is not None:
+            lengths = lengths + prompt.mask.sum(dim=1)
+        return int((lengths + batch.target_mask.sum(dim=1) if with_target else lengths).max())
+
+    def _joined_vectors(self, batch: Batch, prompt: Prompt | None, with_target: bool) -> Tensor | None:
+        """Which prompt vectors join a layer's keys instead of taking positions; None if none do. [B P]"""
+        if prompt is None or not self.can_join_keys:
+            return None
+        is_joined = torch.zeros(batch.size, 1, dtype=torch.bool, device=batch.ids.device)
+        all_rows = torch.arange(batch.size, device=batch.ids.device)
+        for rows, part in prompt.parts or ((all_rows, prompt),):
+            is_joined[rows] = not part.needs_positions
+        mask = prompt.mask & is_joined  # [B P]
+        if not bool(mask.any()):
+            return None
+        # Of a prompt behind the text, a decoder reads the state at its last position.
+        last = batch.insert_at if batch.places is None else batch.places.amax(dim=1).maximum(batch.insert_at)
+        is_behind = self.kind == "decoder" and bool((last >= batch.mask.sum(dim=1)).any())
+        # A sliding window counts columns, and joined vectors have none.
+        is_far = self.window is not None and self._num_columns(batch, prompt, with_target) > self.window
+        return None if is_behind or is_far else mask
+
+    @property
+    def can_join_keys(self) -> bool:
+        """Whether prompts that are keys and values can do without positions, inside the attention of each layer.
+
+        A model that counts positions itself would move the text to the place of the prompt.
+        """
+        knows_positions = self.first_position is not None or self.structure.has_position_bias
+        if not self.structure.can_join_keys or not knows_positions or "joined keys" in self.limits:
+            return False
+        steps = self.structure.source.layers[0].key_steps
+        return steps is not None and is_routed(self.layers[0].get_submodule(steps.attention))
 
     def check_dropout(self, share: float) -> None:
         """Check that values are dropped where they should be, and not twice."""

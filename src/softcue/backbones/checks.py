@@ -46,6 +46,7 @@ CheckName = Literal[
     "layers",
     "sub-layers",
     "keys and values",
+    "joined keys",
     "word head",
     "cached decoding",
     "shared prefix",
@@ -87,6 +88,7 @@ _FAILURES: dict[CheckName, str] = {
     "layers": "prompts of deeper layers do not work",
     "sub-layers": "adapters do not work",
     "keys and values": "keys and values cannot be set",
+    "joined keys": "keys and values without positions and with positions differ",
     "word head": "the masked-word head does not work",
     "cached decoding": "decoding with a cache and without one differ",
     "shared prefix": "a prompt that runs once for all rows and one in every row differ",
@@ -96,6 +98,7 @@ _WORKS: dict[CheckName, str] = {
     "layers": "method.name=prompt-tuning",
     "sub-layers": "method.name=prompt-tuning",
     "keys and values": "method.rule=add",
+    "joined keys": "method.rule=kv with positions, more slowly,",
     "word head": "readout.name=classifier",
     "cached decoding": "readout.name=classifier",
     "shared prefix": "a prompt in every row, more slowly,",
@@ -223,7 +226,10 @@ class _Checker:
         yield self._guard("padding", self._check_padding)
         yield from self._check_prompt()
         yield self._guard("sub-layers", self._check_sublayers)
-        yield self._guard("keys and values", self._check_keys_values)
+        keys_values = self._guard("keys and values", self._check_keys_values)
+        yield keys_values
+        if keys_values.passed and self.backbone.can_join_keys:
+            yield self._guard("joined keys", self._check_joined_keys)
         if self.backbone.word_head is not None:
             yield self._guard("word head", self._check_word_head)
         if self.backbone.kind != "encoder" and not self.backbone.model.can_generate():
@@ -362,16 +368,7 @@ class _Checker:
         if reason := self.backbone.structure.why_no_keys:
             return False, f"by its structure: {reason}"
         text = self._split()
-        forward_pass = self.backbone.read(text.batch, text.prompt, self.backbone.embed(text.batch.ids))
-        with _recorded_projections(self.backbone) as recorded:
-            forward_pass.text()
-        slots = forward_pass.layout.is_prompt  # [B S]
-        width = self.backbone.structure.key_width
-
-        def at_prompt(values: Tensor) -> Tensor:
-            return values[slots].view(len(slots), PROMPT_LENGTH, width).clone()
-
-        keys, values = ([at_prompt(layer) for layer in recorded[which]] for which in ("keys", "values"))
+        keys, values = self._keys_values_of(text)
         empty = replace(text.prompt, tokens=torch.zeros_like(text.prompt.tokens))
 
         def read_with(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
@@ -395,6 +392,30 @@ class _Checker:
         detail = f"relative difference {same:.1e} with the same keys and values, {effects[0]:.1e} with other keys, "
         detail += f"{effects[1]:.1e} with other values"
         return same <= self.bound and min(effects) > max(SMALLEST_EFFECT, same), detail
+
+    def _keys_values_of(self, text: _PromptedText) -> tuple[list[Tensor], list[Tensor]]:
+        """The frozen keys and values of the words in the prompt, by layer. Each [B P K]"""
+        forward_pass = self.backbone.read(text.batch, text.prompt, self.backbone.embed(text.batch.ids))
+        with _recorded_projections(self.backbone) as recorded:
+            forward_pass.text()
+        slots = forward_pass.layout.is_prompt  # [B S]
+        shape = (len(slots), PROMPT_LENGTH, self.backbone.structure.key_width)
+        keys, values = ([layer[slots].view(shape).clone() for layer in recorded[which]] for which in ("keys", "values"))
+        return keys, values
+
+    def _check_joined_keys(self) -> tuple[bool, str]:
+        """Compare a prompt whose keys and values are joined to those of each layer with one at positions."""
+        text = self._split()
+        keys, values = self._keys_values_of(text)
+
+        def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt:
+            return LayerPrompt(keys=keys[layer], values=-2 * values[layer])
+
+        prompt = replace(text.prompt, layer_prompts=layer_prompts, needs_positions=False)
+        joined = self.backbone.read(text.batch, prompt, self.backbone.embed(text.batch.ids))
+        mask = text.batch.mask
+        difference = relative_difference(joined.text()[mask], joined.with_positions.text()[mask])
+        return difference <= self.bound, f"relative difference {difference:.1e}"
 
     def _check_word_head(self) -> tuple[bool, str]:
         head = self.backbone.word_head

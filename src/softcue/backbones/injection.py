@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softcue.backbones.layout import Layout
+from softcue.backbones.attention import AttentionInputs, change_attention, route_attention
+from softcue.backbones.joined_keys import JoinedKeys, KeyPath, key_paths_of
+from softcue.backbones.key_steps import Rotation
+from softcue.backbones.layout import JoinedVectors, Layout
 from softcue.backbones.structure import Projection, Stack, cross_attentions_of, layers_of, modules_of
 from softcue.backbones.tracing import hidden_input, structure_of
 from softcue.randomness import TokenNoise
@@ -38,6 +41,12 @@ class ActivePass:
     num_rows: list[int] = field(default_factory=list)  # one number: rows of the layer that runs now
     num_runs: dict[int, int] = field(default_factory=dict)  # of a layer that several places share, by its identity
     queries: dict[int, Tensor] = field(default_factory=dict)  # [B S Q] by layer, until its attention is done
+    joined: JoinedKeys | None = None  # prompts that are keys and values without positions
+
+    def join(self, inputs: AttentionInputs) -> AttentionInputs:
+        """Join the prompt of the layer that runs now to what its attention reads."""
+        assert self.joined is not None
+        return self.joined.join(self.layer_prompts.get(_layer.get()), inputs)
 
 
 class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early and is no error
@@ -61,22 +70,30 @@ def inject(
     prompt: Prompt | None = None,
     stops_at: int | None = None,
     noise: TokenNoise | None = None,
-    parallel: Mapping[int, LayerPrompt] | None = None,
+    lasting: Mapping[int, LayerPrompt] | None = None,
+    is_causal: bool = False,
 ) -> Iterator[ActivePass | None]:
     """Give layers the prompt's parts for them, and apply `sublayers` to the outputs of sub-layers, while active.
 
     `noise` drops values of the states that enter the first layer, and of each output before it enters a residual sum.
-    A pass that `stops_at` a layer raises ReachedLayer there. `parallel` are layer prompts of an earlier pass over the
-    source that act behind it too; several continuations of a row are adjacent.
+    A pass that `stops_at` a layer raises ReachedLayer there. `lasting` are layer prompts of an earlier pass over the
+    source that act behind it too; several continuations of a row are adjacent. In a model that `is_causal`, tokens
+    before a prompt do not see it.
     """
     has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
-    is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None and not parallel
-    active = None if is_plain else ActivePass(id(base), layout, prompt, sublayers, stops_at, noise)
-    if active is not None and parallel:
-        active.layer_prompts.update(parallel)
+    is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None and not lasting
+    lasting = dict(lasting or {})
+    has_joined = (layout is not None and layout.joined is not None) or any(
+        part.joined is not None for part in lasting.values()
+    )
+    joined = JoinedKeys(layout, is_causal) if has_joined else None
+    active = None
+    if not is_plain:
+        active = ActivePass(id(base), layout, prompt, sublayers, stops_at, noise, lasting, joined=joined)
     token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
-        yield active
+        with change_attention(None if active is None or active.joined is None else active.join):
+            yield active
     finally:
         _active.reset(token)
 
@@ -125,12 +142,18 @@ def install_hooks(model: Any) -> None:
         return
     base._hooks_installed_for = owner
     first_sublayer = 0
+    key_paths = key_paths_of(model, structure)
+    route_attention(path.attention.config for path in key_paths)
+    for path in structure.rotary if key_paths else ():
+        _install_rotary_hooks(base.get_submodule(path), owner)
     stacks = [stack for stack in (structure.source, structure.decoder) if stack is not None]
     for stack_number, stack in enumerate(stacks):
         layers = layers_of(model, stack)
         is_source = stack_number == 0
         for layer, runs in _number_runs(layers, range(len(layers))):
-            hook = _make_layer_hook(list(runs.by_layer), owner, is_source, noise_place=-1 - stack_number)
+            hook = _make_layer_hook(
+                list(runs.by_layer), owner, is_source, -1 - stack_number, key_paths if is_source else ()
+            )
             layer.register_forward_pre_hook(hook, with_kwargs=True)
         if is_source and all(layer.keys is not None for layer in stack.layers):
             _install_projection_hooks(layers, stack, owner)
@@ -168,7 +191,52 @@ def _install_parallel_hooks(layers: Sequence[nn.Module], stack: Stack, owner: in
         module.register_forward_pre_hook(_make_heads_hook(runs, owner, head_width))
 
 
-def _make_layer_hook(numbers: Sequence[int], owner: int, is_source: bool, noise_place: int) -> Any:
+def _install_rotary_hooks(module: nn.Module, owner: int) -> None:
+    """Compute the rotations of prompt vectors without positions together with those of the text."""
+
+    def running_source() -> tuple[JoinedKeys, Layout, JoinedVectors] | None:
+        active = running_pass(owner)
+        joined = None if active is None else active.joined
+        if joined is None or joined.layout is None or joined.layout.joined is None:
+            return None
+        return joined, joined.layout, joined.layout.joined
+
+    def add_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = running_source()
+        if source is None:
+            return None
+        _, layout, vectors = source
+        positions: Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[1]  # [B S]
+        if positions.shape[1] != layout.index.shape[1]:  # a decoding step
+            return None
+        of_prompt = vectors.positions.clamp(min=0)  # [B P]
+        num_beams = len(positions) // len(of_prompt)
+        extended = torch.cat([of_prompt.repeat_interleave(num_beams, dim=0), positions], dim=1)  # [B P+S]
+        if "position_ids" in kwargs:
+            return args, {**kwargs, "position_ids": extended}
+        return (args[0], extended, *args[2:]), kwargs
+
+    def split_off(module: nn.Module, args: tuple[Any, ...], output: Rotation) -> Rotation | None:
+        source = running_source()
+        if source is None:
+            return None
+        joined, layout, vectors = source
+        num_rows, num_vectors = vectors.mask.shape
+        if output[0].shape[1] != num_vectors + layout.index.shape[1]:
+            return None
+        cosines, sines = (values[:, num_vectors:] for values in output)  # [B S r]
+        first_beams = slice(None, None, len(output[0]) // num_rows)
+        of_prompt = output[0][first_beams, :num_vectors], output[1][first_beams, :num_vectors]  # [B P r] each
+        joined.rotations[id(cosines)] = cosines, of_prompt
+        return cosines, sines
+
+    module.register_forward_pre_hook(add_positions, with_kwargs=True)
+    module.register_forward_hook(split_off)
+
+
+def _make_layer_hook(
+    numbers: Sequence[int], owner: int, is_source: bool, noise_place: int, key_paths: Sequence[KeyPath]
+) -> Any:
     """Make a hook that drops input values of the first layer, and asks the prompt for each source layer's part."""
 
     def change_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,7 +258,8 @@ def _make_layer_hook(numbers: Sequence[int], owner: int, is_source: bool, noise_
             _layer.set(number)
             if active.stops_at == number:
                 raise ReachedLayer(changed)
-            changed = _prompt_layer(active, number, changed)
+            rotation = kwargs.get("position_embeddings")
+            changed = _prompt_layer(active, number, changed, key_paths[number] if key_paths else None, rotation)
         if changed is hidden:
             return None
         if args:
@@ -200,16 +269,18 @@ def _make_layer_hook(numbers: Sequence[int], owner: int, is_source: bool, noise_
     return change_input
 
 
-def _prompt_layer(active: ActivePass, number: int, hidden: Tensor) -> Tensor:
+def _prompt_layer(
+    active: ActivePass, number: int, hidden: Tensor, key_path: KeyPath | None, rotation: Rotation | None
+) -> Tensor:
     """Ask the prompt for a layer's part, given the states of the text that enter it, and apply it to these states."""
     layout = active.layout
     if layout is None or active.prompt is None or active.prompt.layer_prompts is None:
         return hidden
     is_source = hidden.shape[1] == layout.index.shape[1] and number not in active.layer_prompts
     if not is_source:
-        # A cached decoding step: the prompt is already in the keys and values, unless it stands beside them.
+        # A cached decoding step: the prompt is already in the keys and values, unless it has no positions.
         part = active.layer_prompts.pop(number, None)
-        if part is not None and (kept := part.parallel_part) is not None:
+        if part is not None and (kept := part.lasting_part) is not None:
             active.layer_prompts[number] = kept
         return hidden
     num_beams = hidden.shape[0] // layout.index.shape[0]  # beam search repeats each row
@@ -218,6 +289,9 @@ def _prompt_layer(active: ActivePass, number: int, hidden: Tensor) -> Tensor:
     if layer_prompt is None:
         active.layer_prompts.pop(number, None)
         return hidden
+    if active.joined is not None:
+        assert key_path is not None
+        layer_prompt = active.joined.prepare(key_path, layer_prompt, hidden, rotation)
     active.layer_prompts[number] = layer_prompt
     if layer_prompt.states is None:
         return hidden
@@ -240,7 +314,7 @@ def _make_projection_hook(runs: RunNumbers, owner: int, which: str, projection: 
         if active is None or active.layout is None:
             return None
         layer_prompt = active.layer_prompts.get(runs.current)
-        if layer_prompt is None:
+        if layer_prompt is None or layer_prompt.joined is not None:
             return None
         layout, vectors = active.layout, getattr(layer_prompt, which)  # [B P K]
         if vectors is None or output.shape[1] != layout.index.shape[1]:

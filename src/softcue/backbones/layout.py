@@ -16,6 +16,22 @@ from softcue.types import Batch
 
 
 @dataclass(frozen=True)
+class JoinedVectors:
+    """Prompt vectors of rows whose prompt is only keys and values: they join the keys of a layer, without positions.
+
+    Tokens are numbered as if the vectors stood among them.
+    """
+
+    mask: Tensor  # [B P] False in rows whose prompts have positions
+    positions: Tensor  # [B P] the number of each vector's position
+    num_before: Tensor  # [B S] how many of them come before each laid-out token
+
+    def rows(self, index: Tensor) -> JoinedVectors:
+        """Return the vectors of some of the rows."""
+        return JoinedVectors(self.mask[index], self.positions[index], self.num_before[index])
+
+
+@dataclass(frozen=True)
 class Layout:
     """Gather indices into the pool [prompt | text | target | padding], and the masks and slots derived from them."""
 
@@ -27,11 +43,19 @@ class Layout:
     target_mask: Tensor  # [B U]
     prompt_length: int  # P; positions with index < P hold prompt tokens
     pool_size: int  # P + T + U; the index of padding
+    joined: JoinedVectors | None = None  # prompt vectors that are counted as positions, but take none
 
     @property
     def positions(self) -> Tensor:
         """Position numbers from 0, counted over real tokens only. Padding repeats the number of a neighbour. [B S]"""
-        return (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        positions = (self.mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        return positions if self.joined is None else positions + self.joined.num_before
+
+    @property
+    def num_positions(self) -> Tensor:
+        """The number of positions of each row, joined vectors included. [B 1]"""
+        num_placed = self.mask.sum(dim=1, keepdim=True)
+        return num_placed if self.joined is None else num_placed + self.joined.mask.sum(dim=1, keepdim=True)
 
     @property
     def is_prompt(self) -> Tensor:
@@ -68,6 +92,7 @@ class Layout:
             target_slots=self.target_slots[index],
             text_mask=self.text_mask[index],
             target_mask=self.target_mask[index],
+            joined=None if self.joined is None else self.joined.rows(index),
         )
 
     def at_slots(self, prompt: Tensor) -> Tensor:
@@ -88,10 +113,17 @@ def _gather_slots(hidden: Tensor, slots: Tensor) -> Tensor:
     return hidden.gather(1, slots.unsqueeze(2).expand(-1, -1, hidden.shape[2]))
 
 
-def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: bool = False) -> Layout:
+def lay_out(
+    batch: Batch,
+    prompt_mask: Tensor,
+    side: PaddingSide,
+    with_target: bool = False,
+    joined_mask: Tensor | None = None,
+) -> Layout:
     """Place each row as text[:insert_at], prompt, text[insert_at:], target; pad on the given side.
 
-    With `batch.places` each prompt vector has its own place in the text.
+    With `batch.places` each prompt vector has its own place in the text. Prompt vectors in `joined_mask` take no
+    position, but tokens are numbered as if they did.
 
     Example:
         >>> from softcue.inputs.collate import collate
@@ -101,6 +133,8 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
         [[1, 0, 2], [0, 1, 3]]
     """
     device = batch.ids.device
+    if joined_mask is not None:
+        prompt_mask = prompt_mask & ~joined_mask
     target_mask = batch.target_mask if with_target else batch.target_mask[:, :0]
     prompt_lengths = prompt_mask.sum(dim=1, keepdim=True)  # [B 1]
     text_lengths = batch.mask.sum(dim=1, keepdim=True)  # [B 1]
@@ -108,17 +142,10 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
     total = int(lengths.max())  # S
     shift = total - lengths if side == "left" else torch.zeros_like(lengths)  # [B 1]
 
-    insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
     text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] number among the real tokens of the row
-    num_before = prompt_lengths * (text_rank >= insert_at)  # [B T] prompt vectors before each token
-    if batch.places is not None:
-        insert_at = insert_at.expand(-1, prompt_mask.shape[1]).clone()  # [B P]
-        num_placed = min(insert_at.shape[1], batch.places.shape[1])
-        insert_at[:, :num_placed] = batch.places[:, :num_placed]
-        is_before = insert_at.unsqueeze(1) <= text_rank.unsqueeze(2)  # [B T P]
-        num_before = (is_before & prompt_mask.unsqueeze(1)).sum(dim=2)
+    prompt_places, num_before = _insert(batch, prompt_mask, text_rank)
     text_slots = text_rank + num_before + shift
-    prompt_slots = insert_at + prompt_mask.long().cumsum(dim=1) - 1 + shift  # [B P]
+    prompt_slots = prompt_places + shift  # [B P]
     target_slots = prompt_lengths + text_lengths + target_mask.long().cumsum(dim=1) - 1 + shift  # [B U]
 
     slots = torch.cat([prompt_slots, text_slots, target_slots], dim=1)  # [B P+T+U]
@@ -129,6 +156,20 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
     )  # the last column takes padding and is dropped
     source = torch.arange(pool_size, device=device).expand_as(slots)
     index = index.scatter(1, slots.where(is_real, total), source)[:, :total]  # [B S]
+    joined = None
+    if joined_mask is not None:
+        positions, num_joined_before = _insert(batch, joined_mask, text_rank)
+        num_joined = joined_mask.sum(dim=1, keepdim=True)  # [B 1]
+        in_pool = torch.cat(
+            [
+                torch.zeros_like(joined_mask).long(),
+                num_joined_before,
+                num_joined.expand(-1, target_mask.shape[1]),
+                torch.zeros_like(num_joined),
+            ],
+            dim=1,
+        )  # [B P+T+U+1]
+        joined = JoinedVectors(joined_mask, positions, in_pool.gather(1, index))
     return Layout(
         index=index,
         mask=index < pool_size,
@@ -138,4 +179,18 @@ def lay_out(batch: Batch, prompt_mask: Tensor, side: PaddingSide, with_target: b
         target_mask=target_mask,
         prompt_length=prompt_mask.shape[1],
         pool_size=pool_size,
+        joined=joined,
     )
+
+
+def _insert(batch: Batch, prompt_mask: Tensor, text_rank: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each prompt vector in its row, and the number of vectors before each token. [B P], [B T]"""
+    insert_at = batch.insert_at.unsqueeze(1)  # [B 1]
+    num_before = prompt_mask.sum(dim=1, keepdim=True) * (text_rank >= insert_at)  # [B T]
+    if batch.places is not None:
+        insert_at = insert_at.expand(-1, prompt_mask.shape[1]).clone()  # [B P]
+        num_placed = min(insert_at.shape[1], batch.places.shape[1])
+        insert_at[:, :num_placed] = batch.places[:, :num_placed]
+        is_before = insert_at.unsqueeze(1) <= text_rank.unsqueeze(2)  # [B T P]
+        num_before = (is_before & prompt_mask.unsqueeze(1)).sum(dim=2)
+    return insert_at + prompt_mask.long().cumsum(dim=1) - 1, num_before

@@ -43,6 +43,16 @@ class Projection(Record):
         return runs[0] if len(runs) == 1 else torch.cat(runs, dim=-1)
 
 
+class KeySteps(Record):
+    """What happens to the output of a layer's key projection before its attention reads it (key_steps.py)."""
+
+    attention: str  # the module that calls transformers' attention interface, as a path below the layer
+    head_width: int  # d of its keys
+    norm: str | None = None  # a norm of the keys
+    norms_heads: bool = True  # of each head; else of all heads together
+    rotates: bool = False  # by rotary positions
+
+
 class LayerStructure(Record):
     """The modules of a layer that prompts and adapters change, as paths below it."""
 
@@ -51,6 +61,7 @@ class LayerStructure(Record):
     keys: Projection | None = None
     values: Projection | None = None
     why_no_keys: str = ""  # the reason, where keys and values cannot be set
+    key_steps: KeySteps | None = None  # None: a prompt's keys cannot be joined to the layer's own
     queries: Projection | None = None
     attention_output: str | None = None  # the module that reads the joined outputs of all heads
 
@@ -85,6 +96,13 @@ class Structure(Record):
     query_width: int = 0  # Q: the width of one token's queries over all heads; 0 if they were not found
     head_width: int = 1  # d: the width of one head
     why_no_sublayers: str = ""  # the reason, where the modules that enter residual sums were not found
+    rotary: tuple[str, ...] = ()  # modules that compute rotary positions, as paths below the base model
+    has_position_bias: bool = False  # attention adds a bias for the distance of two tokens (T5)
+
+    @property
+    def can_join_keys(self) -> bool:
+        """Whether keys and values of a prompt can be joined to those of every source layer."""
+        return all(layer.key_steps is not None for layer in self.source.layers)
 
     def from_layer(self, first_layer: int) -> Structure:
         """The structure of the model without its first source layers."""

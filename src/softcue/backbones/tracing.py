@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from softcue.backbones.key_steps import FoundSteps, find_key_steps
 from softcue.backbones.structure import ATTRIBUTE, LayerStructure, Projection, Stack, Structure
 from softcue.errors import BackboneError, first_line
 from softcue.types import BackboneKind
@@ -40,6 +41,8 @@ ROUGH_DIFFERENCE = 0.1  # in formats with fewer digits
 # The same in two rows of one batch, where sums are taken in the same order.
 SAME_SHAPE_DIFFERENCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 ROUGH_SAME_SHAPE_DIFFERENCE = 1e-3
+# The same of keys that were rotated in another number format: bfloat16 has eight binary digits.
+ROUGH_STEP_DIFFERENCE = 0.01
 
 
 def structure_of(model: Any) -> Structure:
@@ -154,6 +157,7 @@ class _Tracer:
             self.base, "decoder"
         )
         self.source_module: Any = model.get_encoder() if self.is_encoder_decoder else self.base
+        self.inputs: dict[str, Any] = {}  # of the traced pass
         self.run: _LayerRun | None = None
         self.runs: dict[str, list[_LayerRun]] = {}  # by the path of their module list
         self.lists = self._outer_lists()
@@ -186,6 +190,15 @@ class _Tracer:
             why_no_sublayers = "no module's output alone enters a residual sum of its layers"
         elif decoder_list is not None and self.runs[decoder_list][0].hidden.shape[-1] != hidden_width:
             why_no_sublayers = "its encoder and decoder differ in width"
+        key_steps = self._find_key_steps(source)
+        source = source.model_copy(
+            update={
+                "layers": tuple(
+                    layer.model_copy(update={"key_steps": steps})
+                    for layer, steps in zip(source.layers, key_steps.steps, strict=True)
+                )
+            }
+        )
         return Structure(
             kind=kind,
             source=source,
@@ -200,7 +213,22 @@ class _Tracer:
             head_width=self._head_width,
             why_no_keys=why_no_keys,
             why_no_sublayers=why_no_sublayers,
+            rotary=key_steps.rotary,
+            has_position_bias=key_steps.has_position_bias,
         )
+
+    def _find_key_steps(self, source: Stack) -> FoundSteps:
+        """Find how keys reach the attention of each source layer."""
+        if self.is_meta:
+            return FoundSteps([None] * len(source.layers))
+
+        def is_same(states: Tensor, expected: Tensor) -> bool:
+            bound = SAME_SHAPE_DIFFERENCE.get(expected.dtype, ROUGH_STEP_DIFFERENCE)
+            return relative_difference(states.flatten(0, 1), expected.flatten(0, 1)) <= bound
+
+        layers = [self.base.get_submodule(path) for path in source.runs]
+        pairs = list(zip(layers, source.layers, strict=True))
+        return find_key_steps(self.base, pairs, lambda: self._run_source(self.inputs), is_same)
 
     @property
     def _source_config(self) -> Any:
@@ -267,6 +295,7 @@ class _Tracer:
             inputs["attention_mask"][1, 1:] = 0
             if first_position is not None:
                 inputs["position_ids"] = torch.arange(LENGTH, device=ids.device).expand(2, -1) + first_position
+        self.inputs = inputs
         self.runs.clear()
         with self._watching():
             states = self._run_source(inputs)

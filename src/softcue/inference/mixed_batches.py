@@ -149,7 +149,10 @@ def _predict_parts(
 ) -> list[Prediction]:
     """Predictions of all models from one pass; the batch holds one part's rows after the other's."""
     part_rows = torch.arange(batch.size, device=batch.ids.device).split([len(part.rows) for part in parts])
-    forward_pass = backbone.read(batch, join_prompts([part.prompt for part in parts]), embeds)
+    # An encoder-decoder's decoder reads states at the prompts' positions; one pass then serves all rows.
+    joins_keys = backbone.kind != "encoder-decoder" or all(part.model.readout.summary is not None for part in parts)
+    prompt = join_prompts([part.prompt for part in parts])
+    forward_pass = backbone.read(batch, prompt, embeds, joins_keys=joins_keys)
     forward_pass = replace(forward_pass, listeners=listeners)
     has_frozen_features = parts[0].model.has_frozen_features
     shared = set() if has_frozen_features else {part.model.readout.shared_computation for part in parts}

@@ -64,6 +64,11 @@ class PromptedLayers:
         """Whether a part of the prompt goes into the embeddings."""
         return not self.key_width and 0 in self.layers
 
+    @property
+    def needs_positions(self) -> bool:
+        """Whether text reads the states at a prompt's positions, and not only keys and values set there."""
+        return self.rule != "kv"
+
     def num_positions(self, num_vectors: int) -> int:
         """Return the number of positions that prompts of so many vectors take among the text's."""
         return 0 if self.rule == "parallel" else num_vectors
@@ -142,6 +147,7 @@ class DeepPrompt(PromptEncoder):
             layer_prompts=layer_prompts if vectors else None,
             shared_by=shared_by,
             is_parallel=self.prompted_layers.rule == "parallel",
+            needs_positions=self.prompted_layers.needs_positions,
         )
 
     def prompt_parameters(self) -> list[nn.Parameter]:

@@ -165,6 +165,7 @@ class IDPG(PromptEncoder):
             make_prompt(tokens),
             layer_prompts=layer_prompts if indices else None,
             is_parallel=self.prompted_layers.rule == "parallel",
+            needs_positions=self.prompted_layers.needs_positions,
         )
 
     def _generate(self, index: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

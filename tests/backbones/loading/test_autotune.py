@@ -239,10 +239,10 @@ def test_explicit_settings_are_used_without_measuring(
     races = timed({"float32": 1.0, "bfloat16": 0.1, "sdpa": 0.1, "eager": 1.0})
     name = str(model_folders["bert"])
     configured = load_backbone(BackboneConfig(name=name, device="cpu", dtype="float32", attention="eager"))
-    assert (configured.dtype, attention_of(configured.model)) == (torch.float32, "eager")
+    assert (configured.dtype, configured.attention) == (torch.float32, "eager")
     assert races == []
     automatic = load_backbone(BackboneConfig(name=name, device="cpu"))
-    assert (automatic.dtype, attention_of(automatic.model)) == (torch.bfloat16, "sdpa")
+    assert (automatic.dtype, automatic.attention) == (torch.bfloat16, "sdpa")
     assert {frozenset(names) for names in races} == {frozenset(["float32", "bfloat16"]), frozenset(["eager", "sdpa"])}
 
 

@@ -162,7 +162,7 @@ class DecoderPass(ForwardPass):
     _source_cache: KeyValueCache | None = None  # of prompt and text
     _source_cache_mask: Tensor | None = None  # [B S] which of its columns are real
     _last_logits: Tensor | None = None  # [B V]
-    _parallel: dict[int, LayerPrompt] = field(default_factory=dict)  # what acts behind the source too, by layer
+    _lasting: dict[int, LayerPrompt] = field(default_factory=dict)  # what acts behind the source too, by layer
     _prefix_states: list[PrefixStates] | None = None
 
     @cached_property
@@ -244,8 +244,8 @@ class DecoderPass(ForwardPass):
             with self._with_prompts() as active:
                 output = model(**self._inputs(), **options)
                 if active is not None:
-                    parts = {layer: part.parallel_part for layer, part in active.layer_prompts.items()}
-                    self._parallel = {layer: part for layer, part in parts.items() if part is not None}
+                    parts = {layer: part.lasting_part for layer, part in active.layer_prompts.items()}
+                    self._lasting = {layer: part for layer, part in parts.items() if part is not None}
             return output
         inputs = self._inputs()
         for name in inputs.keys() - {"attention_mask"}:
@@ -308,7 +308,7 @@ class DecoderPass(ForwardPass):
         """Log-likelihood of each candidate; all candidates use the same keys and values of the source. [B C]"""
         ids, mask = pad_candidates(candidates, self.ids.device)  # [C U]
         if self._leaves_window(ids.shape[1]):
-            return self._without_sharing().rank(candidates)
+            return self._in_every_row().rank(candidates)
         num_rows, num_candidates = len(self.ids), len(ids)
         self.run_for_ranking()
         assert self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None
@@ -317,8 +317,9 @@ class DecoderPass(ForwardPass):
         if ids.shape[1] > 1:
             source_mask = self._source_cache_mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
             embeds = self._embed_continuations(repeated_ids, repeated_mask)[:, :-1]  # [B*C U-1 D]
-            positions = source_mask.sum(dim=1, keepdim=True) + torch.arange(ids.shape[1] - 1, device=ids.device)
-            with self._without_prompts(parallel=self._parallel):
+            num_before = self.layout.num_positions.repeat_interleave(num_candidates, dim=0)  # [B*C 1]
+            positions = num_before + torch.arange(ids.shape[1] - 1, device=ids.device)
+            with self._without_prompts(lasting=self._lasting):
                 output = self.backbone.model(
                     inputs_embeds=embeds.to(self.backbone.dtype),
                     attention_mask=torch.cat([source_mask, repeated_mask[:, :-1].long()], dim=1),
@@ -335,8 +336,9 @@ class DecoderPass(ForwardPass):
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         """Generate. The prompt enters in the first step; later steps use its keys and values."""
+        joined = self.layout.joined is not None  # then columns are not positions
         if self._leaves_window(decoding.max_new_tokens):
-            return self._without_sharing()._generate(decoding)
+            return self._in_every_row()._generate(decoding)
         num_beams = decoding.num_beams
         if not self.shared:
             with self._with_prompts():
@@ -347,6 +349,7 @@ class DecoderPass(ForwardPass):
                     inputs_embeds=self.embeds,
                     attention_mask=self.layout.mask.long(),
                     past_key_values=self._make_generation_cache([], num_beams),
+                    **(self.backbone.position_inputs(self.layout.positions) if joined else {}),
                 )
             return generated.tolist()
         mask, unshared = self._source_mask, self.embeds[:, self._first_column :]
@@ -369,18 +372,25 @@ class DecoderPass(ForwardPass):
         return make_cache(keys_values)
 
     def _leaves_window(self, num_new_tokens: int) -> bool:
-        """Whether new tokens would be too far from the shared positions for a layer with a sliding window.
+        """Whether new tokens would be too far from shared positions or joined keys for a layer with a sliding window.
 
-        Such a layer counts columns, and shorter rows have padding between the shared positions and the others.
+        Such a layer counts columns. Shorter rows have padding between the shared positions and the others, and joined
+        keys have no columns.
         """
         window = self.backbone.window
-        return bool(self.shared) and window is not None and self._source_mask.shape[1] + num_new_tokens > window
+        if window is None:
+            return False
+        num_joined = int(self.layout.num_positions.max()) if self.layout.joined is not None else 0
+        num_shared = self._source_mask.shape[1] if self.shared else 0
+        num_columns = max(num_joined, num_shared)
+        return num_columns > 0 and num_columns + num_new_tokens > window
 
-    def _without_sharing(self) -> DecoderPass:
-        """The same rows, each with its own copy of the prompt."""
+    def _in_every_row(self) -> DecoderPass:
+        """The same rows, each with its own copy of the prompt, at positions."""
         return replace(
-            self,
+            self.with_positions,
             shared=(),
+            read_with_positions=None,
             _prefix_states=None,
             _source_cache=None,
             _source_cache_mask=None,
@@ -403,7 +413,7 @@ class DecoderPass(ForwardPass):
         narrowed.shared = [prefix for prefix, _ in kept]
         all_states = [states for _, states in kept if states is not None]
         narrowed._prefix_states = all_states if len(all_states) == len(kept) and kept else None
-        narrowed._parallel = {layer: part.rows(index) for layer, part in self._parallel.items()}
+        narrowed._lasting = {layer: part.rows(index) for layer, part in self._lasting.items()}
         if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
             narrowed._source_cache_mask = self._source_cache_mask[index]
             narrowed._source_cache = [(keys[index], values[index]) for keys, values in self._source_cache]

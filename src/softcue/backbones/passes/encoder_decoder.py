@@ -12,7 +12,11 @@ from softcue.backbones.passes.forward_pass import ForwardPass, pad_candidates, s
 
 
 class EncoderDecoderPass(ForwardPass):
-    """A pass of an encoder-decoder: the encoder runs once on prompt and text, the decoder runs without prompts."""
+    """A pass of an encoder-decoder: the encoder runs once on prompt and text, the decoder runs without prompts.
+
+    The decoder reads the encoder's states at the prompt's positions too. So a prompt that is joined to keys takes its
+    positions as soon as the decoder runs.
+    """
 
     def _run(self) -> Tensor:
         inputs = self._inputs()
@@ -28,6 +32,10 @@ class EncoderDecoderPass(ForwardPass):
         """Logits of the decoder, whose input is the target shifted by one. [B U V]"""
         return self._decode(self._shift(target_ids), repeats=1)
 
+    def run_for_ranking(self) -> None:
+        """Run the encoder on prompt and text."""
+        self.with_positions.hidden()
+
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
         """Log-likelihood of each candidate; all candidates use the same encoder states. [B C]"""
         ids, mask = pad_candidates(candidates, self.ids.device)  # [C U]
@@ -39,21 +47,23 @@ class EncoderDecoderPass(ForwardPass):
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         from transformers.modeling_outputs import BaseModelOutput
 
-        states = BaseModelOutput(last_hidden_state=self.hidden())
+        source = self.with_positions
+        states = BaseModelOutput(last_hidden_state=source.hidden())
         with self._without_prompts():
             generated = self.backbone.generate(
                 decoding,
                 self.listeners,
                 self._streams(decoding),
                 encoder_outputs=states,
-                attention_mask=self.layout.mask.long(),
+                attention_mask=source.layout.mask.long(),
             )
         return generated[:, 1:].tolist()  # without the start token
 
     def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:
         from transformers.modeling_outputs import BaseModelOutput
 
-        hidden, mask = self.hidden(), self.layout.mask.long()
+        source = self.with_positions
+        hidden, mask = source.hidden(), source.layout.mask.long()
         if repeats > 1:
             hidden, mask = hidden.repeat_interleave(repeats, dim=0), mask.repeat_interleave(repeats, dim=0)
         noise = None

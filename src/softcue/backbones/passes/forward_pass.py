@@ -7,10 +7,11 @@ several cues share one pass. `rows` narrows it to the rows of one cue without an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ class ForwardPass(ABC):
     stops_at: int | None = None  # the pass ends with the input of this layer
     dropout: Dropout | None = None  # in training
     listeners: Sequence[TokenListener | None] = ()  # one per row, called while it generates without beams
+    read_with_positions: Callable[[], ForwardPass] | None = None  # where prompts are joined to keys: the other way
     _hidden: Tensor | None = None  # [B S D]
     _generated: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
@@ -89,13 +91,29 @@ class ForwardPass(ABC):
         """Inject the prompts of all layers and the method's sub-layers: for passes over the source."""
         noise = None if self.dropout is None else self.dropout.of_tokens(self.layout.positions)
         backbone = self.backbone
-        return inject(backbone.base, backbone.injected_sublayers, self.layout, self.prompt, self.stops_at, noise)
+        return inject(
+            backbone.base,
+            backbone.injected_sublayers,
+            self.layout,
+            self.prompt,
+            self.stops_at,
+            noise,
+            is_causal=backbone.kind == "decoder",
+        )
 
     def _without_prompts(
-        self, noise: TokenNoise | None = None, parallel: Mapping[int, LayerPrompt] | None = None
+        self, noise: TokenNoise | None = None, lasting: Mapping[int, LayerPrompt] | None = None
     ) -> AbstractContextManager[ActivePass | None]:
         """Inject only the method's sub-layers, and prompts that act behind the source too: for passes after it."""
-        return inject(self.backbone.base, self.backbone.injected_sublayers, noise=noise, parallel=parallel)
+        return inject(self.backbone.base, self.backbone.injected_sublayers, noise=noise, lasting=lasting)
+
+    @cached_property
+    def with_positions(self) -> Self:
+        """The pass over the same rows in which every prompt vector takes a position."""
+        if self.read_with_positions is None:
+            return self
+        full: Any = self.read_with_positions()
+        return replace(full, listeners=self.listeners)  # type: ignore[no-any-return]
 
     @property
     def text_mask(self) -> Tensor:
@@ -155,6 +173,7 @@ class ForwardPass(ABC):
             precomputed_features=None if self.precomputed_features is None else self.precomputed_features[index],
             prompt=self._prompt_of_rows(index),
             listeners=[self.listeners[row] for row in index.tolist()] if self.listeners else (),
+            read_with_positions=None if self.read_with_positions is None else lambda: self.with_positions.rows(index),
             _hidden=None if self._hidden is None else self._hidden[index],
             _generated={
                 decoding: [generated[row] for row in index.tolist()] for decoding, generated in self._generated.items()
