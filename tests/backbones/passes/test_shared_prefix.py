@@ -397,7 +397,7 @@ def test_targets_beyond_the_window_are_ranked_and_generated_with_a_prompt_in_eve
         assert isinstance(forward_pass, DecoderPass) and forward_pass.shared
         assert forward_pass._leaves_window(12) and not forward_pass._leaves_window(1)
         long = [torch.arange(5, 5 + size) for size in (12, 3)]
-        check_close(forward_pass.rank(long), forward_pass._without_sharing().rank(long))
-        assert forward_pass.generate(Decoding(max_new_tokens=12)) == forward_pass._without_sharing().generate(
+        check_close(forward_pass.rank(long), forward_pass._in_every_row().rank(long))
+        assert forward_pass.generate(Decoding(max_new_tokens=12)) == forward_pass._in_every_row().generate(
             Decoding(max_new_tokens=12)
         )
