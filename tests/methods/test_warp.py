@@ -19,7 +19,7 @@ from softcue.files import serialize_tensors
 from softcue.inference import TaskModel
 from softcue.inputs.collate import collate
 from softcue.inputs.formatter import InputFormatter
-from softcue.inputs.token_cache import _pack, _read
+from softcue.inputs.token_cache import _digest_of, _pack, _read
 from softcue.methods import METHODS
 from softcue.tasks import Label, Task
 from softcue.types import Example, TokenizedRow
@@ -74,8 +74,9 @@ def test_a_long_text_is_cut_and_keeps_the_mask() -> None:
 
 def test_places_are_kept_by_the_token_cache(tmp_path: Path) -> None:
     rows = [formatted(TASK, (text,), 6) for text in ("refund", "Where is it")]
-    (tmp_path / "rows.safetensors").write_bytes(serialize_tensors(_pack(rows)))
-    assert _read(tmp_path / "rows.safetensors", 2) == rows
+    packed = _pack(rows)
+    (tmp_path / "rows.safetensors").write_bytes(serialize_tensors({**packed, "sha256": _digest_of(packed)}))
+    assert _read(tmp_path / "rows.safetensors", 2, tiny_tokenizer("bert")) == rows
 
 
 def literal_logits(model: TaskModel, backbone: Backbone, example: Example) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from softcue.training.trackers.registry import TrackerNames
 
 MOST_ROWS = 1_000_000  # of a batch
-MOST_RATE = 1e6  # far beyond any that trains; much larger ones are no numbers of an optimizer
+MOST_RATE = 1e30  # a larger one is no number of an optimizer in float32
 REPORTING_KEYS = {"report_to", "report_group"}
 
 
