@@ -95,6 +95,7 @@ class NumberTokenizer:
 
     pad_token_id, eos_token_id, pad_token, eos_token, all_special_ids = 0, 1, "0", "1", (0, 1)
     unk_token, special_tokens_map = None, {"pad_token": "0", "eos_token": "1"}
+    all_special_tokens: tuple[str, ...] = ()  # none is looked for in texts: any number may hold these digits
     model_max_length = 512
 
     def get_vocab(self) -> dict[str, int]:
