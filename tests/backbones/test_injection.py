@@ -528,7 +528,7 @@ def trained_once(family: str, case: str, settings: dict[str, object], checkpoint
     batch = batch_of(model, backbone)
     _ = backbone.with_dropout  # made now, so that it does not copy the counting hooks below
     with torch.no_grad():
-        without_noise = float(model(backbone, batch)[0].total)
+        without_noise = float(model(backbone, batch)[0].sum())
     model.train()
     layers = model.method.view_of(backbone).layers
     runs = [0] * len(layers)

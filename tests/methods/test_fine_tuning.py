@@ -195,9 +195,9 @@ def test_dropout_is_on_in_training_only_and_only_if_asked() -> None:
         model = make_model(backbone, "fine-tuning", readout={"dropout": 0.0}, dropout=dropout)
         with torch.no_grad():
             model.train()
-            losses = {float(model(backbone, batch)[0].total) for _ in range(4)}
+            losses = {float(model(backbone, batch)[0].sum()) for _ in range(4)}
             model.eval()
-            quiet = {float(model(backbone, batch)[0].total) for _ in range(4)}
+            quiet = {float(model(backbone, batch)[0].sum()) for _ in range(4)}
         assert (len(losses) == 4) == dropout
         assert len(quiet) == 1
 

@@ -83,6 +83,7 @@ class JoinedKeys:
 
         def heads(vectors: Tensor) -> Tensor:  # [B P K] -> [B h P d]
             repeated = vectors.repeat_interleave(num_beams, dim=0) if num_beams > 1 else vectors
+            repeated = repeated.to(inputs.keys.dtype)  # a rotation in float32 may leave prompts of bfloat16 in it
             return repeated.view(*repeated.shape[:2], -1, inputs.keys.shape[-1]).transpose(1, 2)
 
         return replace(
