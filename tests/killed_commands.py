@@ -15,7 +15,9 @@ PATIENCE = 240  # seconds for a whole command
 
 def steps_done(folder: Path) -> int:
     """The steps of all runs below a folder."""
-    return sum(path.read_text().count('"kind": "step"') for path in folder.rglob("metrics.jsonl"))
+    # os.walk, because folders of checkpoints may vanish meanwhile, which is an error of Path.rglob
+    files = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names if name == "metrics.jsonl"]
+    return sum(path.read_text().count('"kind": "step"') for path in files)
 
 
 def train_whole_and_killed(
