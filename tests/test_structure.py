@@ -28,6 +28,7 @@ FLOW = [
         "auto_run",
         "api",
         "sklearn",
+        "interop",
         "inspection",
         "studies",
         "serving",

@@ -19,6 +19,7 @@ from softcue.cli import (
     demo,
     doctor,
     evaluate,
+    export,
     inspect,
     methods,
     params,
@@ -54,6 +55,7 @@ app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
+app.command("export")(export.export)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)
