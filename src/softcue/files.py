@@ -98,6 +98,17 @@ def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(save({name: value.clone(memory_format=contiguous_format) for name, value in on_cpu.items()}))
 
 
+def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors by name, to compare what a file holds with what is expected.
+
+    Example:
+        >>> import torch
+        >>> tensor_shapes({"prompt": torch.zeros(20, 4)})
+        {'prompt': (20, 4)}
+    """
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. A pipe, a device or a folder, also behind a link, raises OSError at once.
 

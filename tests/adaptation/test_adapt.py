@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 from command import TORCHRUN, check_error
 from command import run as run_command
+from resigned_checkpoint import Change, change_state, change_tensor, rewrite
 from safetensors.torch import load_file
 from tiny import tiny_model, tiny_tokenizer
 from tolerance import ONE_SUM_FLOAT32, REORDERED_STEPS
@@ -127,6 +129,52 @@ def test_an_untied_t5_stays_untied(tmp_path: Path, text: Path) -> None:
 
 class Crash(Exception):
     pass
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, text: Path, model_folders: dict[str, Path]) -> Path:
+    """The folder of an adaptation that stopped after its second checkpoint."""
+    folder = tmp_path_factory.mktemp("stopped") / "model"
+    save, steps = AdaptationCheckpoints.save, []
+
+    def dying(self: AdaptationCheckpoints, checkpoint: Any) -> None:
+        save(self, checkpoint)
+        steps.append(checkpoint.state.step)
+        if len(steps) == 2:
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdaptationCheckpoints, "save", dying)
+        with pytest.raises(Crash):
+            run(folder, text, backbone=model_folders["t5"])
+    return folder
+
+
+OTHER_RUNS = {
+    "a step beyond the last": change_state(step=10**9),
+    "a step that is a text": change_state(step="2"),
+    "a history that is no list": change_state(history=7),
+    "a history without perplexities": change_state(history=[{"step": 1}]),
+    "weights of another shape": change_tensor("model/", lambda value: value[:1]),
+    "weights that are not finite": change_tensor("model/", lambda value: value * float("nan")),
+    "a missing weight": lambda _, tensors: tensors.pop(min(name for name in tensors if "model/" in name)),
+    "an optimizer of another model": lambda _, tensors: tensors.update({"optimizer/x|exp_avg": torch.zeros(2)}),
+    "chunks of another length": change_tensor("stream/buffer", lambda value: value[:, :-1]),
+    "more chunks than the buffer has": change_tensor("stream/buffer", lambda value: torch.cat([value, value])),
+    "tokens below zero": change_tensor("stream/buffer", lambda value: value - 10**6),
+    "no place in the text": lambda _, tensors: tensors.pop("stream/numbers"),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_RUNS.values(), ids=OTHER_RUNS.keys())
+def test_checkpoints_that_do_not_fit_are_refused(
+    stopped: Path, tmp_path: Path, text: Path, model_folders: dict[str, Path], change: Change
+) -> None:
+    folder = shutil.copytree(stopped, tmp_path / "model")
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        rewrite(checkpoint, change)
+    with pytest.raises(RunError, match="remove the folder `checkpoints`"):
+        run(folder, text, backbone=model_folders["t5"], resume=True)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

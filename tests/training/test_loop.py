@@ -159,6 +159,46 @@ def test_a_loss_that_is_no_number_stops_the_run() -> None:
         trained("bert", learning_rate=1e30, network_learning_rate=1e30, steps=20)
 
 
+def run_with_losses(changed: dict[int, float], **settings: object) -> tuple[TrainingResult, Trainer, list[int]]:
+    """A run in which the losses of some steps, counted from 0, are replaced; also the steps that were reported."""
+    backbone, reported = tiny("bert"), []
+    config = TrainingConfig.model_validate({**SETTINGS, "steps": 12, **settings})
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        if kind == "step":
+            reported.append(values["step"])
+
+    task = TaskData(make_model(backbone), EXAMPLES * 2, EXAMPLES)
+    trainer = Trainer(backbone, [task], config, listener=listen)
+    plain = trainer._backward
+
+    def backward(rows: Any) -> Any:
+        loss, statistics = plain(rows)
+        return torch.tensor(changed.get(trainer.state.step, float(loss))), statistics
+
+    trainer._backward = backward  # type: ignore[method-assign]
+    return trainer.run(), trainer, reported
+
+
+def test_a_single_loss_that_is_not_finite_is_skipped() -> None:
+    result, trainer, reported = run_with_losses({3: float("nan"), 4: float("inf")})
+    assert trainer.state.step == 12
+    assert reported == [1, 2, 3, *range(6, 13)]
+    assert not any("not finite" in warning for warning in result.warnings)
+    moments = [state["step"] for state in trainer.optimizer.state.values()]
+    assert {int(step) for step in moments} == {10}  # the two steps changed nothing
+
+
+def test_losses_that_stay_not_finite_end_the_run_with_the_best_parameters() -> None:
+    result, trainer, _ = run_with_losses({step: float("nan") for step in range(5, 12)})
+    assert trainer.state.step == 10
+    assert [entry["step"] for entry in result.state.history] == [2, 4]  # nothing is scored while losses are not finite
+    assert result.state.best_step in (2, 4)
+    [warning] = [warning for warning in result.warnings if "not finite" in warning]
+    assert warning.startswith("the loss was not finite in the last 5 of 10 steps")
+    assert f"the parameters of step {result.state.best_step}: lower training.learning_rate (now 0.1)" in warning
+
+
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="something to train"):
         trained("gpt2", "no-prompt")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from resigned_checkpoint import change_state, change_tensor, rewrite
 from short_runs import train
 
 from softcue.errors import RunError
@@ -38,18 +35,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def change_state(**values: Any) -> Callable[[dict[str, Any], dict[str, Any]], object]:
-    return lambda progress, _: progress.update(values)
-
-
-def change_tensor(part: str, edit: Callable[[Any], Any]) -> Callable[[dict[str, Any], dict[str, Any]], object]:
-    def change(_: dict[str, Any], tensors: dict[str, Any]) -> None:
-        name = next(name for name in sorted(tensors) if name.startswith(part) and tensors[name].dim() > 1)
-        tensors[name] = edit(tensors[name])
-
-    return change
-
-
 CHANGES = {
     "a step beyond the last": change_state(step=10**9),
     "a step before the first": change_state(step=-1),
@@ -57,6 +42,7 @@ CHANGES = {
     "a best step that is still to come": change_state(best_step=10**6),
     "a history that is no list": change_state(history=7),
     "a counter beyond all evaluations": change_state(num_worse=10**6),
+    "more steps skipped than taken": change_state(num_skipped=10**6),
     "a model of another shape": change_tensor("model/", lambda value: value[:1]),
     "a best model of another shape": change_tensor("best/", lambda value: torch.cat([value, value])),
     "an optimizer of another size": change_tensor("optimizer/", lambda value: torch.cat([value, value])),
@@ -69,15 +55,6 @@ CHANGES = {
 def test_checkpoint_that_does_not_fit_is_refused(stopped: Path, tmp_path: Path, change: Any) -> None:
     folder = shutil.copytree(stopped, tmp_path / "cue")
     [checkpoint] = (folder / "checkpoints").glob("step-*")
-    facts, tensors = json.loads((checkpoint / "state.json").read_text()), load_file(checkpoint / "state.safetensors")
-    tensors = {name: value.clone() for name, value in tensors.items()}
-    change(facts["progress"], tensors)
-    (checkpoint / "state.json").write_text(json.dumps(facts))
-    save_file({name: value.contiguous() for name, value in tensors.items()}, checkpoint / "state.safetensors")
-    digests = {
-        name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
-        for name in json.loads((checkpoint / "manifest.json").read_text())
-    }
-    (checkpoint / "manifest.json").write_text(json.dumps(digests))
+    rewrite(checkpoint, change)
     with pytest.raises(RunError, match="resume"):
         train(folder, resume=True)

@@ -11,6 +11,17 @@ from softcue.training.checkpoints import CheckpointFolder, RunState
 class AdaptationState(RunState):
     """The progress of an adaptation at one step, except its tensors."""
 
+    def is_possible(self, num_steps: int) -> bool:
+        """Whether an adaptation of so many steps can be in this state.
+
+        Example:
+            >>> AdaptationState(step=3).is_possible(4), AdaptationState(step=5).is_possible(4)
+            (True, False)
+        """
+        if type(self.step) is not int or not 0 <= self.step <= num_steps or not isinstance(self.history, list):
+            return False
+        return all(isinstance(entry, dict) and {"step", "perplexity"} <= entry.keys() for entry in self.history)
+
     @property
     def best_perplexity(self) -> float | None:
         """The lowest perplexity so far."""

@@ -91,6 +91,17 @@ class ChunkStream:
         buffer = torch.stack(self._buffer) if self._buffer else torch.empty(0, self.chunk_length, dtype=torch.int32)
         return {"numbers": numbers, "rest": torch.tensor(self._rest, dtype=torch.int32), "buffer": buffer}
 
+    def can_restore(self, state: dict[str, Tensor]) -> bool:
+        """Whether tensors can be what `state` returned: the names, shapes and formats of this stream."""
+        if state.keys() != {"numbers", "rest", "buffer"} or state["numbers"].shape != (3,):
+            return False
+        numbers, rest, buffer = state["numbers"], state["rest"], state["buffer"]
+        has_formats = numbers.dtype == torch.int64 and rest.dtype == buffer.dtype == torch.int32
+        has_shapes = rest.dim() == 1 and buffer.dim() == 2 and buffer.shape[1] == self.chunk_length
+        has_shapes = has_shapes and len(buffer) <= self.shuffle_chunks
+        is_negative = [bool((values < 0).any()) for values in (numbers, rest, buffer)]
+        return has_formats and has_shapes and not any(is_negative)
+
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go to a position that `state` returned. The passages before it are read but not tokenized."""
         self.num_drawn, self.num_passes, self.num_read = state["numbers"].tolist()

@@ -16,9 +16,10 @@ from softcue.adaptation.chunks import ChunkStream
 from softcue.adaptation.config import AdaptationConfig
 from softcue.adaptation.rows import IGNORED, AdaptationBatch, AdaptationRow, RowFormat
 from softcue.backbones import Backbone
+from softcue.files import tensor_shapes
 from softcue.training import Processes
 from softcue.training.batches import stream_seed
-from softcue.training.checkpoints import Checkpoint
+from softcue.training.checkpoints import Checkpoint, other_run_error
 from softcue.training.loop import check_finite
 from softcue.training.optimizers import Adafactor, load_optimizer_tensors, optimizer_tensors
 
@@ -65,12 +66,21 @@ class AdaptationLoop:
         self.optimizer = Adafactor(groups, config.weight_decay, config.parameter_scaling)
 
     def resume(self, checkpoint: Checkpoint[AdaptationState]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint, which must be one of this model, these steps and these texts."""
+        parameters, saved = dict(self.model.named_parameters()), checkpoint.tensors["model"]
+        is_of_model = tensor_shapes(saved) == tensor_shapes(parameters) and all(map(_is_finite, saved.values()))
+        is_of_run = checkpoint.state.is_possible(self.config.steps) and self.stream.can_restore(
+            checkpoint.tensors["stream"]
+        )
+        if not is_of_model or not is_of_run:
+            raise other_run_error(
+                f"a checkpoint of step {checkpoint.state.step}",
+                f"weights and chunks of this adaptation, and a step up to {self.config.steps}",
+            )
         self.state = checkpoint.state
-        parameters = dict(self.model.named_parameters())
         with torch.no_grad():
-            for name in parameters.keys() | checkpoint.tensors["model"].keys():
-                parameters[name].copy_(checkpoint.tensors["model"][name])
+            for name, parameter in parameters.items():
+                parameter.copy_(saved[name])
         load_optimizer_tensors(self.model, self.optimizer, checkpoint.tensors["optimizer"])
         self.stream.restore(checkpoint.tensors["stream"])
 
@@ -194,3 +204,7 @@ def switch_off_dropout(model: nn.Module) -> None:
         for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

@@ -42,6 +42,7 @@ from softcue.files import (
     convert_write_errors,
     read_within,
     serialize_tensors,
+    tensor_shapes,
     write_atomically,
     write_json,
 )
@@ -360,7 +361,7 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     with_weights = weights is not None and model.method.weights is not None
     first_tensors, tensors = (_method_tensors(stage.method, with_weights) for stage in (first, model))
     meanings = [stage.method.config.settings_to_match() for stage in (first, model)]
-    if not tensors or _shapes(first_tensors) != _shapes(tensors) or meanings[0] != meanings[1]:
+    if not tensors or tensor_shapes(first_tensors) != tensor_shapes(tensors) or meanings[0] != meanings[1]:
         raise ConfigurationError(
             setting="training.init_from",
             got=f"{origin} ({cue_file.method['name']})",
@@ -382,7 +383,7 @@ def start_from(model: TaskModel, origin: str, backbone: Backbone) -> str:
     )
     has_same_labels = first.readout.task.label_names == model.readout.task.label_names
     reads_same = type(first.readout) is type(model.readout) and first.readout.summary == model.readout.summary
-    if head and has_same_labels and reads_same and _shapes(head) == _shapes(new_head):
+    if head and has_same_labels and reads_same and tensor_shapes(head) == tensor_shapes(new_head):
         model.readout.load_state_dict({**model.readout.state_dict(), **head})
         model.readout.is_taken_over = True
     return cue_file.record_sha256
@@ -413,10 +414,6 @@ def _describe_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -
         f"method.{key} is {first[key]} there and {value} here" for key, value in second.items() if first[key] != value
     ]
     return f": {', '.join(differences)}" if differences else ""
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def _check_backbone(folder: Path, cue_file: CueFile, backbone: Backbone) -> None:

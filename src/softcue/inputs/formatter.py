@@ -227,12 +227,21 @@ class InputFormatter:
         sources = self._fill(texts)
         if not (num_special := count_special_tokens(self.tokenizer, *sources)):
             return sources
-        num_of_template = count_special_tokens(self.tokenizer, *self._fill(("",) * len(texts)))
-        if num_special == num_of_template:
+        if num_special == self._num_special_of_template:
             return sources
-        if num_of_template:
+        if self._num_special_of_template:
             return self._fill(tuple(without_special_tokens(self.tokenizer, text) for text in texts))
         return [without_special_tokens(self.tokenizer, source) for source in sources]
+
+    @cached_property
+    def _num_special_of_template(self) -> int:
+        """How many special tokens template, suffix and answer prefix have, without the texts of a row."""
+        return count_special_tokens(self.tokenizer, *self._fill(("",) * len(self.task.text)))
+
+    @cached_property
+    def largest_token_id(self) -> int:
+        """The largest id of the vocabulary; ids may have gaps."""
+        return max(self.tokenizer.get_vocab().values())
 
     def _fill(self, texts: tuple[str, ...]) -> list[str]:
         """The texts in their template, with suffix and answer prefix."""

@@ -39,7 +39,7 @@ def tokenize_rows(
     if is_off or len(examples) < MIN_CACHED_ROWS:
         return [formatter.source(example) for example in examples]
     path = cache_folder() / "tokens" / f"{_digest(formatter, tokenizer, examples)}.safetensors"
-    cached_rows = _read(path, len(examples), formatter.tokenizer)
+    cached_rows = _read(path, len(examples), formatter)
     if cached_rows is not None:
         return cached_rows
     rows = [formatter.source(example) for example in examples]
@@ -106,18 +106,17 @@ def _digest_of(packed: Mapping[str, Tensor]) -> Tensor:
     return torch.tensor(list(hashlib.sha256(serialize_tensors(packed)).digest()), dtype=torch.uint8)
 
 
-def _fits(packed: Mapping[str, Tensor], num_rows: int, tokenizer: Any) -> bool:
+def _fits(packed: Mapping[str, Tensor], num_rows: int, largest_token_id: int) -> bool:
     """Whether the file has that many rows, each within it, and ids of this vocabulary alone."""
     lengths, ids = packed["lengths"], packed["ids"]
     if len(lengths) != num_rows or int(lengths.min()) < 0 or int(lengths.sum()) != len(ids):
         return False
     if any(len(packed[name]) != len(ids) for name in ("segments", "parts", "offsets") if name in packed):
         return False
-    largest_id = max(tokenizer.get_vocab().values())
-    return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) <= largest_id)
+    return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) <= largest_token_id)
 
 
-def _read(path: Path, num_rows: int, tokenizer: Any) -> list[TokenizedRow] | None:
+def _read(path: Path, num_rows: int, formatter: InputFormatter) -> list[TokenizedRow] | None:
     """The rows of a file, or None if it cannot be read, is damaged or does not fit these rows."""
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -125,7 +124,8 @@ def _read(path: Path, num_rows: int, tokenizer: Any) -> list[TokenizedRow] | Non
     try:
         packed: dict[str, Tensor] = load(read_within(path, SIZE_LIMIT))
         os.utime(path)  # now the most recently used
-        if not torch.equal(packed.pop(DIGEST), _digest_of(packed)) or not _fits(packed, num_rows, tokenizer):
+        is_intact = torch.equal(packed.pop(DIGEST), _digest_of(packed))
+        if not is_intact or not _fits(packed, num_rows, formatter.largest_token_id):
             return None
     except (SafetensorError, OSError, ValueError, KeyError):
         return None

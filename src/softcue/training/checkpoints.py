@@ -48,6 +48,17 @@ class Checkpoint(Generic[State]):
     tensors: dict[str, dict[str, Tensor]]  # by part, such as "model" and "optimizer", and by name
 
 
+def other_run_error(got: str, expected: str) -> RunError:
+    """The error for a checkpoint whose digests hold and whose content is not of this run.
+
+    Example:
+        >>> other_run_error("a checkpoint of step 9", "a step up to 8").expected
+        'a step up to 8'
+    """
+    fix = "remove the folder `checkpoints` of the run, or use `overwrite=True`"
+    return RunError(setting="resume", got=got, expected=expected, fix=fix)
+
+
 class CheckpointFolder(Generic[State]):
     """The checkpoints of one run, in one folder. A subclass names the state and the parts of its kind of run."""
 
@@ -124,6 +135,7 @@ class TrainingState(RunState):
     best_step: int = 0
     num_worse: int = 0  # evaluations since the best
     is_over: bool = False  # stopped early
+    num_skipped: int = 0  # steps since the last one whose loss was finite
     health: dict[str, float] = field(default_factory=dict)  # the method's measures of itself after the last step
 
     def is_possible(self, num_steps: int) -> bool:
@@ -133,13 +145,14 @@ class TrainingState(RunState):
             >>> TrainingState(step=3, best_step=2).is_possible(4), TrainingState(step=3, best_step=5).is_possible(4)
             (True, False)
         """
-        counters = (self.step, self.best_step, self.num_worse)
+        counters = (self.step, self.best_step, self.num_worse, self.num_skipped)
         if any(type(counter) is not int or counter < 0 for counter in counters):
             return False
         if not isinstance(self.history, list) or not all(isinstance(entry, dict) for entry in self.history):
             return False
         has_score = self.best_score is None or isinstance(self.best_score, (int, float))
-        is_in_order = self.best_step <= self.step <= num_steps and self.num_worse <= len(self.history)
+        is_in_order = max(self.best_step, self.num_skipped) <= self.step <= num_steps
+        is_in_order = is_in_order and self.num_worse <= len(self.history)
         return has_score and is_in_order and type(self.is_over) is bool
 
 

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone
-from softcue.errors import ConfigurationError, DataError, RunError, TrainingError
+from softcue.errors import ConfigurationError, DataError, TrainingError
 from softcue.evaluation import Evaluation, score
+from softcue.files import tensor_shapes
 from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
 from softcue.inputs.collate import collate
 from softcue.prompts import PromptEncoder
 from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.readouts import Readout
 from softcue.training.batches import epoch_batches, micro_batches, stream_seed
-from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
+from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState, other_run_error
 from softcue.training.config import TrainingConfig
 from softcue.training.contrastive import supervised_contrastive
 from softcue.training.joint_model import JointModel
@@ -69,6 +70,9 @@ def check_finite(loss: float, step: int, fix: str) -> None:
     """
     if not math.isfinite(loss):
         raise TrainingError(setting=f"loss at step {step + 1}", got=loss, expected="a finite number", fix=fix)
+
+
+MAX_SKIPPED_STEPS = 5  # in a row, with a loss that is not finite, before a run stops
 
 
 def plan_steps(config: TrainingConfig, steps_per_epoch: int) -> tuple[int, int]:
@@ -186,13 +190,12 @@ class Trainer:
         """Continue from a checkpoint, which must be one of this model and these steps."""
         tensors = self._tensors()
         model, best, state = checkpoint.tensors["model"], checkpoint.tensors["best"], checkpoint.state
-        is_of_model = _shapes(model) == _shapes(tensors) and _shapes(best) == _shapes(self.model.state_dict())
+        is_of_model = tensor_shapes(model) == tensor_shapes(tensors) and tensor_shapes(best) == tensor_shapes(
+            self.model.state_dict()
+        )
         if not is_of_model or not state.is_possible(self.num_steps):
-            raise RunError(
-                setting="resume",
-                got=f"a checkpoint of step {state.step}",
-                expected=f"tensors of this model, and a step up to {self.num_steps}",
-                fix="remove the folder `checkpoints` of the run, or use `overwrite=True`",
+            raise other_run_error(
+                f"a checkpoint of step {state.step}", f"tensors of this model, and a step up to {self.num_steps}"
             )
         self.state = state
         for name, tensor in tensors.items():
@@ -307,16 +310,14 @@ class Trainer:
             group["lr"] = group["base_rate"] * factor
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, statistics = self._backward(rows)
-        self._reduce_and_update()
         loss = float(self.processes.total(loss_sum))
-        check_finite(
-            loss,
-            step,
-            fix=f"lower training.learning_rate (now {self.config.learning_rate}) or "
-            "training.network_learning_rate, or set training.clip_norm=1.0",
-        )
+        if not math.isfinite(loss):
+            self._skip_step(loss)
+            return
+        self._reduce_and_update()
         health = self._update_method_state(statistics)
         self.state.step += 1
+        self.state.num_skipped = 0
         self.state.health = {**self.state.health, **health}
         self.listener(
             "step",
@@ -328,6 +329,24 @@ class Trainer:
                 "rows": len(rows),
                 **health,
             },
+        )
+
+    def _skip_step(self, loss: float) -> None:
+        """Take no update from a loss that is not finite. After several in a row, end with the best parameters."""
+        state = self.state
+        state.num_skipped += 1
+        if state.num_skipped >= MAX_SKIPPED_STEPS or state.step + 1 == self.num_steps:
+            if not state.best_step:  # nothing that was trained has been evaluated
+                check_finite(loss, state.step, fix=self._slower)
+            state.is_over = True
+        state.step += 1
+
+    @property
+    def _slower(self) -> str:
+        """Advice for a run whose loss is not finite."""
+        return (
+            f"lower training.learning_rate (now {self.config.learning_rate}) or "
+            "training.network_learning_rate, or set training.clip_norm=1.0"
         )
 
     def _backward(self, rows: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -504,7 +523,8 @@ class Trainer:
         """Evaluate and write a checkpoint if they are due."""
         step, config = self.state.step, self.config
         is_last = step == self.num_steps
-        should_evaluate = is_last or step % self.evaluate_every == 0
+        # Parameters that give no finite loss give no predictions to score.
+        should_evaluate = (is_last or step % self.evaluate_every == 0) and not self.state.num_skipped
         if should_evaluate:
             self._evaluate()
         should_save = should_evaluate if config.checkpoint_every == 0 else step % config.checkpoint_every == 0
@@ -582,6 +602,11 @@ class Trainer:
         """Warnings about the method, and about each task."""
         encoder = self.model.method.prompt_encoder()
         warnings = [] if encoder is None else encoder.health_warnings(self.state.health)
+        if self.state.num_skipped:
+            warnings.append(
+                f"the loss was not finite in the last {self.state.num_skipped} of {self.state.step} steps, so training "
+                f"stopped with the parameters of step {self.state.best_step}: {self._slower}"
+            )
         for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
             rows = [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number]
             prefix = "" if len(self.models) == 1 else f"{model.task.name}: "
@@ -617,7 +642,7 @@ class Trainer:
         num_steps = f"more training.steps (now {config.steps})"
         num_epochs = f"more training.epochs (now {config.epochs})"
         longer = num_steps if config.steps else num_epochs
-        if self.state.is_over:
+        if self.state.is_over and not self.state.num_skipped:
             longer = f"a higher training.patience (now {config.patience}, it stopped at step {self.state.step})"
         return [
             *_rates_to_try(model, config),
@@ -625,10 +650,6 @@ class Trainer:
             *model.method.config.settings_to_try(model.task),
             *model.readout.settings_to_try(),
         ]
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in tensors.items()}
 
 
 def _add(totals: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:

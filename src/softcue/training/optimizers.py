@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.errors import RunError
 from softcue.inference import TaskModel
 from softcue.methods.method import Method
+from softcue.training.checkpoints import other_run_error
 from softcue.training.config import TrainingConfig
 from softcue.training.joint_model import JointModel
 
@@ -169,12 +169,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         name, _, key = full_name.partition("|")
         parameter = parameters.get(name)
         if parameter is None or value.numel() > max(1, parameter.numel()):
-            raise RunError(
-                setting="resume",
-                got=f"an optimizer with '{full_name}' {list(value.shape)}",
-                expected="the optimizer of this model",
-                fix="remove the folder `checkpoints` of the run, or use `overwrite=True`",
-            )
+            raise other_run_error(f"an optimizer with '{full_name}' {list(value.shape)}", "the optimizer of this model")
         # AdamW keeps its step counter on the CPU, whatever the device of the moments.
         device = "cpu" if value.dim() == 0 else parameter.device
         optimizer.state[parameter][key] = value.to(device)
