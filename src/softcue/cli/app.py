@@ -25,6 +25,7 @@ from softcue.cli import (
     params,
     predict,
     serve,
+    sign,
     study,
     tasks,
     train,
@@ -56,6 +57,7 @@ app.command("tune")(tune.tune)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
+app.command("sign")(sign.sign)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)

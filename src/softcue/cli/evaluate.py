@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softcue.cli.options import AllowPickle, Columns, SkipBadRows
+from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.evaluation import Evaluation
@@ -24,6 +24,7 @@ def evaluate(
     columns: Columns = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
     allow_pickle: AllowPickle = False,
+    require_signature: RequireSignature = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[bool, typer.Option("--vote", help="Score a vote of the cues, and each cue.")] = False,
     by_mean: Annotated[bool, typer.Option("--mean", help="Score their mean probabilities, and each cue.")] = False,
@@ -69,7 +70,7 @@ def evaluate(
         check_suffix(output, cue_task.kind)
     [row_task] = rename_columns([cue_task], parse_columns(columns or []))
     evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
-    loaded = load_together(cues, backbone, is_ensemble=join is not None, allow_pickle=allow_pickle)
+    loaded = load_together(cues, backbone, join is not None, allow_pickle, require_signature)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)
     num_rows = len(evaluation_set.examples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,10 @@ AllowPickle = Annotated[
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", help="FILE=CUE: the file's column for one the cue reads; may be repeated."),
+]
+RequireSignature = Annotated[
+    Path | None,
+    typer.Option(help="Public keys: load only cues that one of them has signed (`softcue sign`)."),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
 

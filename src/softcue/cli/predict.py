@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone
-from softcue.cli.options import AllowPickle, Columns, SkipBadRows
+from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -63,6 +63,7 @@ def predict(
         str | None, typer.Option(help="Load the backbone from here instead.", autocompletion=complete_backbone)
     ] = None,
     allow_pickle: AllowPickle = False,
+    require_signature: RequireSignature = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
@@ -86,7 +87,7 @@ def predict(
     paths, texts = split_words(words, source)
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
-    cues = load_together(paths, backbone, is_ensemble=join is not None, allow_pickle=allow_pickle)
+    cues = load_together(paths, backbone, join is not None, allow_pickle, require_signature)
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -364,7 +365,13 @@ def choose_join(by_vote: bool, by_mean: bool) -> Join | None:
     return vote if by_vote else mean if by_mean else None
 
 
-def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool, allow_pickle: bool = False) -> list[Cue]:
+def load_together(
+    paths: list[Path],
+    backbone: str | None,
+    is_ensemble: bool,
+    allow_pickle: bool = False,
+    require_signature: Path | None = None,
+) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
 
     Example:
@@ -372,13 +379,15 @@ def load_together(paths: list[Path], backbone: str | None, is_ensemble: bool, al
     """
     from softcue.cue.cue import load
     from softcue.cue.cue_file import check_each_once, read_cue_file
+    from softcue.cue.signatures import read_public_keys
     from softcue.evaluation import check_one_task
 
     if is_ensemble:
         check_one_task({str(path): read_cue_file(path).task for path in paths})
         check_each_once(paths)
-    first = load(paths[0], backbone, allow_pickle=allow_pickle)
-    return [first, *(load(path, first.backbone) for path in paths[1:])]
+    signers = None if require_signature is None else read_public_keys(require_signature)
+    first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers)
+    return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
 
 
 def _standard_input() -> list[Any]:

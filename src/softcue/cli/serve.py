@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from softcue.cli.options import AllowPickle
+from softcue.cli.options import AllowPickle, RequireSignature
 
 
 class ServingEngine(StrEnum):
@@ -27,6 +27,7 @@ def serve(
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
     ],
     allow_pickle: AllowPickle = False,
+    require_signature: RequireSignature = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     api_key_file: Annotated[
@@ -80,6 +81,7 @@ def serve(
                 expected="no such option with --engine local, which is one process",
                 fix="pass --engine ray",
             )
+    from softcue.cue.signatures import read_public_keys
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
     settings = ServerSettings(
@@ -92,10 +94,13 @@ def serve(
         deterministic=deterministic,
         log_texts=log_texts,
         allow_pickle=allow_pickle,
+        require_signature=require_signature,
         api_keys=read_keys(API_KEY, api_key_file),
         admin_keys=read_keys(ADMIN_KEY, admin_key_file),
     )
     check_address(settings, without_key)
+    if require_signature is not None:
+        read_public_keys(require_signature)  # before anything starts; replicas read it again
     run: Callable[[ServerSettings, str, Path], None]
     try:
         if engine is ServingEngine.RAY:

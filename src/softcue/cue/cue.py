@@ -27,6 +27,7 @@ from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
 from softcue.cue.score_table import score_table
+from softcue.cue.signatures import PublicKeys, read_public_keys
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
 from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError, first_line
@@ -259,17 +260,26 @@ class Cue:
         return target
 
 
-def load(path: str | Path, backbone: Backbone | str | Path | None = None, *, allow_pickle: bool = False) -> Cue:
+def load(
+    path: str | Path,
+    backbone: Backbone | str | Path | None = None,
+    *,
+    allow_pickle: bool = False,
+    require_signature: str | Path | PublicKeys | None = None,
+) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
     `allow_pickle` opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it.
+    `require_signature` is a file of public keys, one of which must have signed the cue (`softcue sign`).
 
     Example:
         tickets = softcue.load("cues/tickets")
         urgency = softcue.load("cues/urgency", backbone=tickets.backbone)
     """
     folder = Path(path)
-    cue_file = read_cue_file(folder)
+    if isinstance(require_signature, (str, Path)):
+        require_signature = read_public_keys(require_signature)
+    cue_file = read_cue_file(folder, require_signature)
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle))
     _check_backbone(folder, cue_file, backbone)

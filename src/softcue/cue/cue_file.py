@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import softcue
 from softcue.backbones import Fingerprint
+from softcue.cue.signatures import PublicKeys, check_signature
 from softcue.errors import ConfigurationError, CueError, as_configuration_error
 from softcue.files import read_within
 from softcue.readouts import ReadoutConfig
@@ -104,8 +105,8 @@ def check_each_once(paths: Sequence[Path]) -> None:
         )
 
 
-def read_cue_file(folder: Path) -> CueFile:
-    """Read and check cue.json.
+def read_cue_file(folder: Path, signers: PublicKeys | None = None) -> CueFile:
+    """Read and check cue.json; with `signers`, also that one of them has signed it.
 
     Example:
         read_cue_file(Path("cues/tickets")).task.labels
@@ -116,7 +117,10 @@ def read_cue_file(folder: Path) -> CueFile:
         hint = "finish its run with `resume=True`" if is_unfinished else "check the path"
         raise CueError(setting="cue", got=folder, expected="a folder with cue.json", fix=hint)
     try:
-        values = json.loads(read_within(file, SIZE_LIMIT).decode())
+        data = read_within(file, SIZE_LIMIT)  # once: what is signed is what is read
+        if signers is not None:
+            check_signature(folder, data, signers)
+        values = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise CueError(setting=str(file), got=str(error), expected="valid JSON", fix=TRY_AGAIN) from error
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:

@@ -241,7 +241,7 @@ class InputFormatter:
     @cached_property
     def largest_token_id(self) -> int:
         """The largest id of the vocabulary; ids may have gaps."""
-        return max(self.tokenizer.get_vocab().values())
+        return max(map(int, self.tokenizer.get_vocab().values()))
 
     def _fill(self, texts: tuple[str, ...]) -> list[str]:
         """The texts in their template, with suffix and answer prefix."""

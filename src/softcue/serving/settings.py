@@ -54,6 +54,9 @@ class ServerSettings(BaseModel):
     )
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")
+    require_signature: Path | None = Field(
+        None, description="public keys: load only cues that one of them has signed; null: any cue"
+    )
 
     @property
     def limits(self) -> Limits:

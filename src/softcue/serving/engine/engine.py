@@ -20,6 +20,7 @@ import torch
 
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.cue.cue import Cue
+from softcue.cue.signatures import read_public_keys
 from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
 from softcue.inference import predict_mixed, tokenize_requests
@@ -69,8 +70,13 @@ class Engine:
         use_disk_cache: bool = True,
         allow_pickle: bool = False,
         deterministic: bool = False,
+        require_signature: str | Path | None = None,
     ) -> None:
-        """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case."""
+        """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case.
+
+        `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
+        """
+        signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
             dtype = "float32" if folder is None or deterministic else recorded_dtype(folder)
@@ -79,7 +85,7 @@ class Engine:
             backbone.state_cache_bytes = (STATE_BYTES, 0)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
-        self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None)
+        self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
         self.registry.load_all()
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
         self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)

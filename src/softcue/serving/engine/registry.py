@@ -18,6 +18,7 @@ from pathlib import Path
 from softcue.backbones import Backbone
 from softcue.cue.cue import Cue, load
 from softcue.cue.cue_file import CueFile, read_cue_file
+from softcue.cue.signatures import PublicKeys
 from softcue.errors import BackboneMismatchError, ConfigurationError, SoftcueError
 from softcue.inference import TaskModel
 from softcue.inference.task_model import with_readout
@@ -88,12 +89,19 @@ class Registry:
         registry["tickets"].version
     """
 
-    def __init__(self, folder: Path | None, backbone: Backbone, cues: Mapping[str, Cue] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        backbone: Backbone,
+        cues: Mapping[str, Cue] | None = None,
+        signers: PublicKeys | None = None,
+    ) -> None:
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(
                 setting="cues folder", got=folder, expected="a folder with a folder per cue", fix="check the path"
             )
         self._folder, self._backbone = None if folder is None else folder.resolve(), backbone
+        self._signers = signers  # of the cues of the folder; None: any cue
         # Both mappings are replaced as a whole: readers need no lock.
         self._loaded: Mapping[str, LoadedCue] = {name: LoadedCue.of(name, cue) for name, cue in (cues or {}).items()}
         self._broken: Mapping[str, RequestError] = {}
@@ -200,7 +208,7 @@ class Registry:
 
     def _read(self, name: str) -> LoadedCue:
         try:
-            cue = load(self._folder_of(name), self._backbone)
+            cue = load(self._folder_of(name), self._backbone, require_signature=self._signers)
         except RequestError:
             raise
         except BackboneMismatchError as error:

@@ -40,6 +40,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         on_batch,
         use_disk_cache=False,
         allow_pickle=settings.allow_pickle,
+        require_signature=settings.require_signature,
         deterministic=settings.deterministic,
     )
 
