@@ -429,14 +429,50 @@ main()
 """
 
 
-def served(folder: Path, backbone: Path, *words: object, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW, "serve", "--backbone", backbone, folder, "--port", "0", *words]
+# A server whose inference thread ends at its first batch.
+DYING = """
+from softcue.serving.engine.engine import Engine
+def die(engine, batch):
+    raise MemoryError("the device is gone")
+Engine._run_batch = die
+from softcue.cli.app import main
+main()
+"""
+
+
+def served(
+    folder: Path, backbone: Path, *words: object, script: str = SLOW, **environment: str
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, "serve", "--backbone", backbone, folder, "--port", "0", *words]
     return subprocess.Popen(
         [str(word) for word in command],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """The address of a server, once it is ready."""
+    assert process.stderr is not None
+    lines: list[dict[str, Any]] = []
+    while not {"ready", "running"} <= {word for line in lines for word in line["event"].split()}:
+        lines.append(json.loads(process.stderr.readline()))
+    [url] = [match[0] for line in lines if (match := re.search(r"http://127\.0\.0\.1:\d+", line["event"]))]
+    return url
+
+
+def test_a_server_whose_inference_thread_ends_says_503_and_ends_with_an_error(
+    folder: Path, model_folders: dict[str, Path]
+) -> None:
+    with served(folder, model_folders["bert"], script=DYING) as process:
+        client = Client(url_of(process), attempts=1)
+        with pytest.raises(ServerError, match="503"):
+            client.predict([("topics", "Where is it")])
+        assert process.stderr is not None
+        rest = process.stderr.read()
+        assert process.wait(20) != 0
+    assert "the inference thread has ended" in rest
 
 
 def test_sigterm_answers_what_was_taken_then_ends(
@@ -446,11 +482,7 @@ def test_sigterm_answers_what_was_taken_then_ends(
     keys.write_text("key-one\nkey-two\n")
     with served(folder, model_folders["bert"], "--api-key-file", keys, SOFTCUE_ADMIN_KEY="admin-key") as process:
         assert process.stderr is not None
-        lines: list[dict[str, Any]] = []
-        while not {"ready", "running"} <= {word for line in lines for word in line["event"].split()}:
-            lines.append(json.loads(process.stderr.readline()))
-        [url] = [match[0] for line in lines if (match := re.search(r"http://127\.0\.0\.1:\d+", line["event"]))]
-        client = Client(url, "key-two", attempts=1)
+        client = Client(url_of(process), "key-two", attempts=1)
         assert client.info()["backbone"]["dtype"] == "float32"
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(client.predict, [("topics", "a secret text"), ("stars", "ok")])
