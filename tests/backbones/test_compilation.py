@@ -22,7 +22,10 @@ from softcue.errors import ConfigurationError
 from softcue.inputs.collate import collate
 
 # dynamo hides this warning in a way that does not work when warnings are errors
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:backbone.compile has no effect on passes in which"),
+]
 
 # Methods that change only the input of layers; that change layers inside or their weights; that run several passes.
 OUTSIDE, INSIDE = ["prompt-tuning", "toy-add"], ["prefix-tuning", "adapter", "fine-tuning"]
@@ -99,6 +102,24 @@ def test_compiled_layers_give_the_plain_numbers_whatever_prompts_do(family: str)
             assert compiler.num_runs == before, case
         elif case == "toy-add" or family != "gpt2":  # a decoder keeps the shared prefix in a cache
             assert compiler.num_runs > before, case
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "reason"),
+    [
+        ("bert", "prefix-tuning", "prompts are keys and values of a layer's attention"),
+        ("bert", "adapter", "sub-layers are changed, as by adapters"),
+        ("gpt2", "prompt-tuning", "layers read a cache, as with a prompt that all rows share"),
+    ],
+)
+def test_passes_that_run_uncompiled_say_why_once(family: str, case: str, reason: str) -> None:
+    _, compiled = make_pair(family, Counting())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for num_rows in (5, 3):
+            run_model(compiled, case, num_rows)
+    messages = [str(warning.message) for warning in caught if "backbone.compile" in str(warning.message)]
+    assert messages == [f"backbone.compile has no effect on passes in which {reason}"]
 
 
 @pytest.mark.parametrize("fault", ["at once", "other numbers"])

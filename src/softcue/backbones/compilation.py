@@ -51,6 +51,13 @@ class _CompileState:
 
     def __init__(self) -> None:
         self.is_on = True
+        self._reasons: set[str] = set()  # that were told
+
+    def explain(self, reason: str) -> None:
+        """Warn once that passes of this kind run the uncompiled layers."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            warnings.warn(f"backbone.compile has no effect on passes in which {reason}", stacklevel=3)
 
     def turn_off(self, reason: str) -> None:
         """Use the uncompiled layers from now on, and warn once."""
@@ -94,8 +101,12 @@ def _make_forward(
     compiled: Forward, plain: Forward, state: _CompileState, base: nn.Module, cache_class: type
 ) -> Forward:
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not state.is_on or _is_off.get():
+            return plain(*args, **kwargs)
         has_cache = any(isinstance(value, cache_class) for value in (*args, *kwargs.values()))
-        if not state.is_on or _is_off.get() or has_cache or _is_changed_inside(base):
+        reason = "layers read a cache, as with a prompt that all rows share" if has_cache else _change_inside(base)
+        if reason:
+            state.explain(reason)
             return plain(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)
@@ -107,14 +118,15 @@ def _make_forward(
     return run
 
 
-def _is_changed_inside(base: nn.Module) -> bool:
-    """Whether the running pass changes something inside a layer, rather than only its input."""
+def _change_inside(base: nn.Module) -> str:
+    """What the running pass changes inside a layer, rather than at its input; empty if nothing."""
     active = running_pass(id(base))
     if active is None:
-        return False
+        return ""
+    if active.sublayers:
+        return "sub-layers are changed, as by adapters"
+    if active.noise is not None:
+        return "the backbone has dropout"
     layer_prompt = active.layer_prompts.get(running_layer())
-    return (
-        bool(active.sublayers)
-        or active.noise is not None
-        or (layer_prompt is not None and (layer_prompt.keys is not None or layer_prompt.parallel_keys is not None))
-    )
+    has_keys = layer_prompt is not None and (layer_prompt.keys is not None or layer_prompt.parallel_keys is not None)
+    return "prompts are keys and values of a layer's attention" if has_keys else ""
