@@ -74,6 +74,15 @@ def few_shot(repeats: Repeats = 3, data: Data = None, as_json: Json = False) -> 
     _print_figures(measurements.pop("figures"), as_json, **measurements)
 
 
+@app.command("start")
+def start(repeats: Repeats = 7, as_json: Json = False) -> None:
+    """One prediction as a whole command, against a bare script that loads the same model and runs one pass."""
+    from benchmarks.plan import Plan
+    from benchmarks.start_time import start_figures
+
+    _print_figures(start_figures(Plan(repeats)), as_json)
+
+
 @app.command("growth")
 def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
     """Time and memory of a decoder step by prompt, text and rows, softcue and PEFT; time to predict by cues."""

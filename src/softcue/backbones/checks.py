@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.structure import Projection
+from softcue.backbones.structure_cache import describe_model
 from softcue.backbones.tracing import (
     LARGEST_DIFFERENCE,
     ROUGH_DIFFERENCE,
@@ -169,22 +169,13 @@ def _read(path: Any) -> list[Check] | None:
 
 
 def _key_of(backbone: Backbone) -> str:
-    """A digest of all that checks depend on: versions, class, configuration, format, device, a sample of weights."""
-    import transformers
-
-    import softcue
-
-    tokenizer, table = backbone.tokenizer, backbone.word_table
-    words = table[:: max(1, len(table) // 64), 0].detach().float().cpu().tolist()
-    weights = [value.detach().reshape(-1)[value.numel() // 2] for value in backbone.model.parameters() if value.numel()]
+    """A digest of all that checks depend on: the model, its structure and attention, its tokenizer."""
+    tokenizer = backbone.tokenizer
     parts = [
-        f"{softcue.__version__} {torch.__version__} {transformers.__version__}",
-        json.dumps(backbone.model.config.to_diff_dict(), sort_keys=True, default=str),
-        f"{type(backbone.model).__name__} {backbone.attention} {backbone.dtype} {backbone.device.type}",
+        *describe_model(backbone.model),
         backbone.structure.model_dump_json(),
+        backbone.attention,
         f"{type(tokenizer).__name__} {tokenizer.special_tokens_map} {tokenizer('a')['input_ids']}",
-        repr(words),
-        repr(torch.stack([value.float() for value in weights]).tolist()),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

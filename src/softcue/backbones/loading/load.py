@@ -27,7 +27,8 @@ from softcue.backbones.loading.sentence_transformers_folder import (
 )
 from softcue.backbones.loading.sources import ALIASES, adapter_error, can_reach_hub, find_source
 from softcue.backbones.loading.weight_files import check_named_weights
-from softcue.backbones.tracing import is_causal_model, structure_of
+from softcue.backbones.structure_cache import restore_structure
+from softcue.backbones.tracing import is_causal_model
 from softcue.backbones.word_head import has_word_head
 from softcue.errors import BackboneError, near_matches
 
@@ -133,7 +134,7 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
     _check_tokenizer(config.name, model, tokenizer)
     model.requires_grad_(False).to(device)
     try:
-        structure_of(model)
+        restore_structure(model)
     except BackboneError:
         if config.dtype != "auto" or dtype == torch.float32:
             raise
