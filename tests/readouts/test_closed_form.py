@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_score
 
 from softcue.readouts import closed_form
-from softcue.readouts.closed_form import FOLDS, STRENGTHS, probe_scores
+from softcue.readouts.closed_form import FOLDS, STRENGTHS, probe_scores, solve_linear
 
 
 def draw_rows(num_classes: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
@@ -31,6 +31,26 @@ def test_scores_are_those_of_cross_val_score_with_the_best_strength(num_classes:
         expected.append(torch.tensor(cross_val_score(estimator, scaled, targets, cv=FOLDS)))
     best = max(expected, key=lambda folds: float(folds.mean()))
     assert probe_scores(features, targets, num_classes).tolist() == pytest.approx(best.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-32, 1e-9, 0.0])
+def test_dead_features_have_no_weight(size: float) -> None:
+    features, labels = draw_rows(2)
+    dead = size * torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
+    with_dead, without = torch.nn.Linear(7, 2), torch.nn.Linear(6, 2)
+    solve_linear(with_dead, torch.cat([features, dead], dim=1), labels, strength=1.0)
+    solve_linear(without, features, labels, strength=1.0)
+    assert with_dead.weight[:, 6].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(with_dead.weight[:, :6], without.weight)
+    assert probe_scores(torch.cat([features, dead], dim=1), labels, 2).tolist() == pytest.approx(
+        probe_scores(features, labels, 2).tolist()
+    )
+
+
+def test_features_that_are_all_constant_give_no_weights() -> None:
+    layer = torch.nn.Linear(3, 2)
+    solve_linear(layer, torch.full((6, 3), 0.1), [0, 1, 1] * 2, strength=1.0)
+    assert layer.weight.abs().max() == 0 and layer.bias[1] > layer.bias[0]
 
 
 def test_the_same_vectors_and_labels_are_solved_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

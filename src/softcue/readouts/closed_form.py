@@ -20,6 +20,10 @@ from softcue.types import RowLabel
 
 STRENGTHS = (100.0, 10.0, 1.0, 0.1, 0.01)  # inverse regularisation; of equal scores the last wins: it regularises most
 FOLDS = 5
+# The smallest standard deviation of a feature that counts, as a share of the root mean square of all. Backbones may have
+# dead features: two of MiniLM's have values of 1e-32, one of 1e-7. Divided by their deviation, rounding errors would be
+# features, with weights of up to 1e30.
+SMALLEST_DEVIATION = 1e-4
 _scores_by_digest: dict[bytes, Tensor] = {}  # of features and labels: methods that are compared read the same ones
 
 
@@ -44,13 +48,19 @@ def solve_linear(
     row_weights = torch.tensor(weights or [1.0] * len(labels), dtype=torch.float64)  # [N]
     shares = row_weights / row_weights.sum()
     mean = shares @ features  # [R]
-    scale = (shares @ (features - mean).square()).sqrt()
-    # Of a constant feature, rounding may leave a scale that is almost zero.
-    scale = torch.where(scale <= 1e-12 * mean.abs(), 1.0, scale)
+    scale = _deviations(features, mean, shares)  # [R]
     weight, bias = _solve(((features - mean) / scale).numpy(), labels, strength, layer.out_features, row_weights)
     # The solution is for standardised features, the layer for raw ones: W (x - mean)/scale + b.
     layer.weight.data.copy_(weight / scale)
     layer.bias.data.copy_(bias - (weight / scale) @ mean)
+
+
+def _deviations(features: Tensor, mean: Tensor, shares: Tensor) -> Tensor:
+    """The standard deviations of features [N R] of rows with shares [N]; infinite for features that say nothing. [R]"""
+    deviations = (shares @ (features - mean).square()).sqrt()
+    # Of a constant feature, rounding may leave a deviation that is almost zero.
+    smallest = torch.maximum(1e-12 * mean.abs(), SMALLEST_DEVIATION * deviations.square().mean().sqrt())
+    return torch.where(deviations <= smallest, math.inf, deviations)
 
 
 def probe_scores(features: Tensor, labels: Sequence[RowLabel], num_outputs: int) -> Tensor:
@@ -69,8 +79,8 @@ def probe_scores(features: Tensor, labels: Sequence[RowLabel], num_outputs: int)
     digest = hashlib.sha256(features.numpy().tobytes())
     digest.update(repr((features.shape, features.dtype, num_outputs, list(labels))).encode())
     if digest.digest() not in _scores_by_digest:
-        scale = features.std(dim=0, unbiased=False)
-        scaled = ((features - features.mean(dim=0)) / torch.where(scale == 0, 1.0, scale)).numpy()
+        mean, shares = features.mean(dim=0), features.new_full((len(features),), 1 / len(features))
+        scaled = ((features - mean) / _deviations(features, mean, shares)).numpy()
         cross_validate = _cross_validate_sets if are_sets else _cross_validate
         with _quick_estimators():
             scores = [cross_validate(scaled, labels, num_outputs, strength) for strength in STRENGTHS]

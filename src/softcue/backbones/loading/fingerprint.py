@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+import numpy.typing
 import torch
 from torch import Tensor
 
@@ -39,14 +41,14 @@ def compute_fingerprint(model: Any, tokenizer: Any) -> Fingerprint:
     config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
     weights = hashlib.sha256()
     table = model.get_input_embeddings().weight
-    weights.update(_bfloat16_bits(table).numpy().tobytes())
+    weights.update(_bfloat16_bits(table).tobytes())
     for name, parameter in sorted(model.named_parameters()):
         if "pooler" in name.split("."):  # unused in softcue, and random if a folder has none
             continue
         bits = _bfloat16_bits(parameter.reshape(-1))
-        sample = bits[:: max(1, bits.numel() // _SAMPLES)]
-        weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=torch.int64))}".encode())
-        weights.update(sample.contiguous().numpy().tobytes())
+        sample = bits[:: max(1, bits.size // _SAMPLES)]
+        weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=numpy.int64))}".encode())
+        weights.update(sample.tobytes())
     return Fingerprint(
         config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
         weights=weights.hexdigest()[:16],
@@ -63,9 +65,15 @@ def _tokenizer_text(tokenizer: Any) -> str:
     return json.dumps(tokenizer.get_vocab(), sort_keys=True)
 
 
-def _bfloat16_bits(values: Tensor) -> Tensor:
-    """Return the bits of bfloat16 values as 16-bit integers, whose sum does not depend on the order of adding."""
-    return values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
+def _bfloat16_bits(values: Tensor) -> numpy.typing.NDArray[numpy.int16]:
+    """Return the bits of bfloat16 values as 16-bit integers, whose sum does not depend on the order of adding.
+
+    numpy adds them up faster than torch, which has no fast sum of short integers.
+    """
+    bits: numpy.typing.NDArray[numpy.int16] = (
+        values.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
+    )
+    return bits
 
 
 def _digest(data: bytes) -> str:
