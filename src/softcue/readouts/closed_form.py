@@ -20,7 +20,7 @@ from softcue.types import RowLabel
 
 STRENGTHS = (100.0, 10.0, 1.0, 0.1, 0.01)  # inverse regularisation; of equal scores the last wins: it regularises most
 FOLDS = 5
-# The smallest standard deviation of a feature that counts, as a share of the root mean square of all. Backbones may have
+# The smallest standard deviation of a feature that counts, as a share of the root mean square of all. Models may have
 # dead features: two of MiniLM's have values of 1e-32, one of 1e-7. Divided by their deviation, rounding errors would be
 # features, with weights of up to 1e30.
 SMALLEST_DEVIATION = 1e-4
