@@ -29,7 +29,7 @@ demo: $(VENV)/.demo
 	$(BIN)/softcue demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --durations=20
 
 # the tests whose results depend on the order of sums; .ci/run runs them again with other kernels and two threads
 test-numeric: $(VENV)/.dev
