@@ -24,6 +24,7 @@ from softcue.cli import (
     methods,
     params,
     predict,
+    push,
     serve,
     study,
     tasks,
@@ -56,6 +57,7 @@ app.command("tune")(tune.tune)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
+app.command("push")(push.push)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -25,6 +26,7 @@ from torch import Tensor
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
+from softcue.cue.hub import find_cue_folder, push_folder
 from softcue.cue.model_card import model_card
 from softcue.cue.score_table import score_table
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
@@ -257,17 +259,47 @@ class Cue:
         self.cue_file, self.path = cue_file, target
         return target
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+    ) -> str:
+        """Upload the cue to the Hugging Face Hub in one commit and return the address of the commit's page.
+
+        The repository and the branch `revision` are made if they do not exist. Without `token`, that of HF_TOKEN or of
+        `hf auth login` is taken. The backbone is not uploaded, unless the method has trained it.
+
+        Example:
+            cue.push_to_hub("me/tickets", private=True)
+            softcue.load("hub:me/tickets")
+        """
+        with tempfile.TemporaryDirectory() as temporary:
+            if self.path is None:  # a copy, so that this cue does not get the temporary folder as its own
+                copy = Cue(self.model, self.backbone, self.cue_file)
+                folder = copy.save(Path(temporary) / self.name)
+            else:
+                folder = self.path
+            return push_folder(
+                folder, repo_id, private=private, token=token, revision=revision, commit_message=commit_message
+            )
+
 
 def load(path: str | Path, backbone: Backbone | str | Path | None = None, *, allow_pickle: bool = False) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
-    `allow_pickle` opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it.
+    `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
+    opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it.
 
     Example:
         tickets = softcue.load("cues/tickets")
         urgency = softcue.load("cues/urgency", backbone=tickets.backbone)
+        shared = softcue.load("hub:me/tickets@v2")
     """
-    folder = Path(path)
+    folder = find_cue_folder(path)
     cue_file = read_cue_file(folder)
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle))
