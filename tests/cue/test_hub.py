@@ -347,7 +347,7 @@ def test_push_and_evaluate_on_the_command_line(
     ):
         result = run(*words)
         assert result.exit_code == 0, (words, result.output, result.exception)
-        assert "topics" in result.stdout
+        assert json.loads(result.stdout)
     shown = run("push", str(tmp_path / "topics"), "me/topics", "--revision", "v2").stdout
     assert 'next: softcue predict hub:me/topics@v2 "a text"' in shown
 

@@ -286,7 +286,7 @@ def _api(token: str | None = None) -> Any:
 @contextmanager
 def _quiet_hub() -> Iterator[None]:
     """Hide the progress bars of huggingface_hub while active: a cue is a few kilobytes."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():
         yield
