@@ -49,6 +49,7 @@ class ServedPrediction:
     is_truncated: bool
     queue_seconds: float
     compute_seconds: float
+    is_ended: bool = True  # False for generated text that ends at the limit of tokens; beam search does not tell
 
     def as_dict(self) -> dict[str, object]:
         """The prediction for JSON."""
