@@ -6,19 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from softcue.backbones.passes.decoding import cut_at_stop
+
 logger = logging.getLogger("softcue.serving")
 UNFINISHED = "�"  # the text of half a character
-
-
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first stop word.
-
-    Example:
-        >>> cut_at_stop("My title. And more", (".", "And"))
-        'My title'
-    """
-    ends = [place for word in stop if (place := text.find(word)) >= 0]
-    return text[: min(ends)].rstrip() if ends else text
 
 
 class TextStreamer:
