@@ -157,7 +157,7 @@ def test_the_model_is_in_the_registry_of_the_harness() -> None:
 
 @pytest.mark.slow
 def test_what_a_cue_cannot_do_is_refused(decoder_cue: Cue) -> None:
-    model = harness_model(decoder_cue, batch_size="auto", device="cpu")
+    model = harness_model(decoder_cue, batch_size="auto", device="cuda:0")  # as the harness asks
     with pytest.raises(ConfigurationError, match="it has no perplexity of plain text"):
         model.loglikelihood_rolling([SimpleNamespace(args=("a text",))])
     for settings in ({"do_sample": True}, {"temperature": 0.7}, {"num_beams": 4}):

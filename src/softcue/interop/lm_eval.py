@@ -8,6 +8,7 @@ extra, hence imported inside functions; it has no entry points for models, hence
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,7 +21,7 @@ from softcue.backbones import ForwardPass
 from softcue.backbones.passes.decoding import cut_at_stop
 from softcue.backbones.passes.forward_pass import sum_log_probabilities
 from softcue.cue import Cue, load
-from softcue.errors import ConfigurationError, DataError, MissingExtraError
+from softcue.errors import ConfigurationError, DataError, MissingExtraError, SoftcueError
 from softcue.inference import TaskModel
 from softcue.inference.task_model import with_readout
 from softcue.inputs.collate import batch_by_length, collate
@@ -80,7 +81,7 @@ class CueScorer:
         """
         if not contexts:
             return []
-        model, texts = self._model(max_new_tokens), {}
+        model, texts = self._model(max_new_tokens), dict[int, str]()
         rows = self._rows(model, contexts)
         lengths = [model.length(row) for row in rows]
         for numbers in batch_by_length(lengths, self._batch_size, model.tokens_at_once):
@@ -208,7 +209,7 @@ def register() -> type[Any]:
         ) -> None:
             super().__init__()
             loaded = cue if isinstance(cue, Cue) else load(cue, backbone)
-            if device is not None and torch.device(device).type != loaded.backbone.device.type:
+            if device is not None and _is_elsewhere(torch.device(device), loaded.backbone.device):
                 raise ConfigurationError(
                     setting="device",
                     got=device,
@@ -245,6 +246,11 @@ def register() -> type[Any]:
     return SoftcueLM
 
 
+def _is_elsewhere(wanted: torch.device, device: torch.device) -> bool:
+    """Whether another device is wanted. The harness asks for cuda:0 by itself, also where there is none."""
+    return wanted.type != device.type and (wanted.type != "cuda" or torch.cuda.is_available())
+
+
 def _generation_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tuple[tuple[str, ...], int]:
     """Stop texts and most tokens of the harness' generation settings; sampling and beams are errors."""
     for name, allowed in GREEDY.items():
@@ -262,10 +268,14 @@ def _generation_settings(settings: Mapping[str, Any], max_gen_toks: int) -> tupl
 
 def main() -> None:
     """Run the harness' own command line with the model `softcue` in its registry."""
-    register()
-    from lm_eval.__main__ import cli_evaluate
+    try:
+        register()
+        from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+        cli_evaluate()
+    except SoftcueError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":
