@@ -188,6 +188,11 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name, "size": size, "blobId": "0" * 40} for name, size in sizes.items()]
             self._json({"id": repo_id, "sha": commit, "siblings": siblings, "private": False, "tags": []})
 
+    def tree(self, body: bytes, repo_id: str, revision: str) -> None:
+        if (found := self._readable(repo_id, revision)) is not None:
+            entries = found[1].items()
+            self._json([{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in entries])
+
     def resolve(self, body: bytes, repo_id: str, revision: str, name: str) -> None:
         if (found := self._readable(repo_id, revision)) is not None:
             commit, files = found
@@ -211,5 +216,7 @@ ROUTES: list[tuple[str, str, Callable[..., None]]] = [
     ("PUT", f"/large/{NAME}", _Handler.upload),
     ("POST", f"/api/models/{REPO}/commit/{NAME}", _Handler.commit),
     ("GET", f"/api/models/{REPO}/revision/{NAME}", _Handler.info),
+    ("GET", f"/api/models/{REPO}/tree/{NAME}", _Handler.tree),
+    ("GET", f"/api/models/{REPO}", lambda handler, body, repo_id: handler.info(body, repo_id, "main")),
     ("GET", f"/{REPO}/resolve/{NAME}/{NAME}", _Handler.resolve),
 ]

@@ -366,6 +366,38 @@ def test_a_server_may_have_one_cue_of_the_hub(hub: FakeHub, cue: softcue.Cue, mo
 
 
 @pytest.mark.processes
+def test_cue_and_backbone_may_both_come_from_the_hub_at_a_revision(hub: FakeHub, tmp_path: Path) -> None:
+    push(save_cue(tmp_path / "topics"))
+    for name, model in (("me/tiny", "bert"), ("me/other", "roberta")):
+        tiny(model).save(tmp_path / model)
+        files = {path.name: path.read_bytes() for path in (tmp_path / model).iterdir()}
+        hub.repositories[name] = Repository()
+        hub.repositories[name].commit("v1", files)
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+
+    def predict(backbone: str) -> subprocess.CompletedProcess[str]:
+        words = ["predict", "hub:me/topics", "My invoice is wrong.", "--backbone", backbone, "--json"]
+        command = [sys.executable, "-m", "softcue", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    found = predict("me/tiny@v1")
+    assert found.returncode == 0, found.stderr
+    assert (
+        json.loads(found.stdout)["rows"][0]["label"]
+        == save_cue(tmp_path / "again").predict("My invoice is wrong.")[0].label
+    )
+    for backbone, message in (("me/other@v1", "differ; load the cue on"), ("me/tiny@v2", "error: backbone.name: got")):
+        refused = predict(backbone)
+        assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
+
+
+@pytest.mark.processes
 def test_the_hub_is_that_of_HF_ENDPOINT_and_an_error_ends_with_code_2(hub: FakeHub, tmp_path: Path) -> None:
     folder = save_cue(tmp_path / "topics").path
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
 from softcue.serving.engine.registry import LoadedCue
@@ -27,7 +27,7 @@ from softcue.serving.http.submitted_inputs import EVENT_HEADERS, SubmittedInputs
 from softcue.serving.settings import MAX_INPUTS
 
 DONE = b"data: [DONE]\n\n"
-OneText = Annotated[str, Field(min_length=1)]
+MakeChunk = Callable[[str, bool], dict[str, object]]  # a part of a text, and whether it is the first of its choice
 
 
 class CompletionSettings(RequestBody):
@@ -88,10 +88,8 @@ class ChatBody(CompletionSettings):
         return CompletionSettings.options(self.model_copy(update=update))
 
 
-class Response(BaseModel):
+class CompletionHead(BaseModel):
     """What all responses have. There is no `usage`: the server does not count the tokens of single requests."""
-
-    model_config = ConfigDict(extra="allow")
 
     id: str
     object: str
@@ -125,13 +123,13 @@ class ChatChoice(BaseModel):
     logprobs: None = None
 
 
-class CompletionResponse(Response):
+class CompletionResponse(CompletionHead):
     """The body of a response of /v1/completions."""
 
     choices: list[TextChoice]
 
 
-class ChatResponse(Response):
+class ChatResponse(CompletionHead):
     """The body of a response of /v1/chat/completions."""
 
     choices: list[ChatChoice]
@@ -259,11 +257,11 @@ class Completion:
         """The predictions of all inputs."""
         return await self._inputs.predictions()
 
-    def stream(self, kind: str, chunk: Any) -> StreamingResponse:
-        """Server-sent events with the parts of the texts; `chunk` makes the fields of a choice."""
-        return StreamingResponse(self._events(kind, chunk), media_type="text/event-stream", headers=EVENT_HEADERS)
+    def stream(self, kind: str, make_chunk: MakeChunk) -> StreamingResponse:
+        """Server-sent events with the parts of the texts; `make_chunk` makes the fields of a choice."""
+        return StreamingResponse(self._events(kind, make_chunk), media_type="text/event-stream", headers=EVENT_HEADERS)
 
-    async def _events(self, kind: str, chunk: Any) -> AsyncIterator[bytes]:
+    async def _events(self, kind: str, make_chunk: MakeChunk) -> AsyncIterator[bytes]:
         head, begun = self.head(kind), set()
         async with aclosing(self._inputs.parts()) as parts:
             async for index, part in parts:
@@ -273,7 +271,7 @@ class Completion:
                 text, reason = (part, None) if isinstance(part, str) else ("", _finish_reason(part))
                 if not isinstance(part, str) and index not in begun:  # a label comes as a whole
                     text = _text(part)
-                choice = {"index": index, "finish_reason": reason, **chunk(text, index not in begun)}
+                choice = {"index": index, "finish_reason": reason, **make_chunk(text, index not in begun)}
                 begun.add(index)
                 yield data_event({**head, "choices": [choice]})
         yield DONE
