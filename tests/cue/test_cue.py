@@ -226,7 +226,7 @@ def test_loading_leaves_the_random_state_alone(folder: Path) -> None:
 def test_card_tells_task_method_backbone_scores_and_labels(trained: Cue) -> None:
     assert trained.path is not None
     card = (trained.path / "README.md").read_text("utf-8")
-    assert card.startswith("# tickets\n")
+    assert card.startswith("---\n") and "\n---\n# tickets\n" in card
     for word in ("task `task`", "`prompt-tuning`", "`tiny-bert`", "| billing |", "| delivery |", "`text`"):
         assert word in card
     for split, scores in trained.scores.items():

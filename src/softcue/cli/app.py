@@ -24,6 +24,7 @@ from softcue.cli import (
     methods,
     params,
     predict,
+    push,
     serve,
     sign,
     study,
@@ -58,6 +59,7 @@ app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
 app.command("sign")(sign.sign)
+app.command("push")(push.push)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several with --vote or --mean.")],
+    cues: Annotated[
+        list[Path], typer.Argument(help="A cue folder or hub:OWNER/NAME, or several with --vote or --mean.")
+    ],
     data: Annotated[
         str | None, typer.Option(help="Rows with targets, or a folder with a task's published files.")
     ] = None,
@@ -43,6 +45,7 @@ def evaluate(
     from softcue.cli.predict import choose_join, load_together
     from softcue.cli.scores import print_evaluations, print_labels
     from softcue.cue.cue_file import read_cue_file
+    from softcue.cue.hub import find_cue_folder
     from softcue.cue.score_table import baseline_notes
     from softcue.errors import ConfigurationError
     from softcue.evaluation import read_evaluation_set
@@ -65,12 +68,13 @@ def evaluate(
             expected="a file with rows in --data",
             fix="leave it out for a task's rows",
         )
-    cue_task = read_cue_file(cues[0]).task
+    folders = [find_cue_folder(cue) for cue in cues]
+    cue_task = read_cue_file(folders[0]).task
     if output is not None:
         check_suffix(output, cue_task.kind)
     [row_task] = rename_columns([cue_task], parse_columns(columns or []))
     evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
-    loaded = load_together(cues, backbone, join is not None, allow_pickle, require_signature)
+    loaded = load_together(folders, backbone, join is not None, allow_pickle, require_signature)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)
     num_rows = len(evaluation_set.examples)

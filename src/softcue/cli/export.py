@@ -11,7 +11,7 @@ from softcue.cli.options import AllowPickle
 
 
 def export(
-    cue: Annotated[Path, typer.Argument(help="A cue folder.")],
+    cue: Annotated[Path, typer.Argument(help="A cue folder or hub:OWNER/NAME.")],
     folder: Annotated[Path, typer.Argument(help="A new folder for the export.")],
     to: Annotated[str, typer.Option(help="The format; `softcue export --help` lists them below.")],
     data: Annotated[str | None, typer.Option(help="Rows: a file with the columns that the cue reads.")] = None,

@@ -20,7 +20,7 @@ MAX_TEXT = 100  # characters of a wrong row's text in the terminal
 
 
 def inspect(
-    cues: Annotated[list[Path], typer.Argument(help="A cue folder, or several to compare.")],
+    cues: Annotated[list[Path], typer.Argument(help="A cue folder or hub:OWNER/NAME, or several to compare.")],
     top: Annotated[
         int, typer.Option(min=1, max=50, help="Neighbours per prompt vector, codes per label, wrong rows.")
     ] = 5,
@@ -60,19 +60,21 @@ def inspect(
     from softcue.cli.output import print_json
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
+    from softcue.cue.hub import find_cue_folder
     from softcue.inspection import check_rows, label_places, nearest_words, pair_parts, word_clusters, word_parts
     from softcue.tasks.columns import rename_columns
 
     source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
     renamed = parse_data_columns(columns or [], data if pairs is None else Path(pairs))
-    if len(cues) > 1 and pairs is not None:
-        compare_on_pairs(cues, source, output_dir, backbone, as_json, allow_pickle)
+    folders = [find_cue_folder(cue) for cue in cues]
+    if len(folders) > 1 and pairs is not None:
+        compare_on_pairs(folders, source, output_dir, backbone, as_json, allow_pickle)
         return
-    if len(cues) > 1:
-        compare(cues, data, renamed, skip_bad_rows, output_dir, backbone, as_json, allow_pickle)
+    if len(folders) > 1:
+        compare(folders, data, renamed, skip_bad_rows, output_dir, backbone, as_json, allow_pickle)
         return
-    [cue] = cues
-    loaded = load(cue, backbone, allow_pickle=allow_pickle)
+    [cue], [folder] = cues, folders
+    loaded = load(folder, backbone, allow_pickle=allow_pickle)
     [row_task] = rename_columns([loaded.task], {} if data is None else renamed)
     checked = None
     if data is not None:
@@ -81,7 +83,7 @@ def inspect(
     words = None if encoder is None or encoder.static_vectors() is None else nearest_words(loaded, top)
     clusters = None if words is None else word_clusters(loaded, top)
     places = [] if words is None else label_places(loaded, top)
-    codes = _codes(loaded, cue, data, row_task, skip_bad_rows)
+    codes = _codes(loaded, folder, data, row_task, skip_bad_rows)
     recipe = loaded.cue_file.recipe
     study = None if pairs is None else source.study([loaded])
     if output_dir is not None:

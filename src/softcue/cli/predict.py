@@ -48,7 +48,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="CUE... [TEXT...]",
-            help="Cue folders (several share forward passes), then texts; a tab separates the texts of a pair.",
+            help="Cue folders or hub:OWNER/NAME (several share forward passes), then texts; a tab separates the texts "
+            "of a pair.",
         ),
     ],
     source: Annotated[
@@ -133,9 +134,9 @@ def _check_output(output: Path) -> None:
 def split_words(words: Sequence[str], source: str | None) -> tuple[list[Path], list[str]]:
     """Split the words of the command line into cue folders and texts.
 
-    The first word is a cue folder, and so is every folder behind it. The other words are texts, which come last. A
-    word that may be a misspelt folder is an error: it has a slash and no space, or resembles a cue beside the given
-    ones.
+    The first word is a cue folder, and so is every folder and every `hub:OWNER/NAME` behind it. The other words are
+    texts, which come last. A word that may be a misspelt folder is an error: it has a slash and no space, or resembles
+    a cue beside the given ones.
 
     Example:
         >>> split_words(["cues/tickets", "My invoice is wrong."], None)
@@ -143,9 +144,9 @@ def split_words(words: Sequence[str], source: str | None) -> tuple[list[Path], l
     """
     from softcue.errors import ConfigurationError
 
-    is_text = [number > 0 and not os.path.isdir(word) for number, word in enumerate(words)]
+    is_text = [number > 0 and not (os.path.isdir(word) or _is_on_hub(word)) for number, word in enumerate(words)]
     num_cues = is_text.index(True) if True in is_text else len(words)
-    cues, texts = [Path(word) for word in words[:num_cues]], list(words[num_cues:])
+    cues, texts = [_folder(word) for word in words[:num_cues]], list(words[num_cues:])
     for word in texts:
         _check_is_text(word, cues)
     if source is not None and texts:
@@ -170,6 +171,20 @@ def split_words(words: Sequence[str], source: str | None) -> tuple[list[Path], l
             fix=f'write a text: softcue predict {cues[0]} "a text"; or pass --input FILE',
         )
     return cues, texts
+
+
+def _is_on_hub(word: str) -> bool:
+    """Whether a word is the address of a cue on the hub; a text has spaces."""
+    return word.startswith("hub:") and not any(character.isspace() for character in word)
+
+
+def _folder(word: str) -> Path:
+    """The folder of a cue's address. The module for the hub is imported only if a cue is there."""
+    if not _is_on_hub(word):
+        return Path(word)
+    from softcue.cue.hub import find_cue_folder
+
+    return find_cue_folder(word)
 
 
 def _check_is_text(word: str, cues: Sequence[Path]) -> None:

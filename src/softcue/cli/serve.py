@@ -21,7 +21,7 @@ class ServingEngine(StrEnum):
 
 
 def serve(
-    cues: Annotated[Path, typer.Argument(help="The folder with a folder per cue.")],
+    cues: Annotated[Path, typer.Argument(help="The folder with a folder per cue; or hub:OWNER/NAME, one cue.")],
     backbone: Annotated[
         str,
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
@@ -69,6 +69,10 @@ def serve(
     """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
     from softcue.errors import ConfigurationError, MissingExtraError
 
+    if str(cues).startswith("hub:") and not cues.exists():
+        from softcue.cue.hub import find_cue_folder
+
+        cues = find_cue_folder(cues).parent  # the folder of its commit, which has only this cue
     if not cues.is_dir():
         raise ConfigurationError(
             setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"

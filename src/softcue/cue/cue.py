@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -25,6 +26,7 @@ from torch import Tensor
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
+from softcue.cue.hub import find_cue_folder, push_folder
 from softcue.cue.model_card import model_card
 from softcue.cue.score_table import score_table
 from softcue.cue.signatures import PublicKeys, read_public_keys
@@ -259,6 +261,34 @@ class Cue:
         self.cue_file, self.path = cue_file, target
         return target
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+    ) -> str:
+        """Upload the cue to the Hugging Face Hub in one commit and return the address of the commit's page.
+
+        The repository and the branch `revision` are made if they do not exist. Without `token`, that of HF_TOKEN or of
+        `hf auth login` is taken. The backbone is not uploaded, unless the method has trained it.
+
+        Example:
+            cue.push_to_hub("me/tickets", private=True)
+            softcue.load("hub:me/tickets")
+        """
+        with tempfile.TemporaryDirectory() as temporary:
+            if self.path is None:  # a copy, so that this cue does not get the temporary folder as its own
+                copy = Cue(self.model, self.backbone, self.cue_file)
+                folder = copy.save(Path(temporary) / self.name)
+            else:
+                folder = self.path
+            return push_folder(
+                folder, repo_id, private=private, token=token, revision=revision, commit_message=commit_message
+            )
+
 
 def load(
     path: str | Path,
@@ -269,14 +299,16 @@ def load(
 ) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
-    `allow_pickle` opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it.
-    `require_signature` is a file of public keys, one of which must have signed the cue (`softcue sign`).
+    `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
+    opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it. `require_signature`
+    is a file of public keys, one of which must have signed the cue (`softcue sign`).
 
     Example:
         tickets = softcue.load("cues/tickets")
         urgency = softcue.load("cues/urgency", backbone=tickets.backbone)
+        shared = softcue.load("hub:me/tickets@v2")
     """
-    folder = Path(path)
+    folder = find_cue_folder(path)
     if isinstance(require_signature, (str, Path)):
         require_signature = read_public_keys(require_signature)
     cue_file = read_cue_file(folder, require_signature)

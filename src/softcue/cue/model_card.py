@@ -1,22 +1,48 @@
-"""The model card: README.md of a cue folder, with use, scores, labels, parameters and limits."""
+"""The model card: README.md of a cue folder, with use, scores, labels, parameters and limits.
+
+It begins with the metadata that the Hugging Face Hub reads. Texts in it are written for the card: a cue does not hold
+the rows it was trained on, and they may be private.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import yaml
+
+from softcue.backbones.loading.sources import hub_id_of
 from softcue.configuration import method_config
 from softcue.cue.cue_file import CueFile
 from softcue.cue.score_table import score_table
 from softcue.selection import SelectionRecord, selection_table
 from softcue.selection.record import selection_notes
+from softcue.tasks.task import TaskKind
+
+EXAMPLE_TEXTS = {  # for each text that a task reads; written for the card
+    1: ("I have waited for an answer since Monday. Who can help me?",),
+    2: ("Who repaired the lamp?", "Nora repaired the lamp in the hall on Tuesday."),
+}
+PIPELINE_TAGS: dict[TaskKind, str] = {
+    "classification": "text-classification",
+    "multi-label": "text-classification",
+    "regression": "text-classification",
+    "referent": "text-classification",
+    "generation": "text-generation",
+    "span": "question-answering",
+    "tags": "token-classification",
+}
 
 
-def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None = None) -> str:
+def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None = None, *, address: str = "") -> str:
     """The model card of a cue, as Markdown. `selection` tells how its method was chosen, if it was.
 
+    `address` is what `softcue.load` takes, if it is not the name.
+
     Example:
-        model_card(cue.cue_file, "tickets").splitlines()[0]     # "# tickets"
+        "# tickets" in model_card(cue.cue_file, "tickets").splitlines()
     """
+    address = address or name
     task, method = cue_file.task, cue_file.method
     prediction = {
         "classification": f"one of {len(task.labels)} labels",
@@ -35,6 +61,9 @@ def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None =
         weights = "This folder holds a trained copy of the backbone's weights; the backbone itself was not changed."
     notes = [f"{note[0].upper()}{note[1:]}." for note in config.notes()]
     lines = [
+        "---",
+        *yaml.safe_dump(_metadata(cue_file, name), sort_keys=False, allow_unicode=True, width=120).splitlines(),
+        "---",
         f"# {name}",
         "",
         task.description or f"Reads {reads}, answers with {prediction}.",
@@ -46,10 +75,10 @@ def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None =
         "```python",
         "import softcue",
         "",
-        f'cue = softcue.load("{name}")',
-        f"print(cue.predict([{_text(len(task.text))}])[0])",
+        f'cue = softcue.load("{address}")',
+        f"print(cue.predict([{_example(len(task.text))}])[0])",
         "```",
-        f"or `softcue predict {name} --input FILE` with column(s) {reads}.",
+        f"or `softcue predict {address} --input FILE` with column(s) {reads}.",
         "",
     ]
     if cue_file.scores:
@@ -106,8 +135,44 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *body]
 
 
-def _text(num_texts: int) -> str:
-    texts = ", ".join(['"..."'] * num_texts)
+def _metadata(cue_file: CueFile, name: str) -> dict[str, Any]:
+    """The metadata of the card, with the keys of the Hugging Face Hub."""
+    task, hub_id = cue_file.task, hub_id_of(cue_file.backbone.name)
+    data_sets = sorted({source[4:].partition("@")[0] for source in (task.train, task.test) if source[:4] == "hub:"})
+    values: dict[str, Any] = {
+        "library_name": "softcue",
+        "pipeline_tag": PIPELINE_TAGS[task.kind],
+        "base_model": hub_id,
+        "datasets": data_sets,
+        "tags": ["softcue", "parameter-efficient", str(cue_file.method["name"])],
+        "widget": [dict(zip(task.text, texts, strict=True))] if (texts := EXAMPLE_TEXTS.get(len(task.text))) else [],
+        "model-index": [{"name": name, "results": results}] if (results := _results(cue_file)) else [],
+    }
+    return {key: value for key, value in values.items() if value}
+
+
+def _results(cue_file: CueFile) -> list[dict[str, Any]]:
+    """The scores of each split with the number of rows behind them."""
+    task = cue_file.task
+    return [
+        {
+            "task": {"type": PIPELINE_TAGS[task.kind], "name": task.kind},
+            "dataset": {
+                "name": task.name,
+                "type": task.name,
+                "split": split,
+                "args": {"rows": cue_file.num_rows(split)},
+            },
+            "metrics": [{"type": metric, "name": metric, "value": score} for metric, score in scores.items()],
+        }
+        for split, scores in cue_file.scores.items()
+        if scores
+    ]
+
+
+def _example(num_texts: int) -> str:
+    """The example texts as Python code."""
+    texts = ", ".join(f'"{text}"' for text in EXAMPLE_TEXTS.get(num_texts, ("...",) * num_texts))
     return texts if num_texts == 1 else f"({texts})"
 
 

@@ -24,7 +24,7 @@ from softcue.files import read_within, write_atomically
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-SUFFIX = ".minisig"
+SIGNATURE = "cue.json.minisig"  # the file beside cue.json
 SIZE_LIMIT = 64 << 10  # bytes of a key or a signature
 UNTRUSTED, TRUSTED = "untrusted comment: ", "trusted comment: "
 ALGORITHM, PREHASHED = b"Ed", b"ED"  # of a key, and of a signature over a digest
@@ -83,7 +83,7 @@ def sign_cue(folder: Path, key_file: Path) -> Path:
     signature = key.sign(_prehash(data))
     comment = f"timestamp:{int(time.time())}\tfile:cue.json\thashed"
     both = key.sign(signature + comment.encode())
-    path = folder / f"cue.json{SUFFIX}"
+    path = folder / SIGNATURE
     lines = [
         f"{UNTRUSTED}signature with the softcue key {_readable(key_id)}",
         base64.b64encode(PREHASHED + key_id + signature).decode(),
@@ -131,7 +131,7 @@ def check_signature(folder: Path, data: bytes, signers: PublicKeys) -> None:
     """
     from cryptography.exceptions import InvalidSignature
 
-    file = folder / f"cue.json{SUFFIX}"
+    file = folder / SIGNATURE
     expected, fix = (
         f"a signature by a key of {signers.path.name}",
         "sign it with `softcue sign`, or do not use this cue",

@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 
 from softcue.api import TrainArguments
 from softcue.cue import Cue
+from softcue.cue.hub import find_cue_folder
 from softcue.errors import ConfigurationError, near_matches
 from softcue.evaluation import read_evaluation_set
 from softcue.studies.cue_loading import check_several, load_cues_of_one_task, task_of
@@ -59,10 +60,10 @@ def compare(
 ) -> PredictionComparison | MethodComparison:
     """Compare finished cues of one task on the same rows, or train methods with several seeds and compare those.
 
-    Finished cues are folders or loaded cues. `data` holds rows with targets: a file, a DataFrame, a Dataset or a list
-    of dictionaries; without it, `split` names one of the task's own rows. `rows` takes a sample of that many.
-    `columns` is {name in the data: name that the cue reads}. `batch_size`, `allow_pickle` and `skip_bad_rows` are
-    those of `cue.evaluate` and `softcue.load`.
+    Finished cues are folders, `hub:OWNER/NAME` or loaded cues. `data` holds rows with targets: a file, a DataFrame, a
+    Dataset or a list of dictionaries; without it, `split` names one of the task's own rows. `rows` takes a sample of
+    that many. `columns` is {name in the data: name that the cue reads}. `batch_size`, `allow_pickle` and
+    `skip_bad_rows` are those of `cue.evaluate` and `softcue.load`.
 
     With `methods`, every method is trained on every backbone with the seeds 0, 1, ...; further arguments are those of
     `softcue.train`. The cues are in `output_dir`. Called again, it goes on where it was, unless `overwrite` is true.
@@ -113,6 +114,7 @@ def _compare_cues(
     skip_bad_rows: bool = False,
 ) -> PredictionComparison:
     check_several(cues)
+    cues = [cue if isinstance(cue, Cue) else find_cue_folder(cue) for cue in cues]
     [row_task] = rename_columns([task_of(cues[0])], columns)
     evaluation_set = read_evaluation_set(row_task, data, "", split, num_rows, skip_bad_rows)
     loaded = load_cues_of_one_task(cues, allow_pickle)

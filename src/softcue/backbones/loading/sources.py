@@ -64,6 +64,7 @@ class Alias:
     size: int = 0  # of the download, in megabytes
     license: str = ""
     good_for: str = ""
+    hub_id: str = ""  # the model on the hub that it is made of
 
     @property
     def archive_prefix(self) -> str:
@@ -102,6 +103,20 @@ def find_alias_folder(name: str) -> Path | None:
         return None
     folder = Path(spec.submodule_search_locations[0]) / alias.folder
     return folder if (folder / alias.weights).is_file() else None
+
+
+def hub_id_of(name: str) -> str:
+    """The hub id of a backbone's name, without its revision; empty for a folder or a file.
+
+    Example:
+        >>> hub_id_of("minilm"), hub_id_of("google-bert/bert-base-uncased@main"), hub_id_of("/models/mine")
+        ('sentence-transformers/all-MiniLM-L6-v2', 'google-bert/bert-base-uncased', '')
+    """
+    if name in ALIASES:
+        return ALIASES[name].hub_id
+    hub_id = name.partition("@")[0]
+    is_local = name.startswith((".", "/", "~")) or name.endswith(".gguf") or os.path.exists(os.path.expanduser(name))
+    return "" if is_local or hub_id.count("/") != 1 else hub_id
 
 
 def verify_alias_folder(name: str) -> Path:

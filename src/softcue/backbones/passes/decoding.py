@@ -44,6 +44,17 @@ def add_gumbel_noise(decoding: Decoding, streams: Sequence[torch.Generator], _: 
     return scaled - torch.log(-torch.log(uniform.clamp(min=1e-20)))  # -log(-log U) is Gumbel noise
 
 
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first stop word.
+
+    Example:
+        >>> cut_at_stop("My title. And more", (".", "And"))
+        'My title'
+    """
+    ends = [place for word in stop if (place := text.find(word)) >= 0]
+    return text[: min(ends)].rstrip() if ends else text
+
+
 def make_stopping_criterion(listeners: Sequence[TokenListener | None]) -> Callable[..., Tensor]:
     """Make a stopping criterion of transformers that asks each row's listener. [B U] -> [B]"""
 

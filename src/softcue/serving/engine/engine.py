@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -412,5 +413,6 @@ class Engine:
             self._num_predictions += isinstance(result, ServedPrediction)
             if streamer is not None and isinstance(result, ServedPrediction):
                 streamer.send(result.prediction.label_text or "")
+                result = replace(result, is_ended=streamer.is_ended)
             self._batcher.release(row)
             row.result.set_result(result)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from softcue.backbones import Decoding
+from softcue.backbones.passes.decoding import cut_at_stop
 from softcue.errors import SoftcueError
 from softcue.evaluation import mean, vote, votes
 from softcue.inference import TaskModel
 from softcue.serving.engine.registry import LoadedCue
-from softcue.serving.engine.streaming import TextStreamer, cut_at_stop
+from softcue.serving.engine.streaming import TextStreamer
 from softcue.serving.errors import RequestError, pass_failed
 from softcue.tasks import Task
 from softcue.types import Example, LabelValue, Prediction, TokenizedRow, label_text
@@ -49,6 +50,7 @@ class ServedPrediction:
     is_truncated: bool
     queue_seconds: float
     compute_seconds: float
+    is_ended: bool = True  # False for generated text that ends at the limit of tokens; beam search does not tell
 
     def as_dict(self) -> dict[str, object]:
         """The prediction for JSON."""

@@ -6,19 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from softcue.backbones.passes.decoding import cut_at_stop
+
 logger = logging.getLogger("softcue.serving")
 UNFINISHED = "�"  # the text of half a character
-
-
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first stop word.
-
-    Example:
-        >>> cut_at_stop("My title. And more", (".", "And"))
-        'My title'
-    """
-    ends = [place for word in stop if (place := text.find(word)) >= 0]
-    return text[: min(ends)].rstrip() if ends else text
 
 
 class TextStreamer:
@@ -44,16 +35,20 @@ class TextStreamer:
         self._answer_tokens = answer_tokens
         self._tokenizer, self._stop, self._on_text, self._is_dropped = tokenizer, stop, on_text, is_dropped
         self._sent = ""
+        self._special_ids = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self.is_ended = True  # False while the text would go on: its last token is none that ends it
 
     def __call__(self, ids: Sequence[int]) -> bool:
         """Whether the row may stop: it has a stop word, or no client waits for it."""
         if self._is_dropped():
             return True
+        self.is_ended = ids[-1] in self._special_ids
         if self._on_text is None and not self._stop:
             return False
         text = str(self._tokenizer.decode(self._answer_tokens(ids), skip_special_tokens=True)).strip()
         if (shorter := cut_at_stop(text, self._stop)) != text:
             self.send(shorter)
+            self.is_ended = True
             return True
         text = text.rstrip(UNFINISHED)
         if getattr(self._tokenizer, "clean_up_tokenization_spaces", False):  # the space before the last word may go

@@ -1,32 +1,67 @@
-"""Responses of errors: one small JSON body for every error, which never quotes what the client sent."""
+"""Responses of errors: one small JSON body for every error, which never quotes what the client sent.
+
+The body has the form of the protocol whose route was asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
 from softcue.serving.errors import STATUSES, RequestError
-from softcue.serving.http.schemas import ErrorResponse, describe_error
+from softcue.serving.http.schemas import ErrorResponse, InputsBody, describe_error
 from softcue.serving.http.service import Service
 
 BODY_EXAMPLE = '{"inputs": [{"task": NAME, "text": TEXT}]}'
+CLIENT_LEFT = 499  # for log and metrics, as other servers have it
+OPENAI_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models")
+Protocol = Literal["softcue", "open-inference", "openai"]
 
 
-def error_response(error: RequestError, codes: Sequence[str] = ()) -> JSONResponse:
+def protocol_of(path: str) -> Protocol:
+    """The protocol to which the address of a request belongs.
+
+    Example:
+        >>> protocol_of("/v1/predict"), protocol_of("/v2/models/tickets"), protocol_of("/v1/models/tickets")
+        ('softcue', 'open-inference', 'openai')
+    """
+    if path == "/v2" or path.startswith("/v2/"):
+        return "open-inference"
+    return "openai" if path in OPENAI_ROUTES or path.startswith("/v1/models/") else "softcue"
+
+
+def error_content(error: Mapping[str, Any], protocol: Protocol) -> dict[str, object]:
+    """The body of an error with `status`, `code` and `message`, in the form of a protocol.
+
+    Example:
+        >>> error_content({"status": 429, "code": "busy", "message": "wait"}, "open-inference")
+        {'error': 'wait'}
+    """
+    if protocol == "open-inference":
+        return {"error": error["message"]}
+    if protocol == "openai":
+        kind = "invalid_request_error" if error["status"] < 429 else "server_error"
+        return {"error": {"message": error["message"], "type": kind, "param": None, "code": error["code"]}}
+    return {"error": dict(error)}
+
+
+def error_response(error: RequestError, codes: Sequence[str] = (), protocol: Protocol = "softcue") -> JSONResponse:
     """The response of an error; several inputs have a code each.
 
     Example:
         >>> error_response(RequestError("busy", setting="server", expected="room", fix="wait")).headers["retry-after"]
         '1'
     """
-    content: dict[str, object] = {"error": error.as_dict()}
+    content = error_content(error.as_dict(), protocol)
     if len(codes) > 1:
         content["items"] = list(codes)
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
@@ -51,35 +86,42 @@ def document_errors() -> dict[int | str, dict[str, Any]]:
 def add_error_handlers(app: FastAPI, service: Service, routes: Sequence[BaseRoute]) -> None:
     """Answer every error of an app with the small body; `routes` are all routes that it has."""
 
-    def respond(error: RequestError) -> JSONResponse:
+    def respond(request: Request, error: RequestError) -> JSONResponse:
         service.metrics.failures.labels(error.code).inc()
-        return error_response(error)
+        return error_response(error, protocol=protocol_of(request.url.path))
 
     @app.exception_handler(RequestError)
-    async def on_request_error(_: Request, error: RequestError) -> JSONResponse:
-        return respond(error)
+    async def on_request_error(request: Request, error: RequestError) -> JSONResponse:
+        return respond(request, error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        fields = _body_fields(request)
-        return respond(_from_validation(error.errors()[0], service.settings.max_inputs, fields))
+        body = _body_model(request)
+        return respond(request, _from_validation(error.errors()[0], service.settings.max_inputs, body))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 400:  # FastAPI could not read the JSON
-            return respond(_malformed())
+            return respond(request, _malformed())
         headers = dict(error.headers or {})
         if _is_wrong_method(error):
             headers["Allow"] = ", ".join(_allowed_methods(request, routes))  # starlette names those of one route alone
-        content = {"status": error.status_code, "code": "no_route", "message": _describe_http_error(error, headers)}
-        return JSONResponse({"error": content}, error.status_code, headers)
+        described = {"status": error.status_code, "code": "no_route", "message": _describe_http_error(error, headers)}
+        content = error_content(described, protocol_of(request.url.path))
+        return JSONResponse(content, error.status_code, headers)
 
     @app.exception_handler(Exception)
-    async def on_bug(_: Request, error: Exception) -> JSONResponse:  # starlette raises it again, so that it is logged
+    async def on_bug(
+        request: Request, error: Exception
+    ) -> JSONResponse:  # starlette raises it again, so that it is logged
         service.metrics.failures.labels("bug").inc()
         message = "server: this is a bug of softcue; please report it with the error in the server's log"
         content = {"status": 500, "code": "bug", "message": message}
-        return JSONResponse({"error": content}, 500)
+        return JSONResponse(error_content(content, protocol_of(request.url.path)), 500)
 
 
 def _is_wrong_method(error: HTTPException) -> bool:
@@ -105,17 +147,19 @@ def _describe_http_error(error: HTTPException, headers: Mapping[str, str]) -> st
     return str(error.detail)
 
 
-def _body_fields(request: Request) -> list[str]:
-    """The fields of the body that a route takes."""
+def _body_model(request: Request) -> type[BaseModel]:
+    """The model of the body that a route takes."""
     body_field = getattr(request.scope.get("route"), "body_field", None)
     body = getattr(getattr(body_field, "field_info", None), "annotation", None)
-    return list(body.model_fields) if isinstance(body, type) and issubclass(body, BaseModel) else []
+    return body if isinstance(body, type) and issubclass(body, BaseModel) else BaseModel
 
 
-def _from_validation(error: dict[str, Any], max_inputs: int, fields: Collection[str]) -> RequestError:
+def _from_validation(error: dict[str, Any], max_inputs: int, body: type[BaseModel]) -> RequestError:
     """FastAPI's first error as ours: `loc` is ("body", field, ...)."""
     if error["type"] == "json_invalid":
         return _malformed()
+    if not issubclass(body, InputsBody):
+        return describe_error({**error, "loc": error["loc"][1:]}, "body", body.model_fields)
     if error["loc"] == ("body", "inputs") and error["type"] == "too_short":
         return RequestError("empty", setting="inputs", expected="at least one", fix=f"send {BODY_EXAMPLE}")
     if error["loc"] == ("body", "inputs") and error["type"] in ("missing", "list_type"):
@@ -123,7 +167,7 @@ def _from_validation(error: dict[str, Any], max_inputs: int, fields: Collection[
         return RequestError("invalid", setting="inputs", problem=problem, fix=f"send {BODY_EXAMPLE}")
     if error["loc"] == ("body", "inputs") and error["type"] == "too_long":
         return too_many_inputs(max_inputs)
-    return describe_error({**error, "loc": error["loc"][1:]}, "body", fields)
+    return describe_error({**error, "loc": error["loc"][1:]}, "body", body.model_fields)
 
 
 def too_many_inputs(limit: int) -> RequestError:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic_core
 from fastapi import Request
@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from softcue.serving.errors import RequestError, busy, no_admin_key, too_slow
-from softcue.serving.http.error_responses import BODY_EXAMPLE, error_response
+from softcue.serving.http.error_responses import BODY_EXAMPLE, error_response, protocol_of
 from softcue.serving.http.service import Service
 
-PROBES = ("/livez", "/readyz")
+PROBES = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 # A browser cannot send a key when it opens a page. The pages are the same files for everyone and hold no data: what
 # they show comes from routes that do need the key, for which they ask.
 OPEN_ROUTES = (*PROBES, "/", "/docs", "/openapi.json")
@@ -71,7 +71,7 @@ class RequestMiddleware:
                 await self._app(scope, receive, send_and_note)
             else:
                 self._service.metrics.failures.labels(error.code).inc()
-                await error_response(error)(scope, receive, send_and_note)
+                await error_response(error, protocol=protocol_of(scope["path"]))(scope, receive, send_and_note)
         finally:
             self._log(scope, context, status)
 
@@ -103,15 +103,39 @@ class RequestMiddleware:
 class BodyRoute(APIRoute):
     """A route with a JSON body: the load, the headers, the size and the time are checked before FastAPI parses it."""
 
+    media_types: ClassVar[tuple[str, ...]] = ("application/json",)
+    body_example: ClassVar[str] = BODY_EXAMPLE
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own handler, on a body that was read within the limits."""
         handle = super().get_route_handler()
 
         async def handle_within_limits(request: Request) -> Response:
-            body = await _receive(request.app.state.service, request)
+            service: Service = request.app.state.service
+            _check_load(service)
+            self._check_headers(request, service.settings.max_body_bytes)
+            body = await _receive(service, request)
+            if not body.strip():
+                fix = f"send {self.body_example}"
+                raise RequestError("empty", setting="body", problem="it is empty", fix=fix)
+            body = self.as_json(request, body)
             return await handle(_JsonRequest(request.scope, _replay(body, request.receive)))
 
         return handle_within_limits
+
+    def as_json(self, request: Request, body: bytes) -> bytes:
+        """The JSON of a body; protocols with other content bring it into this form."""
+        return body
+
+    def _check_headers(self, request: Request, limit: int) -> None:
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type not in self.media_types:
+            raise RequestError(
+                "media_type", setting="Content-Type", expected="application/json", fix="send JSON with this header"
+            )
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > limit:
+            raise _too_large(limit)
 
 
 class _JsonRequest(Request):
@@ -122,8 +146,8 @@ class _JsonRequest(Request):
         return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
 
 
-async def _receive(service: Service, request: Request) -> bytes:
-    """The body of a request, if the server has room for it and it comes in time."""
+def _check_load(service: Service) -> None:
+    """Raise an error if the server has no room for another request."""
     engine, settings = service.engine, service.settings
     # Bodies count by what has come of them, so that slow clients do not keep others out.
     has_large_bodies = service.num_body_bytes > BODIES_AT_ONCE * settings.max_body_bytes
@@ -131,11 +155,15 @@ async def _receive(service: Service, request: Request) -> bytes:
         raise busy(settings.max_in_flight, expected_seconds=engine.expected_seconds)
     if engine.expected_seconds > settings.deadline:  # 429 at once rather than 504 later
         raise too_slow(settings.deadline, engine.expected_seconds)
-    _check_headers(request, settings.max_body_bytes)
+
+
+async def _receive(service: Service, request: Request) -> bytes:
+    """The body of a request, if it comes in time."""
+    settings = service.settings
     service.num_reading += 1
     try:
         async with asyncio.timeout(settings.deadline):
-            body = await _read(service, request)
+            return await _read(service, request)
     except TimeoutError:
         raise RequestError(
             "deadline",
@@ -147,20 +175,6 @@ async def _receive(service: Service, request: Request) -> bytes:
         raise RequestError("malformed", setting="body", problem="it ended too early", fix="send all of it") from error
     finally:
         service.num_reading -= 1
-    if not body.strip():
-        raise RequestError("empty", setting="body", problem="it is empty", fix=f"send {BODY_EXAMPLE}")
-    return body
-
-
-def _check_headers(request: Request, limit: int) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise RequestError(
-            "media_type", setting="Content-Type", expected="application/json", fix="send JSON with this header"
-        )
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > limit:
-        raise _too_large(limit)
 
 
 async def _read(service: Service, request: Request) -> bytes:

@@ -21,7 +21,11 @@ from softcue.types import LabelValue
 FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 # what stands around the expectation in pydantic's messages, such as "List should have at most 4 items after validation"
 PYDANTIC_MESSAGE = re.compile(r"^\w+ should (be|have) | after validation.*$|^Value error, ")
-UNION_FIELDS = {"task": "a name, or a list of names", "text": "a text, or a list of texts"}
+UNION_FIELDS = {
+    "task": "a name, or a list of names",
+    "text": "a text, or a list of texts",
+    "prompt": "a text, or a list of texts",
+}
 StopWord = Annotated[str, Field(min_length=1, max_length=64)]
 # Stops at the first wrong item: a report of each item of a large body would take gigabytes.
 Texts = Annotated[list[str], Field(fail_fast=True)]
