@@ -25,14 +25,14 @@ def restore_structure(model: Any) -> None:
         structure_of(model).kind
     """
     path = cache_folder() / "structures" / f"{_key_of(model)}.json"
-    known = _read(path)
-    if known is None:
-        known = find_structure(model)
+    model_structure = _read(path)
+    if model_structure is None:
+        model_structure = find_structure(model)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            content = known.model_dump_json()
+            content = model_structure.model_dump_json()
             write_atomically(path, f"{_digest(content)}\n{content}\n".encode())
-    set_structure(model, known)
+    set_structure(model, model_structure)
 
 
 def describe_model(model: Any) -> list[str]:
