@@ -114,7 +114,7 @@ def _is_changed_inside(base: nn.Module) -> bool:
         return False
     layer_prompt = active.layer_prompts.get(running_layer())
     return (
-        bool(active.sublayers)
+        bool(active.sublayers or active.linears)
         or active.noise is not None
         or (layer_prompt is not None and (layer_prompt.keys is not None or layer_prompt.parallel_keys is not None))
     )
