@@ -1,8 +1,8 @@
 """How a method changes a running backbone: prompts of deeper layers, keys and values, outputs of modules in a layer.
 
-Hooks are installed once per model, those of linear modules when a method first names them. They do nothing unless a pass
-in the same context is active. So two threads can share a backbone, and a pass of another backbone stays unchanged. The
-active pass is in one ContextVar, which gradient checkpointing restores when it runs a layer again.
+Hooks are installed once per model, those of linear modules when a method first names them. They do nothing unless a
+pass in the same context is active. So two threads can share a backbone, and a pass of another backbone stays unchanged.
+The active pass is in one ContextVar, which gradient checkpointing restores when it runs a layer again.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def inject(
 ) -> Iterator[ActivePass | None]:
     """Give layers the prompt's parts for them, and apply `sublayers` to the outputs of sub-layers, while active.
 
-    `linears` change the outputs of linear modules, by path below the base model. `noise` drops values of the states that
-    enter the first layer, and of each output before it enters a residual sum. A pass that `stops_at` a layer raises
-    ReachedLayer there. `lasting` are layer prompts of an earlier pass over the source that act behind it too; several
-    continuations of a row are adjacent. In a model that `is_causal`, tokens before a prompt do not see it.
+    `linears` change the outputs of linear modules, by path below the base model. `noise` drops values of the states
+    that enter the first layer, and of each output before it enters a residual sum. A pass that `stops_at` a layer
+    raises ReachedLayer there. `lasting` are layer prompts of an earlier pass over the source that act behind it too;
+    several continuations of a row are adjacent. In a model that `is_causal`, tokens before a prompt do not see it.
     """
     has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
     has_modules = bool(sublayers or linears)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from softcue.backbones.structure import Stack, Structure
 
@@ -63,7 +63,9 @@ def linear_widths(module: nn.Module) -> tuple[int, int]:
         >>> linear_widths(nn.Linear(2, 3))
         (2, 3)
     """
-    first, second = module.weight.shape  # type: ignore[union-attr]
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    first, second = weight.shape
     return (int(first), int(second)) if is_transposed(module) else (int(second), int(first))
 
 
