@@ -9,7 +9,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -112,7 +112,7 @@ def make_adapter(cue: Cue) -> PeftAdapter:
     if method.insert_at not in ("front", "start"):
         advice = "PEFT puts virtual tokens in front of the text"
         _refuse("method.insert_at", method.insert_at, "front or start", advice)
-    row = _trial_row(cue)
+    row = trial_row(cue.model, cue.backbone)
     if row.segments is not None and any(row.segments):
         advice = "with virtual tokens PEFT drops the token types that tell the two texts apart"
         _refuse("task", cue.task.name, f"one text with {cue.backbone.model.config.model_type}", advice)
@@ -126,20 +126,29 @@ def _refuse(setting: str, got: object, expected: str, fix: str) -> NoReturn:
     raise ConfigurationError(setting=setting, got=got, expected=f"{expected} for an export to PEFT", fix=fix)
 
 
-def _trial_row(cue: Cue) -> TokenizedRow:
-    model = cue.model
-    [example, *_] = model.split(Example((TRIAL_TEXT,) * len(cue.task.text)))
-    return model.rows(cue.backbone, [example], use_disk_cache=False)[0]
+def trial_row(model: TaskModel, backbone: Backbone) -> TokenizedRow:
+    """A short row, on which two ways to compute the same are compared.
+
+    Example:
+        trial_row(cue.model, cue.backbone).insert_at
+    """
+    [example, *_] = model.split(Example((TRIAL_TEXT,) * len(model.task.text)))
+    return model.rows(backbone, [example], use_disk_cache=False)[0]
 
 
-def _batch_of(row: TokenizedRow, backbone: Backbone) -> Batch:
+def batch_of(row: TokenizedRow, backbone: Backbone) -> Batch:
+    """A batch of one row.
+
+    Example:
+        batch_of(trial_row(cue.model, cue.backbone), cue.backbone).ids.shape
+    """
     return collate([row], backbone.tokenizer.pad_token_id).to(backbone.device)
 
 
 def _prompt_adapter(cue: Cue, row: TokenizedRow, encoder: StaticPrompt) -> PeftAdapter:
     """Tokens before the prompt and the prompt as embeddings."""
     backbone = cue.backbone
-    batch = _batch_of(row, backbone)
+    batch = batch_of(row, backbone)
     num_before = row.insert_at
     words = backbone.model.get_input_embeddings()(batch.ids)[0]  # [T D]
     vectors = torch.cat([words[:num_before].float(), encoder.prompt])  # [N D]
@@ -165,14 +174,9 @@ def _prefix_adapter(cue: Cue, row: TokenizedRow, encoder: DeepPrompt) -> PeftAda
         advice = "PEFT's prefixes are in the decoder, those of softcue in the encoder; take prompt-tuning or lora"
         _refuse("method.name", cue.model.method.config.name, "an encoder or a decoder", advice)
     num_before = row.insert_at
-    batch = _batch_of(row, backbone)
+    batch = batch_of(row, backbone)
     if backbone.kind == "decoder":
-        forward_pass, _ = cue.model.read(cue.model.method.view_of(backbone), batch)
-        assert isinstance(forward_pass, DecoderPass)
-        keys_values = forward_pass.prefix_keys_values
-        if keys_values is None:
-            advice = "its prompt cannot run once for all rows: attention has a sliding window, or there is no cache"
-            _refuse("backbone", backbone.name, "a model whose prompt is keys and values", advice)
+        keys_values = read_prefix(cue.model, backbone, batch)
     else:
         if rule != "kv":
             advice = (
@@ -182,7 +186,7 @@ def _prefix_adapter(cue: Cue, row: TokenizedRow, encoder: DeepPrompt) -> PeftAda
         if num_before:
             advice = "the first token of the text would move behind the prompt; train with method.insert_at=front"
             _refuse("method.insert_at", cue.model.method.insert_at, "front on an encoder", advice)
-        keys_values = _split_heads(encoder.vectors(), backbone)
+        keys_values = split_heads(encoder.vectors(), backbone)
     length, num_heads, head_width = (keys_values[0][0].shape[axis] for axis in (2, 1, 3))
     num_tokens = len(row.ids) - num_before
     inputs: dict[str, Any] = {
@@ -201,12 +205,33 @@ def _prefix_adapter(cue: Cue, row: TokenizedRow, encoder: DeepPrompt) -> PeftAda
     return PeftAdapter("PREFIX_TUNING", settings, tensors, row.ids[:num_before], difference)
 
 
-def _split_heads(vectors: list[Tensor], backbone: Backbone) -> KeyValueCache:
-    """Keys and values as attention reads them, from the vectors [P 2K] of each layer. Each [1 H P d]"""
+def read_prefix(model: TaskModel, backbone: Backbone, batch: Batch) -> KeyValueCache:
+    """Keys and values of a decoder's prompt, and of tokens before it, as attention reads them. Each [1 H N d]
+
+    Example:
+        read_prefix(cue.model, cue.backbone, batch)[0][0].shape
+    """
+    forward_pass, _ = model.read(model.method.view_of(backbone), batch)
+    assert isinstance(forward_pass, DecoderPass)
+    keys_values = forward_pass.prefix_keys_values
+    if keys_values is None:
+        advice = "its prompt cannot run once for all rows: attention has a sliding window, or there is no cache"
+        expected = "a model whose prompt is keys and values"
+        raise BackboneError(setting="backbone", got=backbone.name, expected=expected, fix=advice)
+    return keys_values
+
+
+def split_heads(vectors: Sequence[Tensor], backbone: Backbone) -> KeyValueCache:
+    """Split the keys and values [P 2K] of each layer into heads. Each [1 H P d]
+
+    Example:
+        split_heads([torch.zeros(4, 64)] * backbone.num_layers, backbone)
+    """
     head_width = backbone.structure.head_width
 
     def split(part: Tensor) -> Tensor:  # [P K] -> [1 H P d]
-        return part.view(len(part), -1, head_width).transpose(0, 1).unsqueeze(0).to(backbone.dtype)
+        heads = part.view(len(part), -1, head_width).transpose(0, 1).unsqueeze(0)
+        return heads.to(backbone.device, backbone.dtype)
 
     return [(split(keys), split(values)) for keys, values in (layer.chunk(2, dim=1) for layer in vectors)]
 
