@@ -20,6 +20,7 @@ from softcue.cli import (
     doctor,
     evaluate,
     export,
+    import_peft,
     inspect,
     methods,
     params,
@@ -56,6 +57,7 @@ app.command("tune")(tune.tune)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
+app.command("import")(import_peft.import_peft)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)
