@@ -184,9 +184,10 @@ def _read_tensors(folder: Path, most_numbers: int) -> dict[str, Tensor]:
         where = f"{file}, tensor '{name}'"
         if not value.is_floating_point():
             _refuse(where, value.dtype, "floating-point numbers", "save the folder again")
-        if not bool(torch.isfinite(value).all()):
+        tensors[name] = value.float()
+        if not bool(torch.isfinite(tensors[name]).all()):
             _refuse(where, "NaN or infinity", "finite numbers", "train it again")
-    return {name: value.float() for name, value in tensors.items()}
+    return tensors
 
 
 def _read_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
