@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 from paper.gradients import assert_same_with_gradients
-from tiny import ONE_OF_EACH_KIND, tiny, tiny_float64
+from tiny import ONE_OF_EACH_KIND, tiny, tiny_float64, tiny_model, tiny_tokenizer
 from tolerance import Tolerance
 from torch import Tensor
 from torch.func import functional_call
@@ -186,3 +186,9 @@ def test_a_backbone_whose_projections_are_not_found_asks_for_names(monkeypatch: 
 
 def test_the_cue_records_the_names_that_auto_found() -> None:
     assert make_model(tiny("gpt2"), "lora").method.config.model_dump()["targets"] == ("c_attn",)
+
+
+def test_a_module_that_does_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.backbones.backbone.install_linear_hooks", lambda base, paths: None)
+    with pytest.raises(BackboneError, match=r"method\.targets: got 'query'; expected modules that run"):
+        make_model(Backbone(tiny_model("bert"), tiny_tokenizer("bert"), "bypassed"), "lora")

@@ -5,7 +5,7 @@ Section 4.1: h = W0 x + (alpha / r) B A x. A starts at random and B at zero, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from softcue.backbones import Backbone
 from softcue.backbones.linears import linear_widths, select_linears
 from softcue.errors import BackboneError, ConfigurationError, near_matches
+from softcue.inputs.collate import collate
 from softcue.methods.method import MOST_WIDTH, Method, MethodConfig
 from softcue.randomness import RowDropout
 from softcue.tasks import Task
+from softcue.types import TokenizedRow
 
 AUTO = "auto"
 
@@ -97,6 +99,7 @@ class LoRA(Method):
         paths = _target_paths(config, backbone)
         updates = {path: LowRankUpdate(linear_widths(backbone.linears[path]), config) for path in paths}
         if generator is not None:
+            _check_targets_run(config, backbone, paths)
             for update in updates.values():
                 update.initialize(config, generator)
         return cls(updates, config)
@@ -138,6 +141,38 @@ def _target_paths(config: LoRAConfig, backbone: Backbone) -> list[str]:
             )
         chosen.update(paths)
     return [path for path in backbone.linears if path in chosen]
+
+
+class _RunRecorder(nn.Module):
+    """Changes nothing and notes that its module has run."""
+
+    has_run = False
+
+    def forward(self, inputs: Tensor, output: Tensor) -> Tensor:
+        self.has_run = True
+        return output
+
+
+@torch.no_grad()
+def _check_targets_run(config: LoRAConfig, backbone: Backbone, paths: Sequence[str]) -> None:
+    """Check on two tokens that modules of each name run: a model may use a matrix without calling its module."""
+    if backbone.word_table.is_meta:
+        return
+    recorders = {path: _RunRecorder() for path in paths}
+    view = backbone.with_linears(recorders)
+    batch = collate([TokenizedRow((1, 2), None, 0)], backbone.tokenizer.pad_token_id).to(backbone.device)
+    forward_pass = view.read(batch, None, view.embed(batch.ids))
+    forward_pass.text()
+    if backbone.kind == "encoder-decoder":
+        forward_pass.target_logits(batch.ids)
+    for name in config.targets:
+        if not any(recorders[path].has_run for path in select_linears(backbone.linears, name)):
+            raise BackboneError(
+                setting="method.targets",
+                got=name,
+                expected=f"modules that run in a pass of {backbone.name}",
+                fix="name others: an update of this one would change nothing",
+            )
 
 
 def _module_names(backbone: Backbone) -> list[str]:
