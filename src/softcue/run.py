@@ -388,13 +388,7 @@ class Run:
             task=portable(splits.task),
             method=model.method.config.model_dump(mode="json"),
             readout=model.readout.config,
-            backbone=CueBackbone(
-                name=_absolute_name(backbone),
-                kind=backbone.kind,
-                dtype=_dtype_name(backbone),
-                max_length=model.max_length,
-                fingerprint=asdict(backbone.fingerprint),
-            ),
+            backbone=CueBackbone.of(backbone, model.max_length),
             training=training,
             scores=scores,
             rows=_count_rows(splits),
@@ -486,14 +480,6 @@ def _with_values_for_auto(config: Config, chosen: Mapping[str, Any]) -> Config:
     """Replace each value `auto` by the value that was chosen for it, if there is one."""
     is_auto = [name for name, value in config if value in ("auto", "measured")]
     return config.model_copy(update={name: chosen[name] for name in is_auto if name in chosen})
-
-
-def _absolute_name(backbone: Backbone) -> str:
-    """The backbone's name; a folder or file by its full path: the cue can be loaded from any working directory."""
-    if backbone.name.endswith(".gguf") and Path(backbone.name).is_file():
-        return str(Path(backbone.name).resolve())
-    is_folder = backbone.folder is not None and Path(backbone.name).is_dir()
-    return str(backbone.folder.resolve()) if is_folder and backbone.folder else backbone.name
 
 
 def _count_rows(splits: Splits) -> dict[str, int]:

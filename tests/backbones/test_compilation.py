@@ -108,7 +108,7 @@ def test_compiled_layers_give_the_plain_numbers_whatever_prompts_do(family: str)
     ("family", "case", "reason"),
     [
         ("bert", "prefix-tuning", "prompts are keys and values of a layer's attention"),
-        ("bert", "adapter", "sub-layers are changed, as by adapters"),
+        ("bert", "adapter", "sub-layers are changed, as by adapters and LoRA"),
         ("gpt2", "prompt-tuning", "layers read a cache, as with a prompt that all rows share"),
     ],
 )

@@ -491,6 +491,7 @@ def test_text_attends_to_exactly_the_trained_keys_and_values(family: str, insert
         ("m-idpg-phm kv", {"dropout": 0.3, "representation_dropout": True}),
         ("prefix-tuning", {}),
         ("adapter", {"dropout": 0.3}),
+        ("lora", {"dropout": 0.3}),
         ("fine-tuning", {"dropout": True}),
     ],
 )
@@ -508,7 +509,9 @@ def test_layers_run_again_give_the_same_loss_and_gradients(family: str, case: st
     assert again["kept"] < plain["kept"] / 1.5
 
 
-@pytest.mark.parametrize(("case", "settings"), [("prefix-tuning", {}), ("adapter", {"dropout": 0.3})])
+@pytest.mark.parametrize(
+    ("case", "settings"), [("prefix-tuning", {}), ("adapter", {"dropout": 0.3}), ("lora", {"dropout": 0.3})]
+)
 def test_a_shared_layer_run_again_has_the_prompt_and_adapter_of_its_place(
     case: str, settings: dict[str, object]
 ) -> None:

@@ -134,6 +134,11 @@ def test_compacters_own_form_shares_one_a_among_all_modules() -> None:
     assert counts["compacter"]["gradient"] == counts["compacter"]["stored"] == 149_824
 
 
+def test_lora_has_the_count_of_its_paper() -> None:
+    counts = counted("--like", "roberta-large", "--method", "lora")
+    assert counts["lora"]["gradient"] == counts["lora"]["stored"] == 786_432  # Hu et al. 2021, table 2: 0.8M
+
+
 @pytest.mark.parametrize("like", SHAPES)
 @pytest.mark.parametrize(("length", "hidden"), [(5, 512), (7, 96)])
 def test_a_reparameterised_prefix_has_table_network_and_biases(like: str, length: int, hidden: int) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.attention import chosen_attention, is_routed
-from softcue.backbones.injection import checkpoint_layers, install_hooks
+from softcue.backbones.injection import checkpoint_layers, install_hooks, install_linear_hooks
 from softcue.backbones.layout import lay_out
+from softcue.backbones.linears import linear_modules, query_and_value_names
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, pass_tokens
 from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
 from softcue.backbones.loading.sentence_transformers_folder import (
@@ -90,6 +91,7 @@ class Backbone:
             for module in modules_of(layers_of(model, stack), [layer.sublayers for layer in stack.layers])
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
+        self.injected_linears: Mapping[str, nn.Module] = {}  # set by `with_linears` on a view of this backbone
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -482,10 +484,31 @@ class Backbone:
     def with_sublayers(self, modules: Sequence[nn.Module]) -> Backbone:
         """Return a view of this backbone whose passes apply one module to the output of each of `sublayers`."""
         assert len(modules) == len(self.sublayers)
-        view = copy.copy(self)
+        view = self._new_view()
         view.injected_sublayers = modules
+        return view
+
+    @cached_property
+    def linears(self) -> dict[str, nn.Module]:
+        """The linear modules inside all layers, by their path below the base model."""
+        return linear_modules(self.model, self.structure)
+
+    @cached_property
+    def query_and_value_names(self) -> tuple[str, ...]:
+        """The names of the linear modules that compute queries and values; empty if they are not found."""
+        return query_and_value_names(self.structure.source, self.linears)
+
+    def with_linears(self, changes: Mapping[str, nn.Module]) -> Backbone:
+        """Return a view of this backbone whose passes apply a module to the input and output of some of `linears`."""
+        install_linear_hooks(self.base, changes)
+        view = self._new_view()
+        view.injected_linears = changes
+        return view
+
+    def _new_view(self) -> Backbone:
+        view = copy.copy(self)
         view._views_from_layers = {}
-        vars(view).pop("prefixes", None)  # made again: the sub-layers change what a prompt's keys and values are
+        vars(view).pop("prefixes", None)  # made again: a method's modules change what a prompt's keys and values are
         return view
 
     def with_weights(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:

@@ -123,8 +123,8 @@ def _change_inside(base: nn.Module) -> str:
     active = running_pass(id(base))
     if active is None:
         return ""
-    if active.sublayers:
-        return "sub-layers are changed, as by adapters"
+    if active.sublayers or active.linears:
+        return "sub-layers are changed, as by adapters and LoRA"
     if active.noise is not None:
         return "the backbone has dropout"
     layer_prompt = active.layer_prompts.get(running_layer())

@@ -1,16 +1,17 @@
-"""How a method changes a running backbone: prompts of deeper layers, keys and values, and sub-layer outputs.
+"""How a method changes a running backbone: prompts of deeper layers, keys and values, outputs of modules in a layer.
 
-Hooks are installed once per model. They do nothing unless a pass in the same context is active. So two threads can
-share a backbone, and a pass of another backbone stays unchanged. The active pass is in one ContextVar, which gradient
-checkpointing restores when it runs a layer again.
+Hooks are installed once per model, those of linear modules when a method first names them. They do nothing unless a
+pass in the same context is active. So two threads can share a backbone, and a pass of another backbone stays unchanged.
+The active pass is in one ContextVar, which gradient checkpointing restores when it runs a layer again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class ActivePass:
     layout: Layout | None
     prompt: Prompt | None
     sublayers: Sequence[nn.Module]
+    linears: Mapping[str, nn.Module] = field(default_factory=dict)  # what changes a linear module's output, by its path
     stops_at: int | None = None  # the pass ends with the input of this layer
     noise: TokenNoise | None = None  # dropout of the hidden states in training
     layer_prompts: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, from the time its input is known
@@ -72,16 +74,18 @@ def inject(
     noise: TokenNoise | None = None,
     lasting: Mapping[int, LayerPrompt] | None = None,
     is_causal: bool = False,
+    linears: Mapping[str, nn.Module] | None = None,
 ) -> Iterator[ActivePass | None]:
     """Give layers the prompt's parts for them, and apply `sublayers` to the outputs of sub-layers, while active.
 
-    `noise` drops values of the states that enter the first layer, and of each output before it enters a residual sum.
-    A pass that `stops_at` a layer raises ReachedLayer there. `lasting` are layer prompts of an earlier pass over the
-    source that act behind it too; several continuations of a row are adjacent. In a model that `is_causal`, tokens
-    before a prompt do not see it.
+    `linears` change the outputs of linear modules, by path below the base model. `noise` drops values of the states
+    that enter the first layer, and of each output before it enters a residual sum. A pass that `stops_at` a layer
+    raises ReachedLayer there. `lasting` are layer prompts of an earlier pass over the source that act behind it too;
+    several continuations of a row are adjacent. In a model that `is_causal`, tokens before a prompt do not see it.
     """
     has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
-    is_plain = not sublayers and not has_layer_prompts and stops_at is None and noise is None and not lasting
+    has_modules = bool(sublayers or linears)
+    is_plain = not has_modules and not has_layer_prompts and stops_at is None and noise is None and not lasting
     lasting = dict(lasting or {})
     has_joined = (layout is not None and layout.joined is not None) or any(
         part.joined is not None for part in lasting.values()
@@ -89,7 +93,7 @@ def inject(
     joined = JoinedKeys(layout, is_causal) if has_joined else None
     active = None
     if not is_plain:
-        active = ActivePass(id(base), layout, prompt, sublayers, stops_at, noise, lasting, joined=joined)
+        active = ActivePass(id(base), layout, prompt, sublayers, linears or {}, stops_at, noise, lasting, joined=joined)
     token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
         with change_attention(None if active is None or active.joined is None else active.join):
@@ -413,6 +417,43 @@ def _make_sublayer_hook(runs: RunNumbers, owner: int) -> Any:
             changed = active.sublayers[runs.current](changed)
         changed = changed.view_as(states)
         return changed if isinstance(output, Tensor) else (changed, *output[1:])
+
+    return change_output
+
+
+_linears_lock = Lock()
+
+
+def install_linear_hooks(base: Any, paths: Iterable[str]) -> None:
+    """Install the hooks on linear modules: once each, however many methods change them. A copied model gets its own.
+
+    Example:
+        install_linear_hooks(model.base_model, ["h.0.attn.c_attn"])
+    """
+    owner = id(base)
+    with _linears_lock:  # a server loads cues beside the thread that predicts
+        hooked_for, hooked = getattr(base, "_hooked_linears", (owner, frozenset()))
+        if hooked_for != owner:
+            hooked = frozenset()
+        for path in (new := [path for path in paths if path not in hooked]):
+            base.get_submodule(path).register_forward_hook(_make_linear_hook(path, owner))
+        if new:
+            base._hooked_linears = owner, hooked | set(new)
+
+
+def _make_linear_hook(path: str, owner: int) -> Any:
+    """Make a hook that applies the method's module to the input and the output of a linear module."""
+
+    def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        active = running_pass(owner)
+        change = None if active is None else active.linears.get(path)
+        if active is None or change is None:
+            return None
+        # The row of a token is the first axis. OPT's feed-forward runs on all positions as one axis: [B*S X].
+        num_rows = len(args[0]) if args[0].dim() == 3 else active.num_rows[0]
+        inputs, outputs = (states.reshape(num_rows, -1, states.shape[-1]) for states in (args[0], output))  # [B S X]
+        changed: Tensor = change(inputs, outputs)
+        return changed.view_as(output)
 
     return change_output
 

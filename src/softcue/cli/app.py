@@ -20,6 +20,7 @@ from softcue.cli import (
     doctor,
     evaluate,
     export,
+    import_peft,
     inspect,
     methods,
     params,
@@ -60,6 +61,7 @@ app.command("inspect")(inspect.inspect)
 app.command("export")(export.export)
 app.command("sign")(sign.sign)
 app.command("push")(push.push)
+app.command("import")(import_peft.import_peft)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)

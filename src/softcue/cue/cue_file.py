@@ -6,14 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import softcue
-from softcue.backbones import Fingerprint
+from softcue.backbones import Backbone, Fingerprint
 from softcue.cue.signatures import PublicKeys, check_signature
 from softcue.errors import ConfigurationError, CueError, as_configuration_error
 from softcue.files import read_within
@@ -37,6 +38,22 @@ class CueBackbone(BaseModel):
     dtype: str
     max_length: int
     fingerprint: dict[str, str]
+
+    @classmethod
+    def of(cls, backbone: Backbone, max_length: int) -> Self:
+        """Describe a backbone: a folder or file by its full path, so that a cue loads from any working directory."""
+        name, folder = backbone.name, backbone.folder
+        if name.endswith(".gguf") and Path(name).is_file():
+            name = str(Path(name).resolve())
+        elif folder is not None and Path(name).is_dir():
+            name = str(folder.resolve())
+        return cls(
+            name=name,
+            kind=backbone.kind,
+            dtype=str(backbone.dtype).removeprefix("torch."),
+            max_length=max_length,
+            fingerprint=asdict(backbone.fingerprint),
+        )
 
     @field_validator("fingerprint")
     @classmethod
@@ -74,6 +91,11 @@ class CueFile(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     tensors_sha256: str
     record_sha256: str = ""  # of everything above, so that an edited file is an error
+
+    @property
+    def imported_from(self) -> str:
+        """Where the parameters come from if softcue has not trained them; else empty."""
+        return str(self.training.get("imported_from", ""))
 
     def num_rows(self, split: str) -> int | None:
         """The number of rows of a split; None if the cue does not say it (the test rows of version 0.1).

@@ -100,6 +100,19 @@ def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None =
     if task.kind == "multi-label":
         lines += [f"A label is predicted if its probability is at least {cue_file.readout.threshold:g}.", ""]
     counts, training = cue_file.counts, cue_file.training
+    training_line = (
+        f"- imported from {cue_file.imported_from}: softcue has neither trained nor scored it"
+        if cue_file.imported_from
+        else f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
+        f"{training.get('batch_size')} rows, best after {training.get('best_step')}; "
+        f"{training.get('train_rows')} training and {training.get('validation_rows')} validation rows"
+    )
+    limits = (
+        "Texts unlike those it was trained on may be answered wrongly with confidence."
+        if cue_file.imported_from
+        else "It was trained and scored on the rows named above; texts of another kind or language may be "
+        "answered wrongly with confidence."
+    )
     recipe = [f"- recipe: {cue_file.recipe.summary}"] if cue_file.recipe else []
     lines += [
         "## Parameters",
@@ -107,16 +120,13 @@ def model_card(cue_file: CueFile, name: str, selection: SelectionRecord | None =
         *recipe,
         f"- trained by gradient: {counts.get('gradient', 0):,}; "
         f"by a running average: {counts.get('ema', 0):,}; head: {counts.get('head', 0):,}",
-        f"- training: seed {training.get('seed')}, {training.get('steps_done')} steps of "
-        f"{training.get('batch_size')} rows, best after {training.get('best_step')}; "
-        f"{training.get('train_rows')} training and {training.get('validation_rows')} validation rows",
+        training_line,
         f"- backbone fingerprint: {', '.join(f'{k} {v}' for k, v in cue_file.backbone.fingerprint.items())}",
         f"- made with: {', '.join(f'{k} {v}' for k, v in cue_file.versions.items())}",
         "",
         "## Limits",
         "",
-        "It was trained and scored on the rows named above; texts of another kind or language may be "
-        "answered wrongly with confidence."
+        limits
         + (
             ' Scores are probabilities among the labels it knows: there is no label for "none of these".'
             if task.has_classes

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
-from softcue.inputs.formatter import ANSWER_PREFIX, TOKENS_AT_ONCE, InputFormatter
+from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
@@ -339,12 +339,10 @@ class TaskModel(nn.Module):
 
 
 def _answer_prefix(method: Method, readout: Readout, backbone: Backbone) -> str:
-    """The text that marks where the target begins, if the backbone writes it: the method's, or that of decoders."""
+    """The text that marks where the target begins, if the backbone writes it: the method's own, or the readout's."""
     if backbone.kind == "encoder" or not readout.use_answer_prefix:
         return ""
-    if method.answer_prefix is not None:
-        return method.answer_prefix
-    return ANSWER_PREFIX if backbone.kind == "decoder" else ""
+    return readout.config.answer_prefix if method.answer_prefix is None else method.answer_prefix
 
 
 def make_task_model(

@@ -189,6 +189,16 @@ class InputFormatter:
         texts = tuple(map(pad_punctuation, example.texts)) if self.pad_punctuation else example.texts
         return self.task.source(texts) + self.suffix + self.answer_prefix
 
+    @property
+    def templates(self) -> list[str]:
+        """The texts that the tokenizer reads, with {column} for the text of each column.
+
+        Example:
+            >>> InputFormatter(Task(name="t"), None, "decoder", 96, answer_prefix=ANSWER_PREFIX).templates
+            ['{text}\\nAnswer:']
+        """
+        return self._fill(tuple(f"{{{column}}}" for column in self.task.text))
+
     def _num_tokens(self, *texts: str) -> int:
         return len(self._encode(texts)["input_ids"])
 

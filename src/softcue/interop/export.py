@@ -54,7 +54,17 @@ class ExportFormat:
         return exporter
 
 
-FORMATS: dict[str, ExportFormat] = {}
+FORMATS: dict[str, ExportFormat] = {
+    "peft": ExportFormat(
+        "softcue.interop.peft:export_peft",
+        "a folder that PEFT loads: prompt-tuning, prefix-tuning, p-tuning-v2 and lora",
+    ),
+    "prompt-embeds": ExportFormat(
+        "softcue.interop.prompt_embeds:export_prompt_embeds",
+        "input embeddings of prompt and text for each row of --data, on decoders",
+        options=("data",),
+    ),
+}
 
 
 def export_cue(cue: Cue, to: str, folder: str | Path, options: ExportOptions | None = None) -> ExportReport:

@@ -8,6 +8,7 @@ from softcue.methods.efl import EFL
 from softcue.methods.fine_tuning import FineTuning
 from softcue.methods.idpg import MultiLayerDNN, MultiLayerGloVe, MultiLayerPHM, SingleLayerDNN, SingleLayerPHM
 from softcue.methods.linear_probe import LinearProbe, NoPrompt
+from softcue.methods.lora import LoRA
 from softcue.methods.manual_prompt import ManualPrompt
 from softcue.methods.method import DeepConfig, Method, MethodConfig, Prompted, PromptedConfig
 from softcue.methods.method_list import ListedMethod, describe_methods
@@ -45,6 +46,7 @@ METHODS = MethodRegistry(
         "warp": WARP,
         "adapter": AdapterTuning,
         "compacter": Compacter,
+        "lora": LoRA,
         "fine-tuning": FineTuning,
         "efl": EFL,
         "linear-probe": LinearProbe,

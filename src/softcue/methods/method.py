@@ -106,7 +106,7 @@ class Method(nn.Module, ABC):
     config: MethodConfig  # without any `auto` left, as the cue records it
     prompt_length: int = 0
     insert_at: InsertAt = "start"
-    answer_prefix: str | None = None  # where the target of a text begins; None: what decoders have
+    answer_prefix: str | None = None  # where the target of a text begins; None: what the readout has
     representation: SentenceVector | None = None  # the M(x) that its prompts read, if they do
     num_input_dependent: int = 0  # the last tokens of the prompt, which should differ between inputs
     prompt_unit: float | None = None  # the size of words among which its prompt vectors stand; None: they do not

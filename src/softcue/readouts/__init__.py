@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from softcue.backbones import Backbone
 from softcue.errors import BackboneError, ConfigurationError
+from softcue.inputs.formatter import ANSWER_PREFIX
 from softcue.readouts.generation import Generation
 from softcue.readouts.heads import Classifier, LabelSetClassifier, Regression
 from softcue.readouts.label_words import LabelWords
@@ -105,6 +106,7 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
         "pooling": backbone.default_pooling,
         "pairs": "compare" if can_compare and backbone.should_compare_pairs and config.pooling != "mask" else "joint",
         "stop": "",
+        "answer_prefix": ANSWER_PREFIX if backbone.kind == "decoder" else "",
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
     resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}

@@ -92,6 +92,12 @@ class ReadoutConfig(BaseModel):
     draw_seed: int = Field(
         0, ge=0, le=2**63 - 1, description="generation with decoding=sample: another seed gives other texts"
     )
+    answer_prefix: str = Field(
+        "auto",
+        max_length=1000,
+        description="generation and label-words on backbones that write text: what stands between the text of a row "
+        "and its target; auto: a line with Answer: on decoders, nothing on encoder-decoders; manual-prompt has its own",
+    )
     pad_punctuation: bool = Field(
         False,
         description="generation: spaces around punctuation in texts and targets, as T5 reads SQuAD and the MRQA sets",
@@ -102,6 +108,12 @@ class ReadoutConfig(BaseModel):
         "answers behind it (Lester et al. 2021, section 3.2)",
     )
     z_loss: float = Field(0.0, ge=0, description="generation: weight of log(Z)^2; t5x uses 0.0001")
+
+    @field_validator("answer_prefix")
+    @classmethod
+    def _drop_last_spaces(cls, prefix: str) -> str:
+        """Drop white space at the end: the target follows after a space."""
+        return prefix.rstrip()
 
     @field_validator("mask_phrase")
     @classmethod

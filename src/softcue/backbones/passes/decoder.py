@@ -236,6 +236,11 @@ class DecoderPass(ForwardPass):
             output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=make_cache([]))
         return PrefixStates(output.last_hidden_state, keys_values_of(output.past_key_values))
 
+    @property
+    def prefix_keys_values(self) -> KeyValueCache | None:
+        """Keys and values, per layer, of the positions that all rows share, as attention reads them; None if none."""
+        return self._run_prefixes()[0].cache if len(self.shared) == 1 else None
+
     def _run_model(self, model: Any, **options: Any) -> Any:
         """Run a model on the rows. Shared prefixes are passed as keys and values."""
         if not self.shared:

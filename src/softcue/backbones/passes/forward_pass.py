@@ -88,7 +88,7 @@ class ForwardPass(ABC):
     _generated: dict[Decoding, list[list[int]]] = field(default_factory=dict)
 
     def _with_prompts(self) -> AbstractContextManager[ActivePass | None]:
-        """Inject the prompts of all layers and the method's sub-layers: for passes over the source."""
+        """Inject the prompts of all layers and the method's modules: for passes over the source."""
         noise = None if self.dropout is None else self.dropout.of_tokens(self.layout.positions)
         backbone = self.backbone
         return inject(
@@ -99,13 +99,21 @@ class ForwardPass(ABC):
             self.stops_at,
             noise,
             is_causal=backbone.kind == "decoder",
+            linears=backbone.injected_linears,
         )
 
     def _without_prompts(
         self, noise: TokenNoise | None = None, lasting: Mapping[int, LayerPrompt] | None = None
     ) -> AbstractContextManager[ActivePass | None]:
-        """Inject only the method's sub-layers, and prompts that act behind the source too: for passes after it."""
-        return inject(self.backbone.base, self.backbone.injected_sublayers, noise=noise, lasting=lasting)
+        """Inject only the method's modules, and prompts that act behind the source too: for passes after it."""
+        backbone = self.backbone
+        return inject(
+            backbone.base,
+            backbone.injected_sublayers,
+            noise=noise,
+            lasting=lasting,
+            linears=backbone.injected_linears,
+        )
 
     @cached_property
     def with_positions(self) -> Self:
