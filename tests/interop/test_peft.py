@@ -84,6 +84,7 @@ EXPORTED = [  # family, case, tokens of the text that are virtual tokens
     ("bert", "prefix-tuning", 0),
     ("roberta", "prefix-tuning", 0),
     ("gpt2", "p-tuning-v2", 0),
+    ("gpt2", "p-tuning-v2 deeper", 0),
     ("llama", "p-tuning-v2 kv", 0),
     ("opt", "p-tuning-v2 replace", 1),
     ("t5", "lora", 0),

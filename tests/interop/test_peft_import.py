@@ -205,6 +205,8 @@ CHANGED_LORA: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"use_dora": True}, {}, r"use_dora: got True"),
     ({"rank_pattern": {"q_proj": 2}}, {}, r"rank_pattern"),
     ({"bias": "all"}, {}, r"bias: got 'all'"),
+    ({"lora_alpha": 1e300}, {}, r"method\.alpha: got"),
+    ({"lora_alpha": "much"}, {}, r"lora_alpha: got 'much'"),
     ({"r": 3}, {}, r"got '\[4, 32\]'; expected shape \[3, 32\]"),
     ({}, {"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32)}, r"tensor: got 'base_model.*linear module"),
     ({}, {"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(4, 32)}, r"half of the update"),
