@@ -10,14 +10,15 @@ import peft
 import pytest
 import torch
 from serving_cues import PAIRS, TOPICS, save_cue
-from tiny import tiny
 from tolerance import REORDERED_FLOAT32
 from torch import Tensor
+from toy import make_model
 
 from softcue.cue import Cue
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.collate import collate
 from softcue.interop import export_cue
+from softcue.interop.peft import make_adapter
 from softcue.tasks import Task
 from softcue.types import Example
 
@@ -25,8 +26,8 @@ TEXT = "I cannot sign in to my account since this morning"
 TARGET = [[9, 17, 33]]
 
 
-def make_cue(folder: Path, family: str, case: str, task: Task = TOPICS, **settings: object) -> Cue:
-    return save_cue(folder / "cue", task, case, family, **settings)  # type: ignore[arg-type]
+def make_cue(folder: Path, family: str, case: str, task: Task = TOPICS) -> Cue:
+    return save_cue(folder / "cue", task, case, family)
 
 
 def load_peft(cue: Cue, folder: Path) -> Any:
@@ -64,8 +65,7 @@ def peft_outputs(model: Any, kind: str, ids: Tensor) -> Tensor:
     return model(**inputs, output_hidden_states=True).hidden_states[-1][0]  # type: ignore[no-any-return]
 
 
-PREFIX_OF_ENCODERS = {"insert_at": "front"}
-EXPORTED = [
+EXPORTED = [  # family, case, tokens of the text that are virtual tokens
     ("t5", "prompt-tuning", 0),
     ("bart", "prompt-tuning", 1),
     ("mbart", "prompt-tuning", 0),
@@ -84,6 +84,7 @@ EXPORTED = [
     ("bert", "prefix-tuning", 0),
     ("roberta", "prefix-tuning", 0),
     ("gpt2", "p-tuning-v2", 0),
+    ("gpt2", "p-tuning-v2 deeper", 0),
     ("llama", "p-tuning-v2 kv", 0),
     ("opt", "p-tuning-v2 replace", 1),
     ("t5", "lora", 0),
@@ -156,7 +157,7 @@ def test_the_readme_has_template_labels_and_what_is_left_out(tmp_path: Path) -> 
     assert "{text}\nAnswer:" in readme
     assert "| c | my order |" in readme
     assert "AutoModelForCausalLM" in readme
-    assert any("Leave out the first 1 token(s) of a tokenized text (<s>)" in note for note in report.notes)
+    assert any("Leave out the first token of a tokenized text (<s>)" in note for note in report.notes)
     assert all(note in readme for note in report.notes)
 
 
@@ -167,11 +168,6 @@ def test_a_head_is_said_to_stay_in_the_cue(tmp_path: Path) -> None:
 
 def test_targets_that_peft_would_find_outside_of_layers_are_full_paths(tmp_path: Path) -> None:
     cue = make_cue(tmp_path, "bert", "lora")
-    assert tiny("bert") is cue.backbone
-    from toy import make_model
-
-    from softcue.interop.peft import make_adapter
-
     cue.model.method = make_model(cue.backbone, "lora", targets="dense").method
     targets = make_adapter(cue).settings["target_modules"]
     assert "bert.encoder.layer.0.output.dense" in targets

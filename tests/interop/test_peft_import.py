@@ -118,7 +118,10 @@ def test_the_text_of_a_row_is_the_users(tmp_path: Path) -> None:
 
 def test_the_model_card_says_where_it_comes_from(tmp_path: Path) -> None:
     save_peft(tmp_path / "peft", tiny("gpt2"), "PromptTuningConfig", **PROMPT)
-    imported(tmp_path, tiny("gpt2"))
+    cue = imported(tmp_path, tiny("gpt2"))
+    assert "prompt-tuning" in repr(cue) and "prompt-tuning" in cue._repr_html_()
+    rows = [{"text": "The invoice is wrong.", "label": "b"}, {"text": "Where is it", "label": "c"}]
+    assert cue.evaluate(rows).scores["accuracy"] in (0, 50, 100)
     card = (tmp_path / "cue" / "README.md").read_text()
     assert card.startswith("# cue\n")
     assert "imported from PEFT (PROMPT_TUNING): softcue has neither trained nor scored it" in card
@@ -205,6 +208,8 @@ CHANGED_LORA: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"use_dora": True}, {}, r"use_dora: got True"),
     ({"rank_pattern": {"q_proj": 2}}, {}, r"rank_pattern"),
     ({"bias": "all"}, {}, r"bias: got 'all'"),
+    ({"lora_alpha": 1e300}, {}, r"method\.alpha: got"),
+    ({"lora_alpha": "much"}, {}, r"lora_alpha: got 'much'"),
     ({"r": 3}, {}, r"got '\[4, 32\]'; expected shape \[3, 32\]"),
     ({}, {"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32)}, r"tensor: got 'base_model.*linear module"),
     ({}, {"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(4, 32)}, r"half of the update"),

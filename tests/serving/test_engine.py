@@ -65,6 +65,16 @@ def codes(results: list[Result]) -> list[str]:
 # --- equal answers ---
 
 
+def test_cues_of_lora_and_prompts_are_served_together(tmp_path: Path) -> None:
+    cases = {"updates": "lora", "prompt": "prompt-tuning"}
+    cues = {name: save_cue(tmp_path / name, TOPICS, case) for name, case in cases.items()}
+    requests = items(cues, 6)
+    with Engine(tiny("bert"), tmp_path) as engine:
+        results = engine.predict(requests)
+    for result, wanted in zip(results, offline(cues, requests), strict=True):
+        same(result, wanted)
+
+
 def test_mixed_batches_answer_as_each_cue_does_offline(folder: Path, cues: dict[str, Cue]) -> None:
     requests = items(cues, 10 * len(cues))
     requests += [("names", LONG), ("questions", ["Who?", LONG]), ("topics", LONG), ("stars", LONG)]  # windows, cuts

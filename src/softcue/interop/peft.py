@@ -27,7 +27,7 @@ from softcue.files import serialize_tensors, write_atomically, write_json
 from softcue.inference import TaskModel
 from softcue.inputs.collate import collate
 from softcue.interop.export import ExportOptions, ExportReport
-from softcue.interop.peft_readme import peft_readme
+from softcue.interop.peft_readme import base_model_of, peft_readme
 from softcue.methods.lora import LoRA
 from softcue.methods.method import PromptedConfig
 from softcue.prompts import DeepPrompt, StaticPrompt
@@ -67,7 +67,7 @@ def export_peft(cue: Cue, folder: Path, options: ExportOptions) -> ExportReport:
     config = {
         "peft_type": adapter.peft_type,
         "task_type": TASK_TYPES[cue.backbone.kind],
-        "base_model_name_or_path": cue.cue_file.backbone.name,
+        "base_model_name_or_path": base_model_of(cue),
         "inference_mode": True,
         **adapter.settings,
     }

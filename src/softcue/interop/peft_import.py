@@ -65,7 +65,6 @@ class PeftConfig(BaseModel):
     task_type: str | None = None
     num_virtual_tokens: int = Field(1, ge=1, le=MOST_VECTORS)
     num_transformer_submodules: int | None = Field(None, ge=1, le=2)
-    num_layers: int | None = None
     num_tasks: int = Field(1, ge=1, le=MOST_TASKS)
     num_ranks: int = Field(1, ge=1, le=MOST_WIDTH)
     r: int = Field(8, ge=1, le=MOST_WIDTH)

@@ -28,6 +28,15 @@ def auto_class(backbone: Backbone) -> str:
     return AUTO_CLASSES.get(backbone.kind, with_word_head)
 
 
+def base_model_of(cue: Cue) -> str:
+    """The name under which transformers finds the backbone: its folder, unless the name is a hub id.
+
+    Example:
+        base_model_of(softcue.load("cues/tickets"))
+    """
+    return cue.cue_file.backbone.name if cue.backbone.folder is None else str(cue.backbone.folder.resolve())
+
+
 def peft_readme(cue: Cue, peft_type: str, num_virtual_tokens: int, tokens_before: tuple[int, ...]) -> Readme:
     """Describe the PEFT folder of a cue. `tokens_before` are ids of tokens that are virtual tokens now.
 
@@ -43,7 +52,7 @@ def peft_readme(cue: Cue, peft_type: str, num_virtual_tokens: int, tokens_before
         *_readout_notes(cue),
     ]
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    base = cue.cue_file.backbone.name
+    base = base_model_of(cue)
     templates = cue.model.formatter.templates
     lines = [
         f"# {cue.name}",
@@ -81,11 +90,8 @@ def _token_notes(cue: Cue, tokens_before: tuple[int, ...]) -> list[str]:
     """How a text becomes token ids."""
     notes = []
     if tokens_before:
-        names = " ".join(cue.backbone.tokenizer.convert_ids_to_tokens(list(tokens_before)))
-        notes.append(
-            f"Leave out the first {len(tokens_before)} token(s) of a tokenized text ({names}): they are the first of "
-            "the virtual tokens."
-        )
+        [name] = cue.backbone.tokenizer.convert_ids_to_tokens(list(tokens_before))
+        notes.append(f"Leave out the first token of a tokenized text ({name}): it is the first virtual token.")
     if cue.backbone.kind == "decoder":
         notes.append("Leave out an end token if the tokenizer adds one to the text.")
     if cue.model.readout.pads_punctuation and cue.backbone.kind != "encoder":
@@ -96,7 +102,7 @@ def _token_notes(cue: Cue, tokens_before: tuple[int, ...]) -> list[str]:
 
 def _state_notes(num_virtual_tokens: int, tokens_before: tuple[int, ...]) -> list[str]:
     """Which outputs belong to which token."""
-    first = f" The first {len(tokens_before)} of them are the token(s) left out." if tokens_before else ""
+    first = " The first of them is the token left out." if tokens_before else ""
     return [f"The first {num_virtual_tokens} positions of the output are virtual tokens.{first}"]
 
 
@@ -108,11 +114,9 @@ def _readout_notes(cue: Cue) -> list[str]:
         return [
             f"The trained head is not in the folder{reads}: its tensors are readout.* in the cue's cue.safetensors."
         ]
-    if cue.task.labels:
-        return [
-            "Template and label words are in README.md alone: the cue compares the likelihoods of the labels' words."
-        ]
-    return ["The template is in README.md alone; decoding is the user's choice."]
+    if readout.decoding is None and cue.task.labels:
+        return ["Template and label words are in README.md alone: the cue compares how likely the labels' words are."]
+    return ["Template and label words are in README.md alone; the cue writes text, and decoding is the user's choice."]
 
 
 def _cell(text: str) -> str:

@@ -22,6 +22,7 @@ from softcue.tasks import Task
 from softcue.types import TokenizedRow
 
 AUTO = "auto"
+MOST_ALPHA = 1e6  # a cue from elsewhere may say any number; predictions must stay finite
 
 
 class LoRAConfig(MethodConfig):
@@ -30,7 +31,7 @@ class LoRAConfig(MethodConfig):
     fields_free_to_differ: ClassVar[tuple[str, ...]] = ("init_std", "up_std")
 
     rank: int = Field(8, ge=1, le=MOST_WIDTH, description="r, the rank of an update")
-    alpha: float = Field(16.0, gt=0, description="an update is multiplied by alpha / rank")
+    alpha: float = Field(16.0, gt=0, le=MOST_ALPHA, description="an update is multiplied by alpha / rank")
     targets: tuple[str, ...] = Field(
         (AUTO,),
         min_length=1,
