@@ -2,6 +2,8 @@
 # make test   run the tests                       make check   format, lint, types, import direction
 # make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
+# make docs   build the site of docs/ into site/; a warning is an error
+# make dist   wheel and source archive, equal bytes for equal commits      make sbom, make audit   see docs/release.md
 # make bench  speed and memory against peers      softcue study list   the tables of papers, each from one file
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-numeric test-processes test-slow check format bench adaptation clean
+.PHONY: demo test test-numeric test-processes test-slow check docs format dist sbom audit bench adaptation clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -45,9 +47,32 @@ test-slow: $(VENV)/.dev
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
+# NO_MKDOCS_2_WARNING: the theme's own notice about its successor, which reads the same pages
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# the time of the last commit stands in the archives, so that anybody who builds it gets the same bytes
+dist: $(BIN)/python
+	$(PIP) build
+	rm -rf dist build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
+
+# what a fresh environment with the extras demo and serve holds, as CycloneDX: into an environment of its own
+sbom: $(BIN)/python
+	$(MAKE) VENV=build/sbom-venv build/sbom-venv/.demo build/sbom-venv/.serve
+	$(PIP) cyclonedx-bom
+	mkdir -p dist
+	$(BIN)/python -m cyclonedx_py environment build/sbom-venv --pyproject pyproject.toml --output-reproducible \
+		--of JSON -o dist/sbom.json
+
+# needs the network: pip-audit fetches its database of known vulnerabilities
+audit: $(VENV)/.serve
+	$(PIP) pip-audit
+	$(BIN)/python -m pip_audit
 
 # make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
 bench: $(VENV)/.bench $(VENV)/.serve
@@ -60,4 +85,4 @@ adaptation: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.tables.adaptation --text $(TEXT) --data $(DATA) $(if $(T5),--t5 $(T5))
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

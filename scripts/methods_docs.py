@@ -64,7 +64,9 @@ def settings_part(name: str) -> str:
         values = [f"`{value}`" for value in dict.fromkeys(presets.values())]
         if len(values) > 1:
             values = [f"`{value}` ({kind})" for kind, value in presets.items()]
-        rows.append([f"`{key}`", setting.type, f"`{format_value(setting.default)}`", ", ".join(values), setting.meaning])
+        rows.append(
+            [f"`{key}`", setting.type, f"`{format_value(setting.default)}`", ", ".join(values), setting.meaning]
+        )
     if not rows:
         return "The method has no settings of its own."
     return table(["`method.`", "type", "default", "preset", "meaning"], rows)
@@ -100,8 +102,12 @@ def recipe_part(name: str) -> str:
             if paper is None or paper.agrees(setting.value):
                 continue
             source = paper.source if paper.is_from_paper else f"chosen here: {paper.source}"
-            rows.append([f"`{setting.path}`", shown(format_value(setting.value)), shown(format_value(paper.value)), source])
-    heading = f"On backbones of kind {recipe.kind}" + (f" ({recipe.paper}: {recipe.backbone})" if recipe.backbone else "")
+            rows.append(
+                [f"`{setting.path}`", shown(format_value(setting.value)), shown(format_value(paper.value)), source]
+            )
+    heading = f"On backbones of kind {recipe.kind}" + (
+        f" ({recipe.paper}: {recipe.backbone})" if recipe.backbone else ""
+    )
     if not rows:
         return f"{heading}, the preset has the paper's values."
     return f"{heading}. Settings that agree are left out; `softcue methods {name}` has them all.\n\n" + table(
@@ -119,7 +125,9 @@ def results_part(name: str) -> str:
             width = head.count("|") - 1
             found += ["", f"[{heading}](../results.md#{anchor(heading)})", "", head, "|" + "---|" * width, *own]
     if not found:
-        return "No table of [results.md](../results.md) has a line for it. [papers.md](../papers.md) says what was tried."
+        return (
+            "No table of [results.md](../results.md) has a line for it. [papers.md](../papers.md) says what was tried."
+        )
     return "\n".join(found[1:])
 
 
@@ -180,9 +188,15 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 # What is trained, by family: (title, parts of the picture)
 FAMILIES: dict[str, tuple[str, set[str]]] = {
     "words": ("Trained vectors stand beside the words; the frozen layers read both", {"vectors"}),
-    "generated-words": ("A trained network reads the input and makes vectors beside the words", {"vectors", "generator"}),
+    "generated-words": (
+        "A trained network reads the input and makes vectors beside the words",
+        {"vectors", "generator"},
+    ),
     "layers": ("Trained vectors enter every layer, the same for every input", {"each-layer"}),
-    "generated-layers": ("A trained network reads the input and makes vectors for every layer", {"each-layer", "generator"}),
+    "generated-layers": (
+        "A trained network reads the input and makes vectors for every layer",
+        {"each-layer", "generator"},
+    ),
     "inside": ("Small trained networks stand behind the sub-layers of every frozen layer", {"inside"}),
     "weights": ("All weights of a copy of the model are trained", {"weights"}),
     "head": ("The model is frozen and reads the words alone; only the head is fitted", set()),
@@ -222,8 +236,11 @@ def draw(title: str, parts: set[str]) -> str:
     """A picture of a frozen model with the trained parts in colour."""
     left = 250  # of the layers; the generator stands at its left
     shapes = [_box("trained" if "weights" in parts else "frozen", left, top, 350, 38) for top in LAYERS.values()]
-    shapes += [_text(name, left + 12, top + 24, "on" if "weights" in parts else "") for name, top in LAYERS.items()]
-    shapes += [_box("trained", left + 110, 14, 130, 30), _text("head", left + 157, 34, "on")]
+    shapes += [_text(name, left + 292, top + 24, "on" if "weights" in parts else "") for name, top in LAYERS.items()]
+    if "text" in parts:
+        shapes += [_box("frozen", left + 110, 14, 130, 30), _text("label words", left + 137, 34)]
+    else:
+        shapes += [_box("trained", left + 110, 14, 130, 30), _text("head", left + 159, 34, "on")]
     shapes += [_arrow(left + 175, 64, left + 175, 48)]
     shapes += [_arrow(left + 175, top - 2, left + 175, top - 16) for top in (122, 178)]
     beside = "vectors" in parts or "text" in parts
@@ -240,12 +257,13 @@ def draw(title: str, parts: set[str]) -> str:
             shapes += [_box("trained", left + 80 + 20 * number, top + 9, 14, 20) for number in range(4)]
     if "inside" in parts:
         for top in LAYERS.values():
-            shapes += [_box("trained", left + at, top + 8, 46, 22) for at in (130, 240)]
+            shapes += [_box("trained", left + at, top + 8, 46, 22) for at in (70, 200)]
     if "generator" in parts:
         goals = [top + 19 for top in LAYERS.values()] if "each-layer" in parts else [253]
-        shapes += [_box("trained", 56, 132, 120, 44), _text("generator", 82, 159, "on")]
+        shapes += [_box("trained", 56, 132, 120, 44), _text("generator", 84, 159, "on")]
         shapes += [_path(f"M176 154 H206 V{goal} H{left + (76 if 'each-layer' in parts else 6)}") for goal in goals]
-        shapes += [_path(f"M{left + 340} 270 V290 H116 V180"), _text("reads the input", 126, 284, "small")]
+        last_word = left + (170 if beside else 90) + 146
+        shapes += [_path(f"M{last_word} 270 V290 H116 V180"), _text("reads the input", 126, 284, "small")]
     else:
         shapes += [_text("orange: fitted", 56, 148, "small"), _text("grey: frozen", 56, 166, "small")]
     return "\n".join(
@@ -279,14 +297,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
-    changed = [
-        path for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text
-    ]  # fmt: skip
+    files = pages()
+    changed = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
     if is_check and changed:
         sys.exit(f"{changed[0].relative_to(ROOT)} is not what scripts/methods_docs.py writes: run it")
     for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(pages()[path], "utf-8")
+        path.write_text(files[path], "utf-8")
 
 
 if __name__ == "__main__":
