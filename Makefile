@@ -61,13 +61,13 @@ dist: $(BIN)/python
 	rm -rf dist build
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
 
-# what a fresh environment with the extras demo and serve holds, as CycloneDX: into an environment of its own
-sbom: $(BIN)/python
-	$(MAKE) VENV=build/sbom-venv build/sbom-venv/.demo build/sbom-venv/.serve
-	$(PIP) cyclonedx-bom
+# what $(VENV) holds, as CycloneDX; for a fresh one: make sbom VENV=build/fresh. The tool has an environment of its own.
+sbom: $(VENV)/.serve
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
 	mkdir -p dist
-	$(BIN)/python -m cyclonedx_py environment build/sbom-venv --pyproject pyproject.toml --output-reproducible \
-		--of JSON -o dist/sbom.json
+	build/sbom/bin/python -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file dist/sbom.json $(BIN)/python
 
 # needs the network: pip-audit fetches its database of known vulnerabilities
 audit: $(VENV)/.serve
