@@ -224,6 +224,16 @@ def test_pictures_have_no_text_that_only_one_scheme_shows() -> None:
 # --- the site ---
 
 
+def test_examples_of_docstrings_become_code() -> None:
+    pytest.importorskip("griffe")
+    fence = script("griffe_examples").fence_examples
+    text = "Add.\n\nExample:\n    add(1, 2)[0]\n\n    add(3, 4)\n\nRaises:\n    ValueError: no."
+    code = "Example:\n    ```python\n    add(1, 2)[0]\n\n    add(3, 4)\n    ```\n\nRaises:"
+    assert code in fence(text) and fence(text).endswith("ValueError: no.")
+    assert "```pycon" in fence("Add.\n\nExample:\n    >>> add(1, 2)\n    3")
+    assert fence("An Example: not one.") == "An Example: not one."
+
+
 @pytest.mark.processes
 def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
