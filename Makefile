@@ -3,7 +3,7 @@
 # make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make docs   build the site of docs/ into site/; a warning is an error
-# make dist   wheel and source archive, equal bytes for equal commits      make sbom, make audit   see docs/release.md
+# make dist   wheel and source archive            make sbom, make audit   see docs/release.md
 # make bench  speed and memory against peers      softcue study list   the tables of papers, each from one file
 
 PYTHON ?= python3
@@ -55,7 +55,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# the time of the last commit stands in the archives, so that anybody who builds it gets the same bytes
+# the time of the last commit stands in the wheel, so that anybody who builds it gets the same bytes
 dist: $(BIN)/python
 	$(PIP) build
 	rm -rf dist build

@@ -16,8 +16,8 @@ from pathlib import Path
 from command import run
 
 ROOT = Path(__file__).parents[1]
-# Commands of the lab notes are those of their date; reports are copies of what a study wrote.
-LEFT_OUT = ("docs/lab-notes.md", "docs/results/")
+# Commands of lab notes and changelog are those of their date; reports are copies of what a study wrote.
+LEFT_OUT = ("CHANGELOG.md", "docs/lab-notes.md", "docs/results/")
 PAGES = sorted(
     page
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -25,6 +25,7 @@ PAGES = sorted(
 )
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:torchrun .* -m )?softcue (\S+)(.*?)(?:\s{2,}#.*)?$", re.MULTILINE)
+INLINE = re.compile(r"(?<!`)`(softcue [^`]+)`(?!`)")
 
 
 def blocks(page: str, *languages: str) -> list[str]:
@@ -33,9 +34,11 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 
 def commands_of(page: str) -> list[tuple[str, str]]:
-    """The softcue commands of a page: verb and further words."""
-    text = "\n".join(blocks(page, "", "bash", "sh", "console"))
-    return COMMAND.findall(text.replace("\\\n", " "))
+    """The softcue commands of a page, in code blocks and in sentences: verb and further words."""
+    page = page.partition("\n## Older name")[0]  # of the glossary
+    lines = ["\n".join(blocks(page, "", "bash", "sh", "console")).replace("\\\n", " ")]
+    lines += [" ".join(words.split()) for words in INLINE.findall(BLOCK.sub("", page))]
+    return COMMAND.findall("\n".join(lines))
 
 
 def page_name(page: Path) -> str:

@@ -66,8 +66,8 @@ def test_documented_commands_exist_with_their_options(verb: str, words: str) -> 
     command = commands[verb]
     if hasattr(command, "commands"):  # client predict, backbones pull
         command = command.commands.get(words.split()[0] if words.split() else "", command)
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert set(re.findall(r"(?<=\s)--[a-z][a-z0-9-]+", words)) <= options
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(re.findall(r"(?<=\s)--[a-z][a-z0-9-]+", words)) <= {*options, "--help"}
 
 
 @pytest.mark.parametrize(("verb", "words"), COMMANDS, ids=lambda value: value.strip()[:30])
