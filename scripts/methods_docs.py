@@ -96,15 +96,20 @@ def recipe_part(name: str) -> str:
     if not recipe.paper or not recipe.settings:
         return "There is no paper whose settings could be compared."
     rows = []
+    training = {setting.key: setting.value for setting in list_settings("training", name, recipe.kind)}
+    in_other_units = {}  # settings whose place another one takes
+    if training["relative_rate"]:
+        in_other_units["training.learning_rate"] = f"{training['relative_rate']:g} of the words' size"
+    if not training["steps"]:
+        in_other_units["training.steps"] = f"{training['epochs']} epochs, at least {training['min_steps']} steps"
     for section in SECTIONS_OF_RECIPES:
         for setting in list_settings(section, name, recipe.kind):
             paper = recipe.settings.get(setting.path)
             if paper is None or paper.agrees(setting.value):
                 continue
             source = paper.source if paper.is_from_paper else f"chosen here: {paper.source}"
-            rows.append(
-                [f"`{setting.path}`", shown(format_value(setting.value)), shown(format_value(paper.value)), source]
-            )
+            preset = in_other_units.get(setting.path) or shown(format_value(setting.value))
+            rows.append([f"`{setting.path}`", preset, shown(format_value(paper.value)), source])
     heading = f"On backbones of kind {recipe.kind}" + (
         f" ({recipe.paper}: {recipe.backbone})" if recipe.backbone else ""
     )
