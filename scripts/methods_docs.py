@@ -270,7 +270,8 @@ def draw(title: str, parts: set[str]) -> str:
         last_word = left + (170 if beside else 90) + 146
         shapes += [_path(f"M{last_word} 270 V290 H116 V180"), _text("reads the input", 126, 284, "small")]
     else:
-        shapes += [_text("orange: fitted", 56, 148, "small"), _text("grey: frozen", 56, 166, "small")]
+        legend = ["grey: frozen"] if "text" in parts else ["orange: fitted", "grey: frozen"]
+        shapes += [_text(words, 56, 148 + 18 * number, "small") for number, words in enumerate(legend)]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 304" role="img" aria-label="{title}">',
