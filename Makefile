@@ -2,6 +2,8 @@
 # make test   run the tests                       make check   format, lint, types, import direction
 # make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
+# make docs   build the site of docs/ into site/; a warning is an error
+# make dist   wheel and source archive            make sbom, make audit   see docs/release.md
 # make bench  speed and memory against peers      softcue study list   the tables of papers, each from one file
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-numeric test-processes test-slow check format bench adaptation clean
+.PHONY: demo test test-numeric test-processes test-slow check docs format dist sbom audit bench adaptation clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -45,9 +47,32 @@ test-slow: $(VENV)/.dev
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
+# NO_MKDOCS_2_WARNING: the theme's own notice about its successor, which reads the same pages
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# the time of the last commit stands in the wheel, so that anybody who builds it gets the same bytes
+dist: $(BIN)/python
+	$(PIP) build
+	rm -rf dist build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
+
+# what $(VENV) holds, as CycloneDX; for a fresh one: make sbom VENV=build/fresh. The tool has an environment of its own.
+sbom: $(VENV)/.serve
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
+	mkdir -p dist
+	build/sbom/bin/python -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible \
+		--output-format JSON --output-file dist/sbom.json $(BIN)/python
+
+# needs the network: pip-audit fetches its database of known vulnerabilities
+audit: $(VENV)/.serve
+	$(PIP) pip-audit
+	$(BIN)/python -m pip_audit
 
 # make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
 bench: $(VENV)/.bench $(VENV)/.serve
@@ -60,4 +85,4 @@ adaptation: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.tables.adaptation --text $(TEXT) --data $(DATA) $(if $(T5),--t5 $(T5))
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

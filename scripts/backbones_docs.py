@@ -73,7 +73,7 @@ def make_page() -> str:
             "",
             "    softcue backbones check MODEL [--json]",
             "",
-            "prints what was found in any model, and the checks. [guide.md](guide.md#backbones) says which names,",
+            "prints what was found in any model, and the checks. [loading.md](loading.md) says which names,",
             "folders and files a backbone is loaded from.",
             "",
             "## Aliases",

@@ -48,7 +48,8 @@ softcue study status studies/vip-table1-superglue
   model as small as MiniLM or T5-small. Its scores do not tell whether a paper's claim holds at its own size.
 - Without `--data`, rows come from the hub. Tasks below "files" are not there: `--data` names a folder with their
   published files ([tasks.md](tasks.md)).
-- A study of your own is a YAML file of the same form as those in `src/softcue/studies/library/`.
+- A study of your own is a YAML file of the same form as those in `src/softcue/studies/library/`
+  ([own-studies.md](own-studies.md)).
 """
 
 

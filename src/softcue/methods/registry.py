@@ -136,7 +136,7 @@ def _check_method(name: object, method_class: object) -> None:
             setting=f"method '{name}'",
             got=method_class,
             expected="a subclass of softcue.methods.Method that defines `build`",
-            fix="see CONTRIBUTING.md, 'Add a method'",
+            fix="see docs/extending.md, 'Add a method'",
         )
     config_class = getattr(method_class, "Config", None)
     if not (isinstance(config_class, type) and issubclass(config_class, MethodConfig)):

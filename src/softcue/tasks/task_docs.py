@@ -48,7 +48,7 @@ validation: validation.csv
 ```
 
 - `kind: multi-label` for rows with a set of labels: none, one or several. In csv files `separator` (default `;`) stands
-  between them; other files hold lists. [The guide](guide.md#several-labels-per-row) has an example.
+  between them; other files hold lists. [Tasks and rows](rows.md#several-labels-per-row) has an example.
 - `words`: the text that a text-to-text backbone generates for the label.
 - `also`: other values that stand for the label in files.
 - `means`: meanings that the label shares with labels of other tasks. A cue of one task can then be scored on the other.
