@@ -134,6 +134,15 @@ def test_a_file_that_is_too_large_is_not_downloaded(
     assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("cue.json"))
 
 
+def test_a_file_that_is_larger_than_the_hub_said_is_not_kept(hub: FakeHub, cue: softcue.Cue) -> None:
+    push(cue)
+    damage(hub, "cue.json", b" " * (17 << 20))
+    hub.sizes["cue.json"] = 10
+    with pytest.raises(CueError, match=r"cue\.json of hub:me/topics: got '17,825,792 bytes'.*it was not kept"):
+        find_cue_folder("hub:me/topics")
+    assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("cue.json"))
+
+
 def test_the_tensors_may_be_as_large_as_cue_json_says(cue: softcue.Cue) -> None:
     counts = {"stored": 10**9, "head": 10**6}
     limit = cue_hub._largest_tensors(cue.cue_file.model_copy(update={"counts": counts}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from softcue.selection.record import record_of_cue
 PREFIX = "hub:"
 TENSORS = "cue.safetensors"
 # Files of a cue with the largest size that is downloaded; that of the tensors follows from cue.json.
-FILES = {"README.md": METADATA_LIMIT, "metrics.json": METADATA_LIMIT, TENSORS: None, "cue.json": SIZE_LIMIT}
+FILES = {"cue.json": SIZE_LIMIT, "README.md": METADATA_LIMIT, "metrics.json": METADATA_LIMIT, TENSORS: None}
 REQUIRED = (TENSORS, "cue.json")
 BYTES_PER_NUMBER = 4  # parameters are stored in float32
 TENSORS_OVERHEAD = 64 << 20  # bytes of cue.safetensors besides the counted parameters: solved heads, names, shapes
@@ -217,7 +218,11 @@ def _list_files(address: HubAddress) -> tuple[str, dict[str, int]]:
     """The commit of a revision, and the sizes of the cue's files in it."""
     info = _api().model_info(address.repo_id, revision=address.revision, files_metadata=True)
     commit = str(info.sha)
-    sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or [] if file.rfilename in FILES}
+    sizes = {
+        file.rfilename: sys.maxsize if file.size is None else int(file.size)  # a size that is not said is too large
+        for file in info.siblings or []
+        if file.rfilename in FILES
+    }
     missing = [name for name in REQUIRED if name not in sizes]
     if missing or not COMMIT.fullmatch(commit):
         raise CueError(
@@ -235,23 +240,17 @@ def _download(address: HubAddress, commit: str, sizes: Mapping[str, int], folder
     remove(temporary)
     temporary.mkdir(parents=True)
     try:
-        for name in ("cue.json", "README.md", "metrics.json", TENSORS):
+        for name, limit in FILES.items():
             if name not in sizes:
                 continue
-            limit = FILES[name]
             if limit is None:
                 cue_file = read_cue_file(temporary)
                 limit = min(_largest_tensors(cue_file), shutil.disk_usage(temporary).free)
                 _warn_of_size(cue_file, sizes[name], f"downloading {address}")
-            if sizes[name] > limit:
-                raise CueError(
-                    setting=f"{name} of {address}",
-                    got=f"{sizes[name]:,} bytes",
-                    expected=f"at most {limit:,} bytes",
-                    fix="nothing of it was downloaded; ask its owner",
-                )
+            _check_size(address, name, sizes[name], limit)
             with _explain_errors(address), _quiet_hub():
                 _api().hf_hub_download(address.repo_id, name, revision=commit, local_dir=temporary)
+            _check_size(address, name, (temporary / name).stat().st_size, limit)  # the list may have been wrong
         remove(temporary / ".cache")  # records of huggingface_hub
         folder.parent.mkdir(exist_ok=True)
         if not (folder / "cue.json").is_file():  # else another process has downloaded it meanwhile
@@ -259,6 +258,16 @@ def _download(address: HubAddress, commit: str, sizes: Mapping[str, int], folder
             sync_folder(folder.parent)
     finally:
         remove(temporary)
+
+
+def _check_size(address: HubAddress, name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise CueError(
+            setting=f"{name} of {address}",
+            got=f"{size:,} bytes",
+            expected=f"at most {limit:,} bytes",
+            fix="it was not kept; ask its owner",
+        )
 
 
 def _largest_tensors(cue_file: CueFile) -> int:
