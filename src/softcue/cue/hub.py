@@ -35,8 +35,8 @@ from softcue.files import (
     write_atomically,
 )
 from softcue.selection.record import record_of_cue
+from softcue.tasks.readers import HUB_PREFIX
 
-PREFIX = "hub:"
 TENSORS = "cue.safetensors"
 # Files of a cue with the largest size that is downloaded; that of the tensors follows from cue.json.
 FILES = {"cue.json": SIZE_LIMIT, "README.md": METADATA_LIMIT, "metrics.json": METADATA_LIMIT, TENSORS: None}
@@ -64,7 +64,7 @@ class HubAddress:
     @classmethod
     def parse(cls, text: str) -> HubAddress:
         """Read `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`."""
-        repo_id, at, revision = text.removeprefix(PREFIX).partition("@")
+        repo_id, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
         check_repo_id(repo_id, "cue", text)
         if at and not revision:
             raise ConfigurationError(
@@ -78,7 +78,7 @@ class HubAddress:
         return self.repo_id.partition("/")[2]
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.repo_id}" + ("" if self.revision == "main" else f"@{self.revision}")
+        return f"{HUB_PREFIX}{self.repo_id}" + ("" if self.revision == "main" else f"@{self.revision}")
 
 
 def check_repo_id(repo_id: str, setting: str, got: str) -> None:
@@ -103,7 +103,7 @@ def is_hub_address(address: str | Path) -> bool:
         >>> is_hub_address("hub:me/tickets"), is_hub_address("cues/tickets")
         (True, False)
     """
-    return str(address).startswith(PREFIX) and not os.path.exists(address)
+    return str(address).startswith(HUB_PREFIX) and not os.path.exists(address)
 
 
 def find_cue_folder(address: str | Path) -> Path:
