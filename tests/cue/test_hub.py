@@ -146,6 +146,15 @@ def test_a_file_that_is_too_large_is_not_downloaded(
     assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("cue.json"))
 
 
+def test_a_file_that_is_larger_than_the_hub_said_is_not_kept(hub: FakeHub, cue: softcue.Cue) -> None:
+    push(cue)
+    damage(hub, "cue.json", b" " * (17 << 20))
+    hub.sizes["cue.json"] = 10
+    with pytest.raises(CueError, match=r"cue\.json of hub:me/topics: got '17,825,792 bytes'.*it was not kept"):
+        find_cue_folder("hub:me/topics")
+    assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("cue.json"))
+
+
 def test_the_tensors_may_be_as_large_as_cue_json_says(cue: softcue.Cue) -> None:
     counts = {"stored": 10**9, "head": 10**6}
     limit = cue_hub._largest_tensors(cue.cue_file.model_copy(update={"counts": counts}))
@@ -294,7 +303,7 @@ def card_of(cue: softcue.Cue, **changes: Any) -> tuple[dict[str, Any], str]:
 
 def test_the_card_has_metadata_that_the_hub_reads(cue: softcue.Cue) -> None:
     backbone = cue.cue_file.backbone.model_copy(update={"name": "google-bert/bert-base-uncased@main"})
-    task = cue.task.model_copy(update={"train": "hub:me/requests@train"})
+    task = cue.task.model_copy(update={"name": "my requests", "train": "hub:me/requests#english@train"})
     scores, rows = {"test": {"accuracy": 0.75, "f1_macro": 0.5}}, {"test": 40}
     metadata, text = card_of(cue, backbone=backbone, task=task, scores=scores, rows=rows)
     assert metadata["library_name"] == "softcue" and metadata["pipeline_tag"] == "text-classification"
@@ -302,7 +311,7 @@ def test_the_card_has_metadata_that_the_hub_reads(cue: softcue.Cue) -> None:
     assert {"softcue", "prompt-tuning"} <= set(metadata["tags"])
     assert 'cue = softcue.load("hub:me/topics")' in text
     [result] = metadata["model-index"][0]["results"]
-    assert result["dataset"]["split"] == "test" and result["dataset"]["args"] == {"rows": 40}
+    assert result["dataset"] == {"name": "my requests", "type": "my-requests", "split": "test", "args": {"rows": 40}}
     assert {metric["type"]: metric["value"] for metric in result["metrics"]} == scores["test"]
     data = ModelCard(f"---\n{yaml.safe_dump(metadata)}---\n{text}").data
     assert [(entry.metric_type, entry.metric_value) for entry in data.eval_results or []] == list(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,16 +37,16 @@ from softcue.files import (
     write_atomically,
 )
 from softcue.selection.record import record_of_cue
+from softcue.tasks.readers import HUB_PREFIX
 
-PREFIX = "hub:"
 TENSORS = "cue.safetensors"
 # Files of a cue with the largest size that is downloaded; that of the tensors follows from cue.json.
 FILES = {
+    "cue.json": SIZE_LIMIT,
     "README.md": METADATA_LIMIT,
     "metrics.json": METADATA_LIMIT,
     SIGNATURE: SIGNATURE_LIMIT,
     TENSORS: None,
-    "cue.json": SIZE_LIMIT,
 }
 REQUIRED = (TENSORS, "cue.json")
 BYTES_PER_NUMBER = 4  # parameters are stored in float32
@@ -71,7 +72,7 @@ class HubAddress:
     @classmethod
     def parse(cls, text: str) -> HubAddress:
         """Read `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`."""
-        repo_id, at, revision = text.removeprefix(PREFIX).partition("@")
+        repo_id, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
         check_repo_id(repo_id, "cue", text)
         if at and not revision:
             raise ConfigurationError(
@@ -85,7 +86,7 @@ class HubAddress:
         return self.repo_id.partition("/")[2]
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.repo_id}" + ("" if self.revision == "main" else f"@{self.revision}")
+        return f"{HUB_PREFIX}{self.repo_id}" + ("" if self.revision == "main" else f"@{self.revision}")
 
 
 def check_repo_id(repo_id: str, setting: str, got: str) -> None:
@@ -110,7 +111,7 @@ def is_hub_address(address: str | Path) -> bool:
         >>> is_hub_address("hub:me/tickets"), is_hub_address("cues/tickets")
         (True, False)
     """
-    return str(address).startswith(PREFIX) and not os.path.exists(address)
+    return str(address).startswith(HUB_PREFIX) and not os.path.exists(address)
 
 
 def find_cue_folder(address: str | Path) -> Path:
@@ -224,7 +225,11 @@ def _list_files(address: HubAddress) -> tuple[str, dict[str, int]]:
     """The commit of a revision, and the sizes of the cue's files in it."""
     info = _api().model_info(address.repo_id, revision=address.revision, files_metadata=True)
     commit = str(info.sha)
-    sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or [] if file.rfilename in FILES}
+    sizes = {
+        file.rfilename: sys.maxsize if file.size is None else int(file.size)  # a size that is not said is too large
+        for file in info.siblings or []
+        if file.rfilename in FILES
+    }
     missing = [name for name in REQUIRED if name not in sizes]
     if missing or not COMMIT.fullmatch(commit):
         raise CueError(
@@ -242,23 +247,17 @@ def _download(address: HubAddress, commit: str, sizes: Mapping[str, int], folder
     remove(temporary)
     temporary.mkdir(parents=True)
     try:
-        for name in ("cue.json", "README.md", "metrics.json", SIGNATURE, TENSORS):
+        for name, limit in FILES.items():
             if name not in sizes:
                 continue
-            limit = FILES[name]
             if limit is None:
                 cue_file = read_cue_file(temporary)
                 limit = min(_largest_tensors(cue_file), shutil.disk_usage(temporary).free)
                 _warn_of_size(cue_file, sizes[name], f"downloading {address}")
-            if sizes[name] > limit:
-                raise CueError(
-                    setting=f"{name} of {address}",
-                    got=f"{sizes[name]:,} bytes",
-                    expected=f"at most {limit:,} bytes",
-                    fix="nothing of it was downloaded; ask its owner",
-                )
+            _check_size(address, name, sizes[name], limit)
             with _explain_errors(address), _quiet_hub():
                 _api().hf_hub_download(address.repo_id, name, revision=commit, local_dir=temporary)
+            _check_size(address, name, (temporary / name).stat().st_size, limit)  # the list may have been wrong
         remove(temporary / ".cache")  # records of huggingface_hub
         folder.parent.mkdir(exist_ok=True)
         if not (folder / "cue.json").is_file():  # else another process has downloaded it meanwhile
@@ -266,6 +265,16 @@ def _download(address: HubAddress, commit: str, sizes: Mapping[str, int], folder
             sync_folder(folder.parent)
     finally:
         remove(temporary)
+
+
+def _check_size(address: HubAddress, name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise CueError(
+            setting=f"{name} of {address}",
+            got=f"{size:,} bytes",
+            expected=f"at most {limit:,} bytes",
+            fix="it was not kept; ask its owner",
+        )
 
 
 def _largest_tensors(cue_file: CueFile) -> int:

@@ -6,6 +6,7 @@ the rows it was trained on, and they may be private.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from softcue.cue.cue_file import CueFile
 from softcue.cue.score_table import score_table
 from softcue.selection import SelectionRecord, selection_table
 from softcue.selection.record import selection_notes
+from softcue.tasks.readers import HUB_PREFIX
 from softcue.tasks.task import TaskKind
 
 EXAMPLE_TEXTS = {  # for each text that a task reads; written for the card
@@ -148,7 +150,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _metadata(cue_file: CueFile, name: str) -> dict[str, Any]:
     """The metadata of the card, with the keys of the Hugging Face Hub."""
     task, hub_id = cue_file.task, hub_id_of(cue_file.backbone.name)
-    data_sets = sorted({source[4:].partition("@")[0] for source in (task.train, task.test) if source[:4] == "hub:"})
+    sources = [source for source in (task.train, task.test) if source.startswith(HUB_PREFIX)]
+    data_sets = sorted({re.split("[#@]", source.removeprefix(HUB_PREFIX))[0] for source in sources})
     values: dict[str, Any] = {
         "library_name": "softcue",
         "pipeline_tag": PIPELINE_TAGS[task.kind],
@@ -169,9 +172,9 @@ def _results(cue_file: CueFile) -> list[dict[str, Any]]:
             "task": {"type": PIPELINE_TAGS[task.kind], "name": task.kind},
             "dataset": {
                 "name": task.name,
-                "type": task.name,
+                "type": re.sub(r"[^\w.-]+", "-", task.name),  # the hub takes no spaces here
                 "split": split,
-                "args": {"rows": cue_file.num_rows(split)},
+                **({} if (num_rows := cue_file.num_rows(split)) is None else {"args": {"rows": num_rows}}),
             },
             "metrics": [{"type": metric, "name": metric, "value": score} for metric, score in scores.items()],
         }

@@ -115,9 +115,8 @@ def add_error_handlers(app: FastAPI, service: Service, routes: Sequence[BaseRout
         return JSONResponse(content, error.status_code, headers)
 
     @app.exception_handler(Exception)
-    async def on_bug(
-        request: Request, error: Exception
-    ) -> JSONResponse:  # starlette raises it again, so that it is logged
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        # starlette raises it again, so that it is logged
         service.metrics.failures.labels("bug").inc()
         message = "server: this is a bug of softcue; please report it with the error in the server's log"
         content = {"status": 500, "code": "bug", "message": message}
