@@ -90,9 +90,7 @@ def inject(
     joined = JoinedKeys(layout, is_causal) if has_joined else None
     active = None
     if not is_plain:
-        active = ActivePass(
-            id(base), layout, prompt, sublayers, stops_at, noise, layer_prompts=lasting, joined=joined
-        )
+        active = ActivePass(id(base), layout, prompt, sublayers, stops_at, noise, layer_prompts=lasting, joined=joined)
     token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
         with change_attention(None if active is None or active.joined is None else active.join):

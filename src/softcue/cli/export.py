@@ -22,11 +22,16 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a cue in the format of other software."""
+    from softcue.backbones import load_backbone
     from softcue.cli.output import print_json
-    from softcue.cue.cue import load
-    from softcue.interop import ExportOptions, export_cue
+    from softcue.cue.cue import backbone_config, load
+    from softcue.cue.cue_file import read_cue_file
+    from softcue.interop import FORMATS, ExportOptions, export_cue
 
-    loaded = load(cue, backbone, allow_pickle=allow_pickle)
+    config = backbone_config(read_cue_file(cue), backbone, allow_pickle)
+    if to in FORMATS and (dtype := FORMATS[to].dtype) is not None:
+        config = config.model_copy(update={"dtype": dtype})
+    loaded = load(cue, load_backbone(config))
     report = export_cue(loaded, to, folder, ExportOptions(data=data, int8=int8, force=force))
     if as_json:
         print_json({"cue": str(cue), "format": to, "folder": str(folder), **report.facts, "notes": report.notes})

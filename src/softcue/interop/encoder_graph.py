@@ -7,18 +7,25 @@ reads it is computed by a second pass inside the graph.
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from softcue.cue import Cue
-from softcue.errors import ConfigurationError
+from softcue.errors import ConfigurationError, first_line
 from softcue.inputs.special_tokens import count_special_tokens
+from softcue.prompts import VIP
 from softcue.readouts.heads import PooledHead
 from softcue.sentence_vectors import sentence_vectors_of_batch
 from softcue.types import Batch
 
+TRACED_ROWS, TRACED_LENGTH = 3, 12  # of the batch that is traced; a size of 1 would become a constant of the graph
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids", "text_parts")
 
 
@@ -39,10 +46,11 @@ class EncoderGraph(nn.Module):
         super().__init__()
         check_exportable(cue)
         self.cue = cue
-        self.model = cue.model.eval()
         self.view = cue.model.method.view_of(cue.backbone)
-        # Registered, so that their weights are parameters of this module: `Backbone` is none.
-        self.modules_read = nn.ModuleList([self.view.model, self.view.whole.model, cue.backbone.model])
+        # Registered, so that their weights are parameters of this module: `Backbone` is none. They come first, so that
+        # weights of the backbone that the cue holds have the backbone's name too: INT8 is for these names alone.
+        self.backbone = nn.ModuleList([self.view.model, self.view.whole.model, cue.backbone.model])
+        self.model = cue.model.eval()
         formatter = cue.model.formatter
         special = torch.tensor(sorted(formatter.special_ids), device=cue.backbone.device)
         self.register_buffer("special_ids", special, persistent=False)
@@ -80,7 +88,7 @@ class EncoderGraph(nn.Module):
         """The index before which the prompt goes, as the formatter finds it. [B]"""
         if self.insert_at == "front":
             return torch.zeros_like(ids[:, 0])
-        is_special = torch.isin(ids, self.special_ids)  # [B T]
+        is_special = (ids.unsqueeze(2) == self.special_ids).any(dim=2)  # [B T]; ONNX has no isin
         if self.insert_at == "start":
             return is_special[:, 0].long()
         columns = torch.arange(ids.shape[1], device=ids.device)  # [T]
@@ -94,6 +102,48 @@ class EncoderGraph(nn.Module):
         return ((columns + 1) * (~is_special & mask)).amax(dim=1)  # behind the last token that is not special
 
 
+def trace(graph: EncoderGraph) -> ExportedProgram:
+    """Trace a graph for batches of any number of rows and any length.
+
+    Example:
+        trace(EncoderGraph(softcue.load("cues/tickets"))).module()(ids, mask)
+    """
+    cue, device = graph.cue, graph.cue.backbone.device
+    length = TRACED_LENGTH if cue.model.formatter.limit >= TRACED_LENGTH else cue.model.formatter.limit
+    ids = torch.randint(len(cue.backbone.tokenizer), (TRACED_ROWS, length), device=device)
+    ids[:, 0] = graph.special_ids[0]
+    mask = torch.ones_like(ids)
+    mask[0, length // 2 :] = 0
+    made_up = {"input_ids": ids, "attention_mask": mask, "token_type_ids": 0 * ids, "text_parts": ids % 2}
+    inputs = tuple(made_up[name] for name in graph.input_names)
+    rows, tokens = torch.export.Dim("rows"), torch.export.Dim("tokens")
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(
+                graph, inputs, dynamic_shapes={name: {0: rows, 1: tokens} for name in graph.input_names}, strict=False
+            )
+    except Exception as error:  # any: a method or a model of another package may do what cannot be traced
+        raise refused(
+            f"{cue.model.method.config.name} on {cue.backbone.model.config.model_type}", first_line(error)
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide warnings and messages of exporters about their own insides."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.onnx", "torch.fx", "root", "nncf")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def check_exportable(cue: Cue) -> None:
     """Raise an error with the reason if a cue has no such graph.
 
@@ -102,7 +152,7 @@ def check_exportable(cue: Cue) -> None:
     """
     model, backbone = cue.model, cue.backbone
     readout, method, task = model.readout, model.method, model.readout.task
-    representation = model.representation
+    representation, encoder = model.representation, method.prompt_encoder()
     place = f"method {method.config.name}"
     sentences = task.for_encoder(("",) * len(task.text))
     reasons = {
@@ -112,13 +162,18 @@ def check_exportable(cue: Cue) -> None:
         ),
         f"readout {readout.config.name}": (
             not isinstance(readout, PooledHead) and "it is not a head on one vector per text",
-            readout.summary == "mask" and "its mask token stands in the text, which a plain tokenizer does not put there",
+            readout.summary == "mask"
+            and "its mask token stands in the text, which a plain tokenizer does not put there",
         ),
         place: (
             model.reformulation is not None and "it asks the task as several other rows",
             model.formatter.insert_at in ("around", "appended")
             and f"insert_at={model.formatter.insert_at} adds tokens that a plain tokenizer does not",
-            not isinstance(readout, PooledHead) or _why_no_vector(representation),
+            _why_no_vector(representation),
+            isinstance(encoder, VIP)
+            and encoder.quantizer is not None
+            and encoder.quantizer.shape.evaluation == "sample"
+            and "its codes are drawn (method.evaluation=sample)",
             method.reserved_length != method.prompt_length and "long texts get shorter prompts",
         ),
         f"task {task.name}": (
@@ -128,12 +183,22 @@ def check_exportable(cue: Cue) -> None:
     for setting, found in reasons.items():
         for reason in found:
             if isinstance(reason, str):
-                raise ConfigurationError(
-                    setting=setting,
-                    got=reason,
-                    expected="a head on an encoder, with all it reads computed from the text's tokens",
-                    fix="use `softcue serve`, or `softcue export --to mlflow`, which run the cue itself",
-                )
+                raise refused(setting, reason)
+
+
+def refused(setting: str, reason: str) -> ConfigurationError:
+    """The error that a cue has no graph.
+
+    Example:
+        >>> str(refused("readout generation", "it writes text"))[:40]
+        "readout generation: got 'it writes text'"
+    """
+    return ConfigurationError(
+        setting=setting,
+        got=reason,
+        expected="a head on an encoder that reads tokens alone",
+        fix="this cue has no such graph; `softcue serve` and `softcue export --to mlflow` run the cue itself",
+    )
 
 
 def _why_no_vector(representation: object) -> str | bool:
