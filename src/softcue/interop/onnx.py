@@ -70,9 +70,6 @@ def write_onnx(graph: EncoderGraph, path: Path) -> None:
         config = graph.cue.backbone.model.config
         raise refused(f"{graph.cue.model.method.config.name} on {config.model_type}", first_line(error)) from error
     assert exported is not None
-    inner = [value for node in exported.model.graph for value in node.outputs if not value.is_graph_output()]
-    for value in inner:
-        value.shape = None  # of weights that the exporter has turned around it has kept the old shape
     exported.save(str(path))
 
 
@@ -82,6 +79,7 @@ def _quantise(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(path))
+    del model.graph.value_info[:]  # of weights that the exporter has transposed it has kept the old shape
     left_out = [node.name for node in model.graph.node if any(map(is_of_cue, node.input))]
     quantised = path.with_name(f"int8-{path.name}")
     with quiet():
