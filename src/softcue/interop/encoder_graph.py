@@ -7,10 +7,11 @@ reads it is computed by a second pass inside the graph.
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 
 import torch
@@ -136,7 +137,7 @@ def quiet() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -180,8 +181,8 @@ def check_exportable(cue: Cue) -> None:
             count_special_tokens(backbone.tokenizer, *sentences) > 0 and "its template has special tokens",
         ),
     }
-    for setting, found in reasons.items():
-        for reason in found:
+    for setting, answers in reasons.items():
+        for reason in answers:
             if isinstance(reason, str):
                 raise refused(setting, reason)
 

@@ -31,6 +31,9 @@ def export_openvino(cue: Cue, folder: Path, options: ExportOptions) -> ExportRep
     require(("onnx", "onnxscript", "openvino", *(("nncf",) if options.int8 else ())), "openvino")
     import openvino
 
+    if options.int8:
+        import nncf  # noqa: F401 - as it is imported it sets the level of its messages, which `quiet` changes
+
     graph = EncoderGraph(cue)
     passed_on = folder / "passed-on.onnx"
     write_onnx(graph, passed_on)
