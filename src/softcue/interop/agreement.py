@@ -83,8 +83,8 @@ class Agreement:
         rows = self.data or self.made_up
         if rows.equal_labels is None:
             if not rows.largest_difference <= INT8_TOLERANCE:
-                difference = f"numbers that differ by {rows.largest_difference:.2g} standard deviations"
-                raise _differs(difference, f"at most {INT8_TOLERANCE:g}")
+                deviations = f"numbers that differ by {rows.largest_difference:.2g} standard deviations"
+                raise _differs(deviations, f"at most {INT8_TOLERANCE:g}")
         elif rows.share_of_equal_labels < 1 - INT8_LABELS:
             differing = f"another label for {rows.rows - rows.equal_labels} of {rows.rows} rows ({rows.source})"
             raise _differs(differing, f"another label for at most {INT8_LABELS:.1%}")
