@@ -29,7 +29,7 @@ Run = Callable[[Sequence[tuple[str, ...]]], Sequence[Sequence[float]]]
 class ComparedRows:
     """Rows with the predictions of the cue and those of the export."""
 
-    source: str  # a file, the cue's own validation rows, or made-up texts
+    source: str  # a file, or the cue's own validation rows; empty: made-up texts
     rows: int
     equal_labels: int | None  # None: the task has no labels
     largest_difference: float  # of a probability; of a number, in standard deviations of the training rows
@@ -60,9 +60,8 @@ class Agreement:
             if compared is None:
                 continue
             labels = "" if compared.equal_labels is None else f"{compared.equal_labels} equal labels, "
-            facts[name] = (
-                f"{compared.rows} of {compared.source}: {labels}largest difference {compared.largest_difference:.2g}"
-            )
+            source = f" of {compared.source}" if compared.source else ""
+            facts[name] = f"{compared.rows}{source}, {labels}largest difference {compared.largest_difference:.2g}"
             if compared.cut_rows:
                 facts[name] = (
                     f"{facts[name]} ({compared.largest_difference_of_cut_rows:.2g} among {compared.cut_rows} that "
@@ -86,7 +85,8 @@ class Agreement:
                 deviations = f"numbers that differ by {rows.largest_difference:.2g} standard deviations"
                 raise _differs(deviations, f"at most {INT8_TOLERANCE:g}")
         elif rows.share_of_equal_labels < 1 - INT8_LABELS:
-            differing = f"another label for {rows.rows - rows.equal_labels} of {rows.rows} rows ({rows.source})"
+            source = rows.source or "made-up texts"
+            differing = f"another label for {rows.rows - rows.equal_labels} of {rows.rows} rows ({source})"
             raise _differs(differing, f"another label for at most {INT8_LABELS:.1%}")
 
 
@@ -107,7 +107,7 @@ def measure_agreement(cue: Cue, run: Run, data: str | None = None) -> Agreement:
     """
     examples, source = _rows_of(cue, data)
     compared = _compare(cue, run, examples, source) if examples else None
-    return Agreement(_compare(cue, run, made_up_examples(cue), "made-up words"), compared)
+    return Agreement(_compare(cue, run, made_up_examples(cue), ""), compared)
 
 
 def _rows_of(cue: Cue, data: str | None) -> tuple[list[Example], str]:

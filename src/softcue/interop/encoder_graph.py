@@ -78,9 +78,10 @@ class EncoderGraph(nn.Module):
         batch = Batch(input_ids, mask, token_type_ids, insert_at, no_target, no_target.bool(), parts=text_parts)
         model, readout = self.model, self.model.readout
         assert isinstance(readout, PooledHead)
-        if model.representation is not None:
-            source = self.cue.backbone if model.reads_stored_vectors else self.view.whole
-            batch = replace(batch, representation=sentence_vectors_of_batch(model.representation, source, batch))
+        if model.representation is not None and model.reads_stored_vectors:
+            vectors = sentence_vectors_of_batch(model.representation, self.cue.backbone, batch)  # [B R] M(x)
+            batch = replace(batch, representation=vectors)
+        elif model.representation is not None:  # M(x) of weights that the cue holds: the model computes it from here
             batch = replace(batch, plain=batch)
         forward_pass, _ = model.read(self.view, batch)
         return readout.scores(forward_pass.features(readout.summary))
