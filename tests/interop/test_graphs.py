@@ -163,7 +163,7 @@ def test_a_missing_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
 
 
 def write_rows(path: Path, columns: tuple[str, ...]) -> Path:
-    texts = ["My invoice is wrong.", "Where is <s> it </s>?", "ok", "", "I cannot sign in " * 5, "late " * 60]
+    texts = ["My invoice is wrong.", "Where is <s> it </s>?", "ok", "?", "I cannot sign in " * 5, "late " * 60]
     path.write_text("".join(json.dumps(dict.fromkeys(columns, text)) + "\n" for text in texts))
     return path
 

@@ -99,26 +99,37 @@ def _differs(got: str, expected: str) -> ConfigurationError:
     )
 
 
-def measure_agreement(cue: Cue, run: Run, data: str | None = None) -> Agreement:
-    """Compare an export with its cue: on made-up texts, and on a file or else the cue's own validation rows.
+@dataclass(frozen=True)
+class RowsToCompare:
+    """Rows of data, and where they are from."""
+
+    examples: list[Example]
+    source: str
+
+
+def measure_agreement(cue: Cue, run: Run, rows: RowsToCompare) -> Agreement:
+    """Compare an export with its cue, on made-up texts and on rows of data.
 
     Example:
-        measure_agreement(cue, session.run, "held-out.csv").data.largest_difference
+        measure_agreement(cue, run, read_rows_to_compare(cue, "held-out.csv")).data.largest_difference
     """
-    examples, source = _rows_of(cue, data)
-    compared = _compare(cue, run, examples, source) if examples else None
+    compared = _compare(cue, run, rows.examples, rows.source) if rows.examples else None
     return Agreement(_compare(cue, run, made_up_examples(cue), ""), compared)
 
 
-def _rows_of(cue: Cue, data: str | None) -> tuple[list[Example], str]:
-    """The rows of a file, or the validation rows as far as the cue's record of its data still leads to them."""
+def read_rows_to_compare(cue: Cue, data: str | None) -> RowsToCompare:
+    """Read the rows of a file, or the task's own validation rows as far as its record still leads to them.
+
+    Example:
+        read_rows_to_compare(softcue.load("cues/tickets"), None).source     # "tickets (validation)"
+    """
     if data is not None:
-        return cue.examples(Path(data)), data
+        return RowsToCompare(cue.examples(Path(data)), data)
     try:
         rows = read_evaluation_set(cue.task, split="validation")
     except (SoftcueError, OSError):
-        return [], ""
-    return rows.examples, rows.name
+        return RowsToCompare([], "")
+    return RowsToCompare(rows.examples, rows.name)
 
 
 def made_up_examples(cue: Cue) -> list[Example]:

@@ -16,7 +16,7 @@ from softcue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.files import write_atomically, write_json
 from softcue.inputs.special_tokens import special_token_pattern
-from softcue.interop.agreement import Agreement, Run, measure_agreement
+from softcue.interop.agreement import Agreement, RowsToCompare, Run, measure_agreement
 from softcue.interop.encoder_graph import EncoderGraph
 from softcue.interop.export import ExportOptions, ExportReport
 
@@ -96,20 +96,21 @@ python predict.py {example}
 
 
 def write_graph_folder(
-    cue: Cue, graph: EncoderGraph, folder: Path, runtime: Runtime, options: ExportOptions
+    graph: EncoderGraph, folder: Path, runtime: Runtime, options: ExportOptions, rows: RowsToCompare
 ) -> ExportReport:
     """Write everything beside the graph's own file, compare it with the cue, and say how far it is from it.
 
     Example:
-        write_graph_folder(cue, graph, Path("tickets-onnx"), ONNX, ExportOptions())
+        write_graph_folder(graph, Path("tickets-onnx"), ONNX, ExportOptions(), read_rows_to_compare(cue, None))
     """
+    cue = graph.cue
     script = SCRIPT.format(package=runtime.package, imports=runtime.imports, session=runtime.session)
     about = _describe(cue, graph, runtime, options)
     _write_tokenizer(cue, folder / "tokenizer.json")
     write_json(folder / "export.json", about)
     write_atomically(folder / "predict.py", script.encode())
     run: Run = runpy.run_path(str(folder / "predict.py"))["predict"]
-    agreement = measure_agreement(cue, lambda rows: [list(map(float, scores)) for scores in run(rows)], options.data)
+    agreement = measure_agreement(cue, lambda texts: [list(map(float, scores)) for scores in run(texts)], rows)
     agreement.check(options.int8, options.force)
     write_json(folder / "export.json", {**about, "agreement": agreement.as_dict()})
     write_atomically(folder / "README.md", _readme(cue, about, runtime, agreement, script).encode())

@@ -10,6 +10,7 @@ import torch
 
 from softcue.cue import Cue
 from softcue.errors import MissingExtraError, first_line
+from softcue.interop.agreement import read_rows_to_compare
 from softcue.interop.encoder_graph import EncoderGraph, quiet, refused, trace
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.interop.graph_folder import Runtime, write_graph_folder
@@ -44,10 +45,11 @@ def export_onnx(cue: Cue, folder: Path, options: ExportOptions) -> ExportReport:
     """
     require(("onnx", "onnxscript", "onnxruntime"), "onnx")
     graph = EncoderGraph(cue)
+    rows = read_rows_to_compare(cue, options.data)  # first: the rest takes long
     write_onnx(graph, folder / ONNX.file)
     if options.int8:
         _quantise(folder / ONNX.file)
-    return write_graph_folder(cue, graph, folder, ONNX, options)
+    return write_graph_folder(graph, folder, ONNX, options, rows)
 
 
 def write_onnx(graph: EncoderGraph, path: Path) -> None:

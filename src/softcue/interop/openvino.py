@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from softcue.cue import Cue
+from softcue.interop.agreement import read_rows_to_compare
 from softcue.interop.encoder_graph import EncoderGraph, quiet
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.interop.graph_folder import Runtime, write_graph_folder
@@ -35,6 +36,7 @@ def export_openvino(cue: Cue, folder: Path, options: ExportOptions) -> ExportRep
         import nncf  # noqa: F401 - as it is imported it sets the level of its messages, which `quiet` changes
 
     graph = EncoderGraph(cue)
+    rows = read_rows_to_compare(cue, options.data)  # first: the rest takes long
     passed_on = folder / "passed-on.onnx"
     write_onnx(graph, passed_on)
     with quiet():
@@ -45,7 +47,7 @@ def export_openvino(cue: Cue, folder: Path, options: ExportOptions) -> ExportRep
     del model  # it reads its weights from the file that goes
     for file in folder.glob(f"{passed_on.name}*"):
         file.unlink()
-    return write_graph_folder(cue, graph, folder, OPENVINO, options)
+    return write_graph_folder(graph, folder, OPENVINO, options, rows)
 
 
 def _compress(model: Any) -> Any:
