@@ -6,21 +6,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from serving_cues import PAIRS, STARS, SUBJECTS, save_cue
+from serving_cues import PAIRS, QUESTIONS, STARS, SUBJECTS, save_cue
 from tolerance import REORDERED_PROBABILITIES
 from toy import CASES, TASK
 
+from softcue.backbones import Backbone
 from softcue.cue.cue import Cue
-from softcue.errors import ConfigurationError, MissingExtraError
+from softcue.errors import ConfigurationError, DataError, MissingExtraError
 from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.interop import ExportOptions, export_cue
 from softcue.interop.agreement import Agreement, ComparedRows, made_up_examples
 from softcue.interop.encoder_graph import EncoderGraph, check_exportable, trace
+from softcue.interop.graph_folder import write_tokenizer
 from softcue.tasks import Task
 from softcue.types import Example
 
@@ -122,6 +125,44 @@ def test_what_has_no_graph_is_refused_with_the_reason(case: str, tmp_path: Path)
 def test_a_backbone_that_writes_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="of kind encoder-decoder"):
         check_exportable(cue_of(tmp_path, "prompt-tuning", "t5"))
+
+
+def test_a_head_that_reads_every_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not a head on one vector"):
+        check_exportable(cue_of(tmp_path, "prompt-tuning", task=QUESTIONS))
+
+
+def test_a_template_with_special_tokens_is_refused(tmp_path: Path) -> None:
+    task = TASK.model_copy(update={"sentences": ("<s> {text}",)})
+    with pytest.raises(ConfigurationError, match="template has special tokens"):
+        check_exportable(cue_of(tmp_path, "prompt-tuning", task=task))
+
+
+def test_a_backbone_in_bfloat16_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cue = cue_of(tmp_path, "prompt-tuning")
+    monkeypatch.setattr(Backbone, "dtype", torch.bfloat16)
+    with pytest.raises(ConfigurationError, match="load it in float32"):
+        check_exportable(cue)
+
+
+def test_a_tokenizer_that_needs_transformers_is_refused(tmp_path: Path) -> None:
+    cue = cue_of(tmp_path, "prompt-tuning")
+    backbone = SimpleNamespace(tokenizer=object(), name="tiny-bert")
+    with pytest.raises(ConfigurationError, match="runs without transformers"):
+        write_tokenizer(Cue(cue.model, backbone, cue.cue_file), tmp_path / "tokenizer.json")  # type: ignore[arg-type]
+
+
+def test_rows_that_cannot_be_read_are_an_error_before_the_graph_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softcue.interop.onnx.require", lambda packages, extra: None)
+    monkeypatch.setattr("softcue.interop.onnx.write_onnx", lambda graph, path: pytest.fail("it was made"))
+    (tmp_path / "rows.csv").write_text("other\nhello\n")
+    with pytest.raises(DataError):
+        export_cue(
+            cue_of(tmp_path, "prompt-tuning"), "onnx", tmp_path / "out", ExportOptions(str(tmp_path / "rows.csv"))
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_method_that_cannot_be_traced_is_refused_with_the_reason(tmp_path: Path) -> None:

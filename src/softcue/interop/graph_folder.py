@@ -106,7 +106,7 @@ def write_graph_folder(
     cue = graph.cue
     script = SCRIPT.format(package=runtime.package, imports=runtime.imports, session=runtime.session)
     about = _describe(cue, graph, runtime, options)
-    _write_tokenizer(cue, folder / "tokenizer.json")
+    write_tokenizer(cue, folder / "tokenizer.json")
     write_json(folder / "export.json", about)
     write_atomically(folder / "predict.py", script.encode())
     run: Run = runpy.run_path(str(folder / "predict.py"))["predict"]
@@ -147,8 +147,12 @@ def _describe(cue: Cue, graph: EncoderGraph, runtime: Runtime, options: ExportOp
     }
 
 
-def _write_tokenizer(cue: Cue, path: Path) -> None:
-    """Write the tokenizer with the cue's limit and its padding."""
+def write_tokenizer(cue: Cue, path: Path) -> None:
+    """Write the tokenizer with the cue's limit and its padding.
+
+    Example:
+        write_tokenizer(softcue.load("cues/tickets"), Path("tokenizer.json"))
+    """
     from tokenizers import Tokenizer
 
     tokenizer = cue.backbone.tokenizer
