@@ -103,7 +103,7 @@ def test_the_citation_has_what_its_format_asks_for() -> None:
 def test_every_extra_is_in_the_guide() -> None:
     guide = (ROOT / "docs/guide.md").read_text("utf-8").partition("## Extras")[2]
     named = set(
-        re.findall(r"`([a-z]+)`", "".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")))
+        re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")))
     )
     assert named >= set(PROJECT["optional-dependencies"]) - {"browser"}
 

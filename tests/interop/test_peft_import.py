@@ -123,7 +123,7 @@ def test_the_model_card_says_where_it_comes_from(tmp_path: Path) -> None:
     rows = [{"text": "The invoice is wrong.", "label": "b"}, {"text": "Where is it", "label": "c"}]
     assert cue.evaluate(rows).scores["accuracy"] in (0, 50, 100)
     card = (tmp_path / "cue" / "README.md").read_text()
-    assert card.startswith("# cue\n")
+    assert "\n# cue\n" in card
     assert "imported from PEFT (PROMPT_TUNING): softcue has neither trained nor scored it" in card
     assert "None" not in card
 

@@ -413,18 +413,21 @@ class Backbone:
         """Which prompt vectors join a layer's keys instead of taking positions; None if none do. [B P]"""
         if prompt is None or not self.can_join_keys:
             return None
-        is_joined = torch.zeros(batch.size, 1, dtype=torch.bool, device=batch.ids.device)
         all_rows = torch.arange(batch.size, device=batch.ids.device)
-        for rows, part in prompt.parts or ((all_rows, prompt),):
+        parts = prompt.parts or ((all_rows, prompt),)
+        if all(part.needs_positions for _, part in parts):
+            return None
+        is_joined = torch.zeros(batch.size, 1, dtype=torch.bool, device=batch.ids.device)
+        for rows, part in parts:
             is_joined[rows] = not part.needs_positions
         mask = prompt.mask & is_joined  # [B P]
-        if not bool(mask.any()):
-            return None
         # Of a prompt behind the text, a decoder reads the state at its last position.
         last = batch.insert_at if batch.places is None else batch.places.amax(dim=1).maximum(batch.insert_at)
         is_behind = self.kind == "decoder" and bool((last >= batch.mask.sum(dim=1)).any())
         # A sliding window counts columns, and joined vectors have none.
-        is_far = self.window is not None and self._num_columns(batch, prompt, with_target) > self.window
+        is_far = self.window is not None and (
+            torch.compiler.is_exporting() or self._num_columns(batch, prompt, with_target) > self.window
+        )
         return None if is_behind or is_far else mask
 
     @property

@@ -39,6 +39,7 @@ class ActivePass:
     linears: Mapping[str, nn.Module] = field(default_factory=dict)  # what changes a linear module's output, by its path
     stops_at: int | None = None  # the pass ends with the input of this layer
     noise: TokenNoise | None = None  # dropout of the hidden states in training
+    reached: list[Tensor] = field(default_factory=list)  # that input, in a graph that is exported: it cannot end early
     layer_prompts: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, from the time its input is known
     num_rows: list[int] = field(default_factory=list)  # one number: rows of the layer that runs now
     num_runs: dict[int, int] = field(default_factory=dict)  # of a layer that several places share, by its identity
@@ -93,7 +94,9 @@ def inject(
     joined = JoinedKeys(layout, is_causal) if has_joined else None
     active = None
     if not is_plain:
-        active = ActivePass(id(base), layout, prompt, sublayers, linears or {}, stops_at, noise, lasting, joined=joined)
+        active = ActivePass(
+            id(base), layout, prompt, sublayers, linears or {}, stops_at, noise, layer_prompts=lasting, joined=joined
+        )
     token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
         with change_attention(None if active is None or active.joined is None else active.join):
@@ -214,7 +217,7 @@ def _install_rotary_hooks(module: nn.Module, owner: int) -> None:
         if positions.shape[1] != layout.index.shape[1]:  # a decoding step
             return None
         of_prompt = vectors.positions.clamp(min=0)  # [B P]
-        num_beams = len(positions) // len(of_prompt)
+        num_beams = positions.shape[0] // of_prompt.shape[0]
         extended = torch.cat([of_prompt.repeat_interleave(num_beams, dim=0), positions], dim=1)  # [B P+S]
         if "position_ids" in kwargs:
             return args, {**kwargs, "position_ids": extended}
@@ -229,7 +232,7 @@ def _install_rotary_hooks(module: nn.Module, owner: int) -> None:
         if output[0].shape[1] != num_vectors + layout.index.shape[1]:
             return None
         cosines, sines = (values[:, num_vectors:] for values in output)  # [B S r]
-        first_beams = slice(None, None, len(output[0]) // num_rows)
+        first_beams = slice(None, None, output[0].shape[0] // num_rows)
         of_prompt = output[0][first_beams, :num_vectors], output[1][first_beams, :num_vectors]  # [B P r] each
         joined.rotations[id(cosines)] = cosines, of_prompt
         return cosines, sines
@@ -254,14 +257,16 @@ def _make_layer_hook(
             num_runs = active.num_runs.get(id(module), 0)
             active.num_runs[id(module)] = num_runs + 1
             number = numbers[num_runs % len(numbers)]
-        active.num_rows[:] = [len(hidden)]
+        active.num_rows[:] = [hidden.shape[0]]
         changed = hidden
         if number == 0 and active.noise is not None:
             changed = active.noise.drop(changed, noise_place)
         if is_source:
             _layer.set(number)
             if active.stops_at == number:
-                raise ReachedLayer(changed)
+                if not torch.compiler.is_exporting():
+                    raise ReachedLayer(changed)
+                active.reached.append(changed)
             rotation = kwargs.get("position_embeddings")
             changed = _prompt_layer(active, number, changed, key_paths[number] if key_paths else None, rotation)
         if changed is hidden:
@@ -325,7 +330,7 @@ def _make_projection_hook(runs: RunNumbers, owner: int, which: str, projection: 
             return None
         is_replaced = layout.is_prompt if layer_prompt.sets is None else layout.is_prompt & layer_prompt.sets[:, None]
         placed = layout.at_slots(vectors.to(output.dtype))  # [B S K]
-        num_beams = output.shape[0] // len(is_replaced)
+        num_beams = output.shape[0] // is_replaced.shape[0]
         if num_beams > 1:
             is_replaced, placed = (values.repeat_interleave(num_beams, dim=0) for values in (is_replaced, placed))
         return _replace_columns(output, placed, is_replaced.unsqueeze(2), projection.columns)
@@ -372,10 +377,10 @@ def parallel_attention(queries: Tensor, layer_prompt: LayerPrompt, head_width: i
     """
     keys, values, mask = layer_prompt.parallel_keys, layer_prompt.parallel_values, layer_prompt.parallel_mask
     assert keys is not None and values is not None
-    num_beams = len(queries) // len(keys)  # beam search repeats each row
+    num_beams = queries.shape[0] // keys.shape[0]  # beam search repeats each row
 
     def heads(vectors: Tensor) -> Tensor:  # [B X Q] -> [B H X d]
-        repeated = vectors.repeat_interleave(num_beams, dim=0) if len(vectors) < len(queries) else vectors
+        repeated = vectors.repeat_interleave(num_beams, dim=0) if vectors.shape[0] < queries.shape[0] else vectors
         return repeated.to(queries.dtype).view(*repeated.shape[:2], -1, head_width).transpose(1, 2)
 
     # Written out: with bfloat16 on a processor the gradient of torch's fused attention takes ten times as long.

@@ -52,8 +52,8 @@ class JoinedKeys:
     layout: Layout | None  # None behind the source, in a pass over continuations
     is_causal: bool = False
     rotations: dict[int, tuple[Tensor, Rotation]] = field(default_factory=dict)  # by identity of the text's cosines
-    # The mask of the text and that of prompt and text, by identity of the first and number of queries.
-    masks: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
+    # The mask of the text, the number of queries, and the mask of prompt and text, by identity of the first.
+    masks: dict[int, tuple[Tensor | None, int, Tensor | None]] = field(default_factory=dict)
     bias: Tensor | None = None  # [B H S P+S] of the first layer, for all layers
 
     def prepare(self, path: KeyPath, layer_prompt: LayerPrompt, like: Tensor, rotation: Rotation | None) -> LayerPrompt:
@@ -79,7 +79,7 @@ class JoinedKeys:
         if layer_prompt is None or layer_prompt.joined is None:
             return inputs if bias is None else replace(inputs, bias=bias[..., -inputs.keys.shape[2] :])
         assert layer_prompt.keys is not None and layer_prompt.values is not None
-        num_beams = len(inputs.keys) // len(layer_prompt.keys)  # beam search repeats each row
+        num_beams = inputs.keys.shape[0] // layer_prompt.keys.shape[0]  # beam search repeats each row
 
         def heads(vectors: Tensor) -> Tensor:  # [B P K] -> [B h P d]
             repeated = vectors.repeat_interleave(num_beams, dim=0) if num_beams > 1 else vectors
@@ -98,11 +98,11 @@ class JoinedKeys:
         self, joined: Tensor, inputs: AttentionInputs, layout: Layout | None, num_beams: int
     ) -> Tensor | None:
         """The mask over prompt and text; layers with the same mask of the text have the same. [B 1 S P+N]"""
-        key = id(inputs.mask), inputs.queries.shape[2]
-        kept = self.masks.get(key)
-        num_keys = joined.shape[1] + inputs.keys.shape[2]
-        if kept is not None and kept[0] is inputs.mask and (kept[1] is None or kept[1].shape[3] == num_keys):
-            return kept[1]
+        num_queries, num_keys = inputs.queries.shape[2], joined.shape[1] + inputs.keys.shape[2]
+        of_text, queries_kept, kept = self.masks.get(id(inputs.mask), (None, 0, None))
+        is_same = of_text is inputs.mask and queries_kept == num_queries
+        if is_same and (kept is None or kept.shape[3] == num_keys):
+            return kept
         is_visible = joined.unsqueeze(1)  # [B 1 P]
         if layout is not None and self.is_causal:
             assert layout.joined is not None
@@ -112,7 +112,7 @@ class JoinedKeys:
         mask = _extend_mask(inputs, is_visible.unsqueeze(1))
         if len(self.masks) > MASKS_KEPT:  # those of earlier decoding steps
             self.masks.clear()
-        self.masks[key] = inputs.mask, mask
+        self.masks[id(inputs.mask)] = inputs.mask, num_queries, mask
         return mask
 
     def _join_bias(self, inputs: AttentionInputs, layout: Layout) -> Tensor:
@@ -146,6 +146,6 @@ def _extend_mask(inputs: AttentionInputs, is_visible: Tensor) -> Tensor | None:
     if mask.dtype != torch.bool:
         hidden = torch.finfo(mask.dtype).min
         of_prompt = torch.zeros_like(is_visible, dtype=mask.dtype).masked_fill(~is_visible, hidden)
-    num_rows = max(len(mask), len(of_prompt))
+    num_rows = max(mask.shape[0], of_prompt.shape[0])
     parts = [part.expand(num_rows, mask.shape[1], num_queries, -1) for part in (of_prompt, mask)]
     return torch.cat(parts, dim=3)

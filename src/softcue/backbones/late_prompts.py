@@ -166,7 +166,8 @@ class LateBackbone(Backbone):
     def _states(self, batch: Batch) -> Tensor:
         """The states of the text, then (on decoders) of the target, each padded as in the batch. [B T+U D]"""
         with_target = self.kind == "decoder" and batch.target_ids.shape[1] > 0
-        if not self.is_frozen:  # with gradient, and never from before the last step
+        # Of weights that are trained: with gradient, and never from before the last step. A graph has no cache.
+        if not self.is_frozen or torch.compiler.is_exporting():
             states, mask = self._compute_states(batch, with_target)
             return states.float().masked_fill(~mask.unsqueeze(2), 0.0)
         last = self._last_states

@@ -72,7 +72,7 @@ class Layout:
         """Lay out vectors: prompt [B P D], text [B T D], target [B U D] -> [B S D]."""
         pool = torch.cat([prompt, text, target, text.new_zeros(text.shape[0], 1, text.shape[2])], dim=1)
         # index_select, because gather would keep the whole pool for the backward pass
-        starts = torch.arange(len(pool), device=pool.device).unsqueeze(1) * pool.shape[1]  # [B 1]
+        starts = torch.arange(pool.shape[0], device=pool.device).unsqueeze(1) * pool.shape[1]  # [B 1]
         rows = (starts + self.index).int().flatten()  # kept for the backward pass: int takes half the memory of long
         return pool.flatten(0, 1).index_select(0, rows).view(*self.index.shape, -1)
 
@@ -139,7 +139,9 @@ def lay_out(
     prompt_lengths = prompt_mask.sum(dim=1, keepdim=True)  # [B 1]
     text_lengths = batch.mask.sum(dim=1, keepdim=True)  # [B 1]
     lengths = prompt_lengths + text_lengths + target_mask.sum(dim=1, keepdim=True)  # [B 1]
-    total = int(lengths.max())  # S
+    # S. A graph that is exported serves other batches too, so it has a column for every token.
+    num_columns = prompt_mask.shape[1] + batch.mask.shape[1] + target_mask.shape[1]
+    total = num_columns if torch.compiler.is_exporting() else int(lengths.max())
     shift = total - lengths if side == "left" else torch.zeros_like(lengths)  # [B 1]
 
     text_rank = batch.mask.long().cumsum(dim=1) - 1  # [B T] number among the real tokens of the row

@@ -315,13 +315,13 @@ class InputFormatter:
             return len(parts) - parts[::-1].index(0) if 0 in parts else 1
         if self.insert_at == "front":
             return 0
-        special = self._special_ids
+        special = self.special_ids
         if self.insert_at == "start":
             return int(bool(ids) and ids[0] in special)
         return _end_of_text(ids, special)  # "end", and "first-end" of a single text
 
     @cached_property
-    def _special_ids(self) -> set[int]:
+    def special_ids(self) -> set[int]:
         """The ids of special tokens; an unknown word is text, unless its token has other roles too."""
         special = set(self.tokenizer.all_special_ids)
         names = [name for name, token in self.tokenizer.special_tokens_map.items() if token == self.tokenizer.unk_token]
@@ -342,7 +342,7 @@ class InputFormatter:
             if token == self.tokenizer.mask_token_id and not (is_pair and parts is not None and parts[index] == 1)
         ]
         mask = candidates[-1]
-        special = self._special_ids
+        special = self.special_ids
         starts = (int(ids[0] in special), mask, mask + 1, _end_of_text(ids, special, mask + 1))
         sizes = [self.prompt_length // 4 + (number < self.prompt_length % 4) for number in range(4)]
         return tuple(start for start, size in zip(starts, sizes, strict=True) for _ in range(size))

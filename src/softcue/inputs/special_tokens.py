@@ -34,6 +34,15 @@ def without_special_tokens(tokenizer: Any, text: str) -> str:
     return text
 
 
+def special_token_pattern(tokenizer: Any) -> str:
+    """The regular expression of every special token of a tokenizer as it is written.
+
+    Example:
+        special_token_pattern(backbone.tokenizer)     # "\\[MASK\\]|\\[CLS\\]|..." on BERT
+    """
+    return _pattern_of(tokenizer).pattern
+
+
 def _pattern_of(tokenizer: Any) -> re.Pattern[str]:
     """What matches every special token of a tokenizer as it is written, made once."""
     pattern = _PATTERNS.get(tokenizer)

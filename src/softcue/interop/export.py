@@ -46,6 +46,7 @@ class ExportFormat:
     exporter: str  # module:function
     description: str
     options: tuple[str, ...] = ()
+    dtype: str | None = None  # the number format in which the backbone must be loaded; None: that of the cue
 
     def load(self) -> Exporter:
         """Import the exporter. Its module imports the other software."""
@@ -64,6 +65,19 @@ FORMATS: dict[str, ExportFormat] = {
         "input embeddings of prompt and text for each row of --data, on decoders",
         options=("data",),
     ),
+    "onnx": ExportFormat(
+        "softcue.interop.onnx:export_onnx",
+        "one ONNX file of backbone, prompts and head, for onnxruntime (encoders)",
+        ("data", "int8", "force"),
+        dtype="float32",
+    ),
+    "openvino": ExportFormat(
+        "softcue.interop.openvino:export_openvino",
+        "the same graph for OpenVINO (encoders)",
+        ("data", "int8", "force"),
+        dtype="float32",
+    ),
+    "mlflow": ExportFormat("softcue.interop.mlflow:export_mlflow", "a pyfunc model of MLflow that loads the cue"),
 }
 
 

@@ -117,7 +117,7 @@ class Contextualizer(nn.Module):
 
     def forward(self, prompt: Tensor, instance: Instance, generators: Sequence[torch.Generator]) -> Tensor:
         """Return P^c, with dropout if there is a generator per row. [n D] -> [B n D]"""
-        num_rows, num_tokens = len(instance.mask), len(prompt)
+        num_rows, num_tokens = instance.mask.shape[0], prompt.shape[0]
         text = self.project(instance.embeds.float() / self.shape.scale)  # [B T d']
         tokens = self.project(prompt / self.shape.scale).expand(num_rows, -1, -1)  # [B n d']
         visible = torch.cat([instance.mask.new_ones(num_rows, num_tokens), instance.mask], dim=1).bool()  # [B n+T]

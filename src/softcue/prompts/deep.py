@@ -53,7 +53,7 @@ class PromptedLayers:
             return LayerPrompt(keys=keys, values=values)
         if self.rule == "add":
             return LayerPrompt(states=vectors)
-        return LayerPrompt(states=vectors, adds=torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device))
+        return LayerPrompt(states=vectors, adds=torch.zeros(vectors.shape[0], dtype=torch.bool, device=vectors.device))
 
     def zero_embeddings(self, num_rows: int, length: int, like: Tensor) -> Tensor:
         """Return zeros for the prompt's positions, where no prompt goes into the embeddings. [B P D]"""
@@ -125,7 +125,7 @@ class DeepPrompt(PromptEncoder):
 
     def forward(self, instance: Instance) -> Prompt:
         """Return the same vectors for every row."""
-        num_rows = len(instance.embeds)
+        num_rows = instance.embeds.shape[0]
         by_layer = self.vectors()
         if self.units is not None:
             by_layer = [self.units(vectors, index) for index, vectors in enumerate(by_layer)]
@@ -138,7 +138,7 @@ class DeepPrompt(PromptEncoder):
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer not in vectors:
                 return None
-            return self.prompted_layers.make_layer_prompt(self.dropout(vectors[layer].expand(len(hidden), -1, -1)))
+            return self.prompted_layers.make_layer_prompt(self.dropout(vectors[layer].expand(hidden.shape[0], -1, -1)))
 
         has_dropout = self.training and self.dropout.share > 0  # then the rows' prompts differ
         shared_by = None if has_dropout else self

@@ -148,7 +148,7 @@ class IDPG(PromptEncoder):
         if self.prompted_layers.has_embedding_prompt:
             tokens = self._generate(indices.pop(0), sentence, matrices)
         else:
-            tokens = self.prompted_layers.zero_embeddings(len(sentence), self.prompt_length, instance.embeds)
+            tokens = self.prompted_layers.zero_embeddings(sentence.shape[0], self.prompt_length, instance.embeds)
 
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer not in indices:
@@ -174,7 +174,7 @@ class IDPG(PromptEncoder):
         inputs = functional.rms_norm(vectors, vectors.shape[-1:]) if self.normalizes_input else vectors  # [B R]
         output = self.generators[generator_index](inputs, matrices[generator_index])
         output = output + self.biases[0 if self.sharing == "S" else index]
-        tokens: Tensor = output.view(len(vectors), self.num_vectors, -1)
+        tokens: Tensor = output.view(vectors.shape[0], self.num_vectors, -1)
         if "tokens" in self.norms:
             tokens = self.norms["tokens"](tokens)
         if self.residual:

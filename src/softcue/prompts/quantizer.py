@@ -90,11 +90,12 @@ class Quantizer(nn.Module):
 
     def forward(self, vectors: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return P^q by straight-through, and in training the statistics of the draws. [B n D] -> [B n D]"""
-        if self.is_empty:
-            return vectors, self._statistics(vectors, None, None) if self.training else {}
-        logits = self.logits(vectors)
         if not self.training:
-            return straight_through(vectors, self._quantize_for_evaluation(logits)), {}
+            quantised = straight_through(vectors, self._quantize_for_evaluation(self.logits(vectors)))
+            return torch.where(self.codebook.any(), quantised, vectors), {}  # a branch could not be exported
+        if self.is_empty:
+            return vectors, self._statistics(vectors, None, None)
+        logits = self.logits(vectors)
         noise = torch.stack(
             [torch.rand(vectors.shape[1], self.shape.draws, generator=generator) for generator in generators]
         )
@@ -182,7 +183,7 @@ class Quantizer(nn.Module):
         if self.shape.evaluation == "sample":
             generator = torch.Generator().manual_seed(self.shape.sample_seed)
             noise = torch.rand(logits.shape[1], self.shape.draws, generator=generator).to(logits.device)
-            return self._mean_of_codes(self._draw_codes(logits, noise.expand(len(logits), -1, -1)))
+            return self._mean_of_codes(self._draw_codes(logits, noise.expand(logits.shape[0], -1, -1)))
         probabilities = logits.softmax(-1)
         with torch.autocast(logits.device.type, enabled=False):
             if self.shape.tokens:

@@ -96,7 +96,7 @@ class VIP(PromptEncoder):
 
     def forward(self, instance: Instance) -> Prompt:
         """Return the prompt of each row."""
-        num_rows = len(instance.mask)
+        num_rows = instance.mask.shape[0]
         generators = row_generators(num_rows) if self.training else []
         context = self.contextualize(instance, generators)  # P^c [B n D]
         tokens, statistics, losses = context, {}, {}
@@ -224,7 +224,7 @@ class VIPIDP(PromptEncoder):
         """Generate the prompt of each row from its M(x)."""
         assert instance.representation is not None, "this prompt needs M(x)"
         tokens = self.up(functional.relu(self.down(instance.representation)))
-        return make_prompt(tokens.view(len(tokens), self.prompt_length, -1))
+        return make_prompt(tokens.view(tokens.shape[0], self.prompt_length, -1))
 
     def health_warnings(self, health: Mapping[str, float]) -> list[str]:
         """Report a prompt that is the same for every input."""

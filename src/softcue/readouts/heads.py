@@ -99,6 +99,10 @@ class PooledHead(Readout):
         """Return the head's outputs for features [B R]. [B C]"""
         return self.head(self._centred(features))  # type: ignore[no-any-return]
 
+    @abstractmethod
+    def scores(self, features: Tensor) -> Tensor:
+        """Return what is predicted for features [B R]: a probability per label, or one number. [B C]"""
+
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Return a prediction per row."""
         return self.predict_from(forward_pass.features(self.summary))
@@ -209,10 +213,13 @@ class Classifier(PooledHead):
         """Return the cross-entropies. [B]"""
         return class_losses(outputs, labels)
 
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the probability of each label; they sum to 1. [B C]"""
+        return self.outputs(features).softmax(dim=-1)
+
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a label per row."""
-        probabilities = self.outputs(features).softmax(dim=-1)  # [B C]
-        return [label_prediction(self.task, row) for row in probabilities.tolist()]
+        return [label_prediction(self.task, row) for row in self.scores(features).tolist()]
 
 
 class LabelSetClassifier(PooledHead):
@@ -235,10 +242,14 @@ class LabelSetClassifier(PooledHead):
         losses = functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
         return losses.mean(dim=1)
 
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the probability of each label by itself. [B C]"""
+        return self.outputs(features).sigmoid()
+
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a set of labels per row."""
-        probabilities = self.outputs(features).sigmoid()  # [B C]
-        return [label_set_prediction(self.task, row, self.config.threshold) for row in probabilities.tolist()]
+        threshold = self.config.threshold
+        return [label_set_prediction(self.task, row, threshold) for row in self.scores(features).tolist()]
 
     def settings_to_try(self) -> list[str]:
         """Return a lower threshold too: rare labels seldom reach a high probability."""
@@ -279,7 +290,10 @@ class Regression(PooledHead):
         targets = (labels - self.mean) / self.scale  # [B]
         return (outputs.squeeze(1) - targets).square()
 
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the score in its own unit. [B 1]"""
+        return self.outputs(features) * self.scale + self.mean
+
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a score per row."""
-        values = self.outputs(features).squeeze(1) * self.scale + self.mean  # [B]
-        return [Prediction(None, value=value) for value in values.tolist()]
+        return [Prediction(None, value=value) for (value,) in self.scores(features).tolist()]

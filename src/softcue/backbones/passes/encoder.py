@@ -45,6 +45,6 @@ class EncoderPass(ForwardPass):
 
     def _hidden_at_last(self, is_chosen: Tensor) -> Tensor:
         """Hidden states at the last chosen token of each row. [B T] -> [B D]"""
-        rows = torch.arange(len(self.ids), device=self.ids.device)
+        rows = torch.arange(self.ids.shape[0], device=self.ids.device)
         last = self.ids.shape[1] - 1 - is_chosen.flip(1).long().argmax(dim=1)
         return self.layout.text_of(self.hidden())[rows, last]

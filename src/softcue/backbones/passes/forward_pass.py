@@ -42,7 +42,7 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         >>> [pool(hidden, mask, pooling).item() for pooling in ("cls", "mean", "last")]
         [1.0, 2.0, 3.0]
     """
-    rows = torch.arange(len(hidden), device=hidden.device)
+    rows = torch.arange(hidden.shape[0], device=hidden.device)
     if pooling == "mean":
         weights = mask.unsqueeze(2).to(hidden.dtype)  # [B T 1]
         return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
@@ -152,15 +152,19 @@ class ForwardPass(ABC):
 
     def input_states(self, layer: int, with_target: bool = False) -> tuple[Tensor, Tensor]:
         """Input of a layer at the positions of the text, then the target, and which are real. [B T+U D], [B T+U]"""
+        stopped = replace(self, stops_at=layer, _hidden=None)
         try:
-            replace(self, stops_at=layer, _hidden=None).hidden()
+            with stopped._with_prompts() as active:
+                stopped._run()
+            assert active is not None and active.reached, f"{self.backbone.name} never ran layer {layer}"
+            hidden = active.reached[0]  # the layers behind it are no part of an exported graph: nothing reads them
         except ReachedLayer as reached:
-            states, mask = [self.layout.text_of(reached.hidden)], [self.text_mask]
-            if with_target:
-                states.append(self.layout.target_of(reached.hidden))
-                mask.append(self.layout.target_mask)
-            return torch.cat(states, dim=1), torch.cat(mask, dim=1)
-        raise AssertionError(f"{self.backbone.name} never ran layer {layer}")
+            hidden = reached.hidden
+        states, mask = [self.layout.text_of(hidden)], [self.text_mask]
+        if with_target:
+            states.append(self.layout.target_of(hidden))
+            mask.append(self.layout.target_mask)
+        return torch.cat(states, dim=1), torch.cat(mask, dim=1)
 
     def run_for_ranking(self) -> None:
         """Run, for all rows at once, the pass that `rank` needs."""

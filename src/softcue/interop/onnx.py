@@ -1,0 +1,107 @@
+"""`softcue export --to onnx`: a cue on an encoder as one ONNX file, with 8-bit weights of the backbone if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from softcue.cue import Cue
+from softcue.errors import MissingExtraError, first_line
+from softcue.interop.agreement import read_rows_to_compare
+from softcue.interop.encoder_graph import EncoderGraph, quiet, refused, trace
+from softcue.interop.export import ExportOptions, ExportReport
+from softcue.interop.graph_folder import Runtime, write_graph_folder
+
+OPSET = 20  # the first with Gelu, which runtimes fuse
+ONNX = Runtime(
+    name="ONNX Runtime",
+    file="model.onnx",
+    package="onnxruntime",
+    imports="from onnxruntime import InferenceSession",
+    session='session = InferenceSession(str(here / about["file"]))\n\n\n'
+    "def run(inputs):\n    return session.run(None, inputs)[0]",
+)
+
+
+def require(packages: Sequence[str], extra: str) -> None:
+    """Raise an error if one of the packages of an extra is not installed.
+
+    Example:
+        >>> require(["torch"], "onnx")
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, extra)
+
+
+def export_onnx(cue: Cue, folder: Path, options: ExportOptions) -> ExportReport:
+    """Write `model.onnx` with tokenizer, record and script, and compare it with the cue.
+
+    Example:
+        export_cue(softcue.load("cues/tickets"), "onnx", "tickets-onnx")
+    """
+    require(("onnx", "onnxscript", "onnxruntime"), "onnx")
+    graph = EncoderGraph(cue)
+    rows = read_rows_to_compare(cue, options.data)  # first: the rest takes long
+    write_onnx(graph, folder / ONNX.file)
+    if options.int8:
+        _quantise(folder / ONNX.file)
+    return write_graph_folder(graph, folder, ONNX, options, rows)
+
+
+def write_onnx(graph: EncoderGraph, path: Path) -> None:
+    """Write a graph as an ONNX file.
+
+    Example:
+        write_onnx(EncoderGraph(cue), Path("model.onnx"))
+    """
+    program = trace(graph)
+    try:
+        with quiet():
+            exported = torch.onnx.export(
+                program,
+                input_names=list(graph.input_names),
+                output_names=["scores"],
+                opset_version=OPSET,
+                verbose=False,
+            )
+    except Exception as error:  # any: an operation that ONNX does not have
+        config = graph.cue.backbone.model.config
+        raise refused(f"{graph.cue.model.method.config.name} on {config.model_type}", first_line(error)) from error
+    assert exported is not None
+    exported.save(str(path))
+
+
+def _quantise(path: Path) -> None:
+    """Replace the backbone's matrices by 8-bit numbers; what the cue holds, prompts and head, stays as it is."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(str(path))
+    del model.graph.value_info[:]  # of weights that the exporter has transposed it has kept the old shape
+    left_out = [node.name for node in model.graph.node if any(map(is_of_cue, node.input))]
+    quantised = path.with_name(f"int8-{path.name}")
+    with quiet():
+        quantize_dynamic(
+            model,
+            str(quantised),
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["MatMul", "Gather"],
+            # onnxruntime first turns a Gemm, such as the head, into a MatMul of this name.
+            nodes_to_exclude=[*left_out, *(f"{name}_MatMul" for name in left_out)],
+        )
+    quantised.replace(path)
+
+
+def is_of_cue(name: str) -> bool:
+    """Whether a weight of this name belongs to the cue and not to the backbone.
+
+    Example:
+        >>> is_of_cue("model.readout.head.1.weight"), is_of_cue("backbone.0.embeddings.word_embeddings.weight")
+        (True, False)
+    """
+    return name.startswith("model.")
