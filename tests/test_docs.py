@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import importlib.util
 import inspect
 import json
 import re

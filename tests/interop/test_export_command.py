@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from command import check_error, run
 from serving_cues import save_cue
 
@@ -25,5 +24,5 @@ def test_an_unknown_format_and_an_option_of_another_are_errors(tmp_path: Path, m
     assert not (tmp_path / "new").exists()
 
 
-def test_a_cue_of_the_hub_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_error(run("export", "hub:me", tmp_path / "new", "--to", "onnx"), "hub:OWNER/NAME")
+def test_a_cue_of_the_hub_is_looked_up(tmp_path: Path) -> None:
+    check_error(run("export", "hub:me", tmp_path / "new", "--to", "onnx"), "OWNER/NAME of a repository on the hub")
