@@ -19,7 +19,7 @@ from tiny import tiny
 import softcue
 from softcue.cue.cue_file import cue_file_digest
 from softcue.cue.signatures import read_public_keys, sign_cue, write_new_key
-from softcue.errors import ConfigurationError, CueError, MissingExtraError
+from softcue.errors import ConfigurationError, CueError, MissingExtraError, RunError
 
 needs_minisign = pytest.mark.skipif(shutil.which("minisign") is None, reason="minisign is not installed")
 
@@ -154,10 +154,30 @@ def test_only_cues_are_signed_and_keys_are_never_replaced(copy: Path) -> None:
         sign_cue(copy, copy / "team.key")
     with pytest.raises(ConfigurationError, match="does not exist yet"):
         write_new_key(copy / "team.key")
+    with pytest.raises(ConfigurationError, match=r"does not end in \.pub"):
+        write_new_key(copy / "fourth.pub")
+    with pytest.raises(RunError, match="new_key"):
+        write_new_key(copy / "missing" / "a.key")
     (copy / "third.pub").touch()
     with pytest.raises(ConfigurationError, match="does not exist yet"):
         write_new_key(copy / "third.key")
     assert not (copy / "third.key").exists()
+
+
+def test_a_cue_whose_files_do_not_belong_together_is_not_signed(copy: Path) -> None:
+    _change_parameters(copy / "cues" / "topics")
+    with pytest.raises(CueError, match="a whole cue"):
+        sign_cue(copy / "cues" / "topics", copy / "team.key")
+
+
+def test_evaluate_reads_no_file_that_an_unsigned_cue_names(copy: Path) -> None:
+    cue = copy / "cues" / "topics"
+    values = json.loads((cue / "cue.json").read_text())
+    values["task"]["test"] = str(copy / "no-such-rows.csv")
+    values["record_sha256"] = cue_file_digest(values)
+    (cue / "cue.json").write_text(json.dumps(values))
+    refused = run("evaluate", cue, "--split", "test", "--require-signature", copy / "team.pub")
+    check_error(refused, "a signature by a key of team.pub")
 
 
 def test_a_missing_package_is_named(signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,11 @@ REFUSED = {
     "toy-replace": "",
 }
 EXPORTED = [case for case, (method, _) in CASES.items() if case not in REFUSED and "encoder" in method.kinds]
-QUICK = [("bert", "prompt-tuning"), ("roberta", "m-idpg-phm kv")]
+QUICK = [("bert", "prompt-tuning"), ("roberta", "m-idpg-phm kv"), ("bert", "lora"), ("albert", "p-tuning-v2 kv")]
 FAMILIES = ["bert", "roberta", "distilbert", "mpnet"]
 MECHANISMS = [
     *("prompt-tuning", "p-tuning-v2", "p-tuning-v2 kv", "p-tuning-v2 parallel", "prefix-tuning", "m-idpg-phm"),
-    *("m-idpg-phm kv", "vip", "adapter", "compacter", "linear-probe", "fine-tuning", "prompt-tuning late"),
+    *("m-idpg-phm kv", "vip", "adapter", "compacter", "linear-probe", "fine-tuning", "lora", "prompt-tuning late"),
 ]
 
 

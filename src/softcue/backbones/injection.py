@@ -42,7 +42,8 @@ class ActivePass:
     reached: list[Tensor] = field(default_factory=list)  # that input, in a graph that is exported: it cannot end early
     layer_prompts: dict[int, LayerPrompt] = field(default_factory=dict)  # by layer, from the time its input is known
     num_rows: list[int] = field(default_factory=list)  # one number: rows of the layer that runs now
-    num_runs: dict[int, int] = field(default_factory=dict)  # of a layer that several places share, by its identity
+    # Of a layer that several places share, by its stack and first place. Not by identity: a traced module is a copy.
+    num_runs: dict[tuple[bool, int], int] = field(default_factory=dict)
     queries: dict[int, Tensor] = field(default_factory=dict)  # [B S Q] by layer, until its attention is done
     joined: JoinedKeys | None = None  # prompts that are keys and values without positions
 
@@ -254,8 +255,8 @@ def _make_layer_hook(
         assert hidden is not None
         number = numbers[0]
         if len(numbers) > 1:  # a shared layer
-            num_runs = active.num_runs.get(id(module), 0)
-            active.num_runs[id(module)] = num_runs + 1
+            num_runs = active.num_runs.get((is_source, numbers[0]), 0)
+            active.num_runs[is_source, numbers[0]] = num_runs + 1
             number = numbers[num_runs % len(numbers)]
         active.num_rows[:] = [hidden.shape[0]]
         changed = hidden
@@ -455,7 +456,7 @@ def _make_linear_hook(path: str, owner: int) -> Any:
         if active is None or change is None:
             return None
         # The row of a token is the first axis. OPT's feed-forward runs on all positions as one axis: [B*S X].
-        num_rows = len(args[0]) if args[0].dim() == 3 else active.num_rows[0]
+        num_rows = args[0].shape[0] if args[0].dim() == 3 else active.num_rows[0]
         inputs, outputs = (states.reshape(num_rows, -1, states.shape[-1]) for states in (args[0], output))  # [B S X]
         changed: Tensor = change(inputs, outputs)
         return changed.view_as(output)

@@ -47,6 +47,7 @@ def evaluate(
     from softcue.cue.cue_file import read_cue_file
     from softcue.cue.hub import find_cue_folder
     from softcue.cue.score_table import baseline_notes
+    from softcue.cue.signatures import read_public_keys
     from softcue.errors import ConfigurationError
     from softcue.evaluation import read_evaluation_set
     from softcue.inference import predict
@@ -69,12 +70,13 @@ def evaluate(
             fix="leave it out for a task's rows",
         )
     folders = [find_cue_folder(cue) for cue in cues]
-    cue_task = read_cue_file(folders[0]).task
+    signers = None if require_signature is None else read_public_keys(require_signature)
+    cue_task = read_cue_file(folders[0], signers).task
     if output is not None:
         check_suffix(output, cue_task.kind)
     [row_task] = rename_columns([cue_task], parse_columns(columns or []))
     evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
-    loaded = load_together(folders, backbone, join is not None, allow_pickle, require_signature)
+    loaded = load_together(folders, backbone, join is not None, allow_pickle, signers)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)
     num_rows = len(evaluation_set.examples)

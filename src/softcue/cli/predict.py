@@ -20,6 +20,7 @@ from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadR
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
+    from softcue.cue.signatures import PublicKeys
     from softcue.serving.engine.requests import Result, ServedPrediction
     from softcue.tasks.task import Task
     from softcue.types import Example, Prediction
@@ -79,6 +80,7 @@ def predict(
     softcue predict cues/tickets --input rows.csv --output predictions.csv writes a file.
     """
     from softcue.cli.output import print_json
+    from softcue.cue.signatures import read_public_keys
     from softcue.errors import ConfigurationError
     from softcue.files import convert_write_errors, write_atomically
     from softcue.tasks.columns import parse_columns, rename_columns
@@ -88,7 +90,8 @@ def predict(
     paths, texts = split_words(words, source)
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
-    cues = load_together(paths, backbone, join is not None, allow_pickle, require_signature)
+    signers = None if require_signature is None else read_public_keys(require_signature)
+    cues = load_together(paths, backbone, join is not None, allow_pickle, signers)
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -385,7 +388,7 @@ def load_together(
     backbone: str | None,
     is_ensemble: bool,
     allow_pickle: bool = False,
-    require_signature: Path | None = None,
+    signers: PublicKeys | None = None,
 ) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
 
@@ -394,13 +397,11 @@ def load_together(
     """
     from softcue.cue.cue import load
     from softcue.cue.cue_file import check_each_once, read_cue_file
-    from softcue.cue.signatures import read_public_keys
     from softcue.evaluation import check_one_task
 
     if is_ensemble:
-        check_one_task({str(path): read_cue_file(path).task for path in paths})
+        check_one_task({str(path): read_cue_file(path, signers).task for path in paths})
         check_each_once(paths)
-    signers = None if require_signature is None else read_public_keys(require_signature)
     first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers)
     return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softcue.errors import ConfigurationError, CueError, MissingExtraError
-from softcue.files import read_within, write_atomically
+from softcue.files import convert_write_errors, read_within, sha256, write_atomically
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -50,6 +51,10 @@ def write_new_key(path: Path) -> Path:
         write_new_key(Path("team.key"))     # team.pub is for those who check signatures
     """
     public_path = path.with_suffix(".pub")
+    if public_path == path:
+        raise ConfigurationError(
+            setting="new_key", got=path, expected="a name that does not end in .pub", fix="choose another name"
+        )
     for file in (path, public_path):
         if file.exists():
             raise ConfigurationError(
@@ -60,11 +65,12 @@ def write_new_key(path: Path) -> Path:
     unused = bytes(DIGEST_SIZE)  # minisign has a checksum only in keys with a password
     content = ALGORITHM + NO_PASSWORD + CHECKSUM + bytes(PASSWORD_SIZE) + key_id + seed + public + unused
     name = _readable(key_id)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file_object:
-        file_object.write(_lines(f"{UNTRUSTED}softcue secret key {name}", content))
-        file_object.flush()
-        os.fsync(file_object.fileno())
-    write_atomically(public_path, _lines(f"{UNTRUSTED}softcue public key {name}", ALGORITHM + key_id + public))
+    with convert_write_errors("new_key", path):
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file_object:
+            file_object.write(_lines(f"{UNTRUSTED}softcue secret key {name}", content))
+            file_object.flush()
+            os.fsync(file_object.fileno())
+        write_atomically(public_path, _lines(f"{UNTRUSTED}softcue public key {name}", ALGORITHM + key_id + public))
     return public_path
 
 
@@ -75,11 +81,16 @@ def sign_cue(folder: Path, key_file: Path) -> Path:
         sign_cue(Path("cues/tickets"), Path("team.key"))
     """
     from softcue.cue.cue_file import SIZE_LIMIT as CUE_FILE_LIMIT
-    from softcue.cue.cue_file import read_cue_file
+    from softcue.cue.cue_file import TRY_AGAIN, read_cue_file
 
     key_id, key = _read_secret_key(key_file)
-    read_cue_file(folder)  # only a cue is signed
+    cue_file = read_cue_file(folder)  # only a whole cue is signed
     data = read_within(folder / "cue.json", CUE_FILE_LIMIT)
+    digest = sha256(folder / "cue.safetensors")
+    if json.loads(data)["record_sha256"] != cue_file.record_sha256 or digest != cue_file.tensors_sha256:
+        raise CueError(
+            setting=str(folder), got="files that do not belong together", expected="a whole cue", fix=TRY_AGAIN
+        )
     signature = key.sign(_prehash(data))
     comment = f"timestamp:{int(time.time())}\tfile:cue.json\thashed"
     both = key.sign(signature + comment.encode())
@@ -90,7 +101,8 @@ def sign_cue(folder: Path, key_file: Path) -> Path:
         f"{TRUSTED}{comment}",
         base64.b64encode(both).decode(),
     ]
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    with convert_write_errors("signature", path):
+        write_atomically(path, ("\n".join(lines) + "\n").encode())
     return path
 
 

@@ -335,6 +335,7 @@ class Trainer:
         """Take no update from a loss that is not finite. After several in a row, end with the best parameters."""
         state = self.state
         state.num_skipped += 1
+        state.total_skipped += 1
         if state.num_skipped >= MAX_SKIPPED_STEPS or state.step + 1 == self.num_steps:
             if not state.best_step:  # nothing that was trained has been evaluated
                 check_finite(loss, state.step, fix=self._slower)
@@ -606,6 +607,11 @@ class Trainer:
             warnings.append(
                 f"the loss was not finite in the last {self.state.num_skipped} of {self.state.step} steps, so training "
                 f"stopped with the parameters of step {self.state.best_step}: {self._slower}"
+            )
+        elif self.state.total_skipped:
+            warnings.append(
+                f"{self.state.total_skipped} of {self.state.step} steps changed nothing, because their loss was not "
+                f"finite: {self._slower}; rows that always give such a loss were not learned"
             )
         for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
             rows = [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number]

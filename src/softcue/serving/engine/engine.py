@@ -80,7 +80,7 @@ class Engine:
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
-            dtype = "float32" if folder is None or deterministic else recorded_dtype(folder)
+            dtype = "float32" if folder is None or deterministic else recorded_dtype(folder, signers)
             settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
             backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)

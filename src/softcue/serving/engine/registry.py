@@ -291,7 +291,7 @@ def split_rows(cue_file: CueFile) -> dict[str, int]:
     return {split: num_rows for split, num_rows in counts.items() if num_rows is not None}
 
 
-def recorded_dtype(folder: Path) -> str:
+def recorded_dtype(folder: Path, signers: PublicKeys | None = None) -> str:
     """The number format in which the served predictions equal the offline ones: the cues' format if all share one.
 
     Example:
@@ -300,7 +300,7 @@ def recorded_dtype(folder: Path) -> str:
     dtypes = set()
     for path in sorted(folder.glob("*/cue.json")):
         try:
-            dtypes.add(read_cue_file(path.parent).backbone.dtype)
+            dtypes.add(read_cue_file(path.parent, signers).backbone.dtype)
         except SoftcueError:
             continue  # the registry reports it when it loads the cue
     return "auto" if dtypes == {"bfloat16"} else "float32"
