@@ -69,7 +69,8 @@ def settings_part(name: str) -> str:
         )
     if not rows:
         return "The method has no settings of its own."
-    return table(["`method.`", "type", "default", "preset", "meaning"], rows)
+    preset = "`softcue train` takes the preset. The default is what a method has without a preset."
+    return f"{preset}\n\n{table(['`method.`', 'type', 'default', 'preset', 'meaning'], rows)}"
 
 
 def parameters_part(name: str) -> str:
@@ -131,7 +132,8 @@ def results_part(name: str) -> str:
             found += ["", f"[{heading}](../results.md#{anchor(heading)})", "", head, "|" + "---|" * width, *own]
     if not found:
         return (
-            "No table of [results.md](../results.md) has a line for it. [papers.md](../papers.md) says what was tried."
+            "No table of [results.md](../results.md) has a line for it. [papers.md](../papers.md) and the "
+            "[lab notes](../lab-notes.md) say what was tried."
         )
     return "\n".join(found[1:])
 

@@ -127,7 +127,8 @@ def _type_name(annotation: Any) -> str:
     if origin is Annotated:
         return _type_name(arguments[0])
     if origin is tuple:
-        return f"list of {_type_name(arguments[0])}s"
+        items = _type_name(arguments[0])
+        return f"list of {items.replace('list', 'lists', 1) if items.startswith('list of ') else f'{items}s'}"
     if origin is dict:
         return "mapping of label to text"
     return TYPE_NAMES[annotation]
