@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +22,9 @@ from softcue.errors import ConfigurationError, DataError, MissingExtraError
 from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.interop import ExportOptions, export_cue
-from softcue.interop.agreement import Agreement, ComparedRows, made_up_examples
+from softcue.interop.agreement import Agreement, ComparedRows, RowsToCompare, made_up_examples
 from softcue.interop.encoder_graph import EncoderGraph, check_exportable, trace
-from softcue.interop.graph_folder import write_tokenizer
+from softcue.interop.graph_folder import Runtime, write_graph_folder, write_tokenizer
 from softcue.tasks import Task
 from softcue.types import Example
 
@@ -201,6 +202,37 @@ def test_a_missing_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(MissingExtraError, match=rf"\.\[{to}\]"):
             export_cue(cue, to, tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+NO_RUNTIME = Runtime("none", "none", "none", "", 'def run(inputs):\n    return inputs["input_ids"]')
+
+
+@pytest.fixture
+def no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    agreement = Agreement(rows_of(1, 0.0, 1), None)
+    monkeypatch.setattr("softcue.interop.graph_folder.measure_agreement", lambda cue, run, rows: agreement)
+
+
+def write_script(cue: Cue, folder: Path, options: ExportOptions | None = None) -> tuple[Any, tuple[str, ...]]:
+    """`predict` of an export without a graph, which returns the token ids, and the notes of the export."""
+    folder.mkdir()
+    report = write_graph_folder(
+        EncoderGraph(cue), folder, NO_RUNTIME, options or ExportOptions(), RowsToCompare([], "")
+    )
+    return runpy.run_path(str(folder / "predict.py"))["predict"], report.notes
+
+
+@pytest.mark.usefixtures("no_comparison")
+def test_a_second_text_that_is_empty_is_encoded_as_softcue_does(tmp_path: Path) -> None:
+    task = PAIRS.model_copy(update={"may_be_empty": ("second",)})
+    cue = cue_of(tmp_path, "prompt-tuning", task=task)
+    predict, _ = write_script(cue, tmp_path / "out")
+    (example,) = [one for one in made_up_examples(cue) if not one.texts[1]]
+    assert predict([example.texts]).tolist() == [list(cue.model.formatter.source(example).ids)]
+    together = [("My invoice is wrong.", ""), ("Where is it?", "Here it is.")]
+    rows = [list(cue.model.formatter.source(Example(texts)).ids) for texts in together]
+    padding = [cue.backbone.tokenizer.pad_token_id] * (len(rows[1]) - len(rows[0]))
+    assert predict(together).tolist() == [rows[0] + padding, rows[1]]
 
 
 def write_rows(path: Path, columns: tuple[str, ...]) -> Path:

@@ -58,7 +58,7 @@ def predict(rows):
                for template in about["templates"]] for row in rows]
     plain = [[re.sub(about["special_tokens"], lambda token: " " + token[0][1:], text) for text in texts]
              for texts in filled]  # special tokens that are written in a text are text
-    encoded = tokenizer.encode_batch([tuple(texts) if len(texts) == 2 else texts[0] for texts in plain])
+    encoded = tokenizer.encode_batch([tuple(texts) if len(texts) == 2 and texts[1] else texts[0] for texts in plain])
     inputs = {{
         "input_ids": [row.ids for row in encoded],
         "attention_mask": [row.attention_mask for row in encoded],
