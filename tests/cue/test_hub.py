@@ -155,10 +155,34 @@ def test_a_file_that_is_larger_than_the_hub_said_is_not_kept(hub: FakeHub, cue: 
     assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("cue.json"))
 
 
-def test_the_tensors_may_be_as_large_as_cue_json_says(cue: softcue.Cue) -> None:
-    counts = {"stored": 10**9, "head": 10**6}
-    limit = cue_hub._largest_tensors(cue.cue_file.model_copy(update={"counts": counts}))
-    assert limit == 4 * (10**9 + 10**6) + (64 << 20)
+@pytest.mark.parametrize(
+    ("method", "stored", "free", "expected"),
+    [
+        ("prompt-tuning", 10**6, 10**12, 4 * 10**6 + (64 << 20)),  # what cue.json says
+        ("prompt-tuning", 10**15, 10**12, 1 << 30),
+        ("prompt-tuning", 10**15, 10**6, 5 * 10**5),
+        ("fine-tuning", 10**9, 10**12, 4 * 10**9 + (64 << 20)),
+        ("fine-tuning", 10**15, 10**12, 5 * 10**11),
+    ],
+)
+def test_the_tensors_are_limited_by_cue_json_by_the_disk_and_by_the_method(
+    method: str, stored: int, free: int, expected: int, cue: softcue.Cue
+) -> None:
+    changes = {"counts": {"stored": stored}, "method": {"name": method}}
+    assert cue_hub._largest_tensors(cue.cue_file.model_copy(update=changes), free) == expected
+
+
+def test_a_size_that_only_a_stranger_vouches_for_is_not_downloaded(hub: FakeHub, cue: softcue.Cue) -> None:
+    push(cue)
+    repository = hub.repositories["me/topics"]
+    values = json.loads(repository.commits[repository.branches["main"]]["cue.json"])
+    values["counts"]["stored"] = 10**15
+    values["record_sha256"] = cue_file_digest(values)
+    damage(hub, "cue.json", json.dumps(values).encode())
+    hub.sizes["cue.safetensors"] = (1 << 30) + 1
+    with pytest.raises(CueError, match=r"cue\.safetensors of hub:me/topics: got '1,073,741,825 bytes'"):
+        find_cue_folder("hub:me/topics")
+    assert "cue.safetensors" not in hub.downloads()
 
 
 def test_a_damaged_cue_of_a_stranger_is_an_error_as_any_other(hub: FakeHub, cue: softcue.Cue) -> None:

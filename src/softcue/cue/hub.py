@@ -40,7 +40,7 @@ from softcue.selection.record import record_of_cue
 from softcue.tasks.readers import HUB_PREFIX
 
 TENSORS = "cue.safetensors"
-# Files of a cue with the largest size that is downloaded; that of the tensors follows from cue.json.
+# Files of a cue with the largest size that is downloaded; for that of the tensors see `_largest_tensors`.
 FILES = {
     "cue.json": SIZE_LIMIT,
     "README.md": METADATA_LIMIT,
@@ -51,6 +51,8 @@ FILES = {
 REQUIRED = (TENSORS, "cue.json")
 BYTES_PER_NUMBER = 4  # parameters are stored in float32
 TENSORS_OVERHEAD = 64 << 20  # bytes of cue.safetensors besides the counted parameters: solved heads, names, shapes
+TENSORS_LIMIT = 1 << 30  # bytes of cue.safetensors, unless the method trains the backbone
+SHARE_OF_DISK = 0.5  # of the free space, which one download may take
 MEGABYTE = 10**6
 ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -252,7 +254,7 @@ def _download(address: HubAddress, commit: str, sizes: Mapping[str, int], folder
                 continue
             if limit is None:
                 cue_file = read_cue_file(temporary)
-                limit = min(_largest_tensors(cue_file), shutil.disk_usage(temporary).free)
+                limit = _largest_tensors(cue_file, shutil.disk_usage(temporary).free)
                 _warn_of_size(cue_file, sizes[name], f"downloading {address}")
             _check_size(address, name, sizes[name], limit)
             with _explain_errors(address), _quiet_hub():
@@ -277,10 +279,12 @@ def _check_size(address: HubAddress, name: str, size: int, limit: int) -> None:
         )
 
 
-def _largest_tensors(cue_file: CueFile) -> int:
-    """The largest size of cue.safetensors that cue.json describes."""
+def _largest_tensors(cue_file: CueFile, free: int) -> int:
+    """The largest size of cue.safetensors: what cue.json describes, within limits that a stranger does not set."""
     num_parameters = cue_file.counts.get("stored", 0) + cue_file.counts.get("head", 0)
-    return TENSORS_OVERHEAD + BYTES_PER_NUMBER * max(num_parameters, 0)
+    described = TENSORS_OVERHEAD + BYTES_PER_NUMBER * max(num_parameters, 0)
+    limit = min(described, int(SHARE_OF_DISK * free))
+    return limit if method_config(cue_file.method).tunes_backbone else min(limit, TENSORS_LIMIT)
 
 
 def _kept_folder(home: Path, known_commit: Path, name: str) -> Path | None:
