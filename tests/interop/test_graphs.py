@@ -235,6 +235,14 @@ def test_a_second_text_that_is_empty_is_encoded_as_softcue_does(tmp_path: Path) 
     assert predict(together).tolist() == [rows[0] + padding, rows[1]]
 
 
+@pytest.mark.usefixtures("no_comparison")
+@pytest.mark.parametrize(("task", "num_scores"), [(TASK, len(TASK.labels)), (STARS, 1)], ids=["labels", "number"])
+def test_no_rows_have_no_scores(task: Task, num_scores: int, tmp_path: Path) -> None:
+    predict, _ = write_script(cue_of(tmp_path, "prompt-tuning", task=task), tmp_path / "out")
+    scores = predict([])
+    assert scores.shape == (0, num_scores) and scores.dtype == "float32"
+
+
 def write_rows(path: Path, columns: tuple[str, ...]) -> Path:
     texts = ["My invoice is wrong.", "Where is <s> it </s>?", "ok", "?", "I cannot sign in " * 5, "late " * 60]
     path.write_text("".join(json.dumps(dict.fromkeys(columns, text)) + "\n" for text in texts))

@@ -54,6 +54,8 @@ tokenizer = Tokenizer.from_file(str(here / "tokenizer.json"))  # it cuts and pad
 
 def predict(rows):
     """Rows of texts, in the order of about["text"], to scores: a probability per label, or one number. [N C]"""
+    if len(rows) == 0:
+        return np.zeros((0, max(1, len(about["labels"]))), np.float32)
     filled = [["".join(part if isinstance(part, str) else row[part] for part in template)
                for template in about["templates"]] for row in rows]
     plain = [[re.sub(about["special_tokens"], lambda token: " " + token[0][1:], text) for text in texts]
