@@ -24,7 +24,7 @@ from softcue.inputs.collate import collate
 from softcue.interop import ExportOptions, export_cue
 from softcue.interop.agreement import Agreement, ComparedRows, RowsToCompare, made_up_examples
 from softcue.interop.encoder_graph import EncoderGraph, check_exportable, trace
-from softcue.interop.graph_folder import Runtime, write_graph_folder, write_tokenizer
+from softcue.interop.graph_folder import Runtime, check_template, write_graph_folder, write_tokenizer
 from softcue.tasks import Task
 from softcue.types import Example
 
@@ -241,6 +241,32 @@ def test_no_rows_have_no_scores(task: Task, num_scores: int, tmp_path: Path) -> 
     predict, _ = write_script(cue_of(tmp_path, "prompt-tuning", task=task), tmp_path / "out")
     scores = predict([])
     assert scores.shape == (0, num_scores) and scores.dtype == "float32"
+
+
+@pytest.mark.usefixtures("no_comparison")
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_words_behind_the_last_column_of_a_template_are_refused_unless_forced(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if to == "openvino":
+        pytest.importorskip("openvino")
+    for module in ("onnx", "openvino"):
+        monkeypatch.setattr(f"softcue.interop.{module}.require", lambda packages, extra: None)
+        monkeypatch.setattr(f"softcue.interop.{module}.write_onnx", lambda graph, path: pytest.fail("it was made"))
+    task = TASK.model_copy(update={"sentences": ("Request: {text} What is it about?",)})
+    cue = cue_of(tmp_path, "prompt-tuning", task=task)
+    with pytest.raises(ConfigurationError, match=r"got \"' What is it about\?' behind its last column\".*--force"):
+        export_cue(cue, to, tmp_path / "out")
+    _, notes = write_script(cue, tmp_path / "forced", ExportOptions(force=True))
+    assert f"texts longer than {cue.model.formatter.limit} tokens lose the end of the template" in notes
+
+
+@pytest.mark.usefixtures("no_comparison")
+def test_a_template_that_ends_with_a_column_has_no_such_note(tmp_path: Path) -> None:
+    cue = cue_of(tmp_path, "prompt-tuning", task=TASK.model_copy(update={"sentences": ("Request: {text}",)}))
+    check_template(cue, force=False)
+    _, notes = write_script(cue, tmp_path / "out")
+    assert not any("template" in note for note in notes)
 
 
 def write_rows(path: Path, columns: tuple[str, ...]) -> Path:
