@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from softcue.cue.cue_file import cue_file_digest, read_cue_file
 from softcue.cue.hub import HubAddress, files_to_push, find_cue_folder, push_folder
 from softcue.cue.model_card import model_card
 from softcue.cue.signatures import sign_cue, write_new_key
-from softcue.errors import BackboneMismatchError, ConfigurationError, CueError
+from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, RunError
 
 # huggingface_hub's own upload of large files without hf_xet
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
@@ -122,6 +125,57 @@ def test_a_commit_is_downloaded_once_and_a_new_one_replaces_it(hub: FakeHub, cue
     assert find_cue_folder("hub:me/topics") != first
 
 
+def test_threads_may_download_the_same_cue_at_once(
+    hub: FakeHub, cue: softcue.Cue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(cue)
+    whole, both_are_whole = cue_hub._check_size, threading.Barrier(2, timeout=60)
+
+    def wait_with_the_last_file(address: HubAddress, name: str, size: int, limit: int) -> None:
+        whole(address, name, size, limit)
+        if name == "cue.safetensors":
+            both_are_whole.wait()
+
+    monkeypatch.setattr(cue_hub, "_check_size", wait_with_the_last_file)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(find_cue_folder, ["hub:me/topics"] * 2)
+    assert first == second and {path.name for path in first.iterdir()} == FILES
+    assert first.stat().st_mode == first.parent.stat().st_mode  # as readable for others as any folder
+    assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("*.partial"))
+
+
+def test_a_folder_that_stands_in_the_way_and_is_no_cue_is_an_error(hub: FakeHub, cue: softcue.Cue) -> None:
+    push(cue)
+    folder = find_cue_folder("hub:me/topics")
+    (folder / "cue.json").unlink()
+    with pytest.raises(RunError, match="Directory not empty"):
+        find_cue_folder("hub:me/topics")
+
+
+def test_a_cache_that_may_only_be_read_serves_what_it_has(
+    hub: FakeHub, cue: softcue.Cue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(cue)
+    folder = find_cue_folder("hub:me/topics")
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(cue_hub, "write_atomically", refuse)
+    assert find_cue_folder("hub:me/topics") == folder
+
+
+def test_a_commit_that_was_asked_for_is_the_one_that_is_loaded(hub: FakeHub, cue: softcue.Cue, tmp_path: Path) -> None:
+    push(cue)
+    repository = hub.repositories["me/topics"]
+    asked = repository.branches["main"]
+    push(save_cue(tmp_path / "new", seed=1))
+    repository.branches[asked] = repository.branches["main"]
+    with pytest.raises(CueError, match=rf"expected the commit of hub:me/topics@{asked}; .* check HF_ENDPOINT"):
+        find_cue_folder(f"hub:me/topics@{asked}")
+    assert not hub.downloads()
+
+
 def test_only_known_files_are_downloaded(hub: FakeHub, cue: softcue.Cue) -> None:
     push(cue)
     damage(hub, "pytorch_model.bin", b"pickle")
@@ -155,10 +209,34 @@ def test_a_file_that_is_larger_than_the_hub_said_is_not_kept(hub: FakeHub, cue: 
     assert not list((Path(os.environ["SOFTCUE_HOME"]) / "hub").rglob("cue.json"))
 
 
-def test_the_tensors_may_be_as_large_as_cue_json_says(cue: softcue.Cue) -> None:
-    counts = {"stored": 10**9, "head": 10**6}
-    limit = cue_hub._largest_tensors(cue.cue_file.model_copy(update={"counts": counts}))
-    assert limit == 4 * (10**9 + 10**6) + (64 << 20)
+@pytest.mark.parametrize(
+    ("method", "stored", "free", "expected"),
+    [
+        ("prompt-tuning", 10**6, 10**12, 4 * 10**6 + (64 << 20)),  # what cue.json says
+        ("prompt-tuning", 10**15, 10**12, 1 << 30),
+        ("prompt-tuning", 10**15, 10**6, 5 * 10**5),
+        ("fine-tuning", 10**9, 10**12, 4 * 10**9 + (64 << 20)),
+        ("fine-tuning", 10**15, 10**12, 5 * 10**11),
+    ],
+)
+def test_the_tensors_are_limited_by_cue_json_by_the_disk_and_by_the_method(
+    method: str, stored: int, free: int, expected: int, cue: softcue.Cue
+) -> None:
+    changes = {"counts": {"stored": stored}, "method": {"name": method}}
+    assert cue_hub._largest_tensors(cue.cue_file.model_copy(update=changes), free) == expected
+
+
+def test_a_size_that_only_a_stranger_vouches_for_is_not_downloaded(hub: FakeHub, cue: softcue.Cue) -> None:
+    push(cue)
+    repository = hub.repositories["me/topics"]
+    values = json.loads(repository.commits[repository.branches["main"]]["cue.json"])
+    values["counts"]["stored"] = 10**15
+    values["record_sha256"] = cue_file_digest(values)
+    damage(hub, "cue.json", json.dumps(values).encode())
+    hub.sizes["cue.safetensors"] = (1 << 30) + 1
+    with pytest.raises(CueError, match=r"cue\.safetensors of hub:me/topics: got '1,073,741,825 bytes'"):
+        find_cue_folder("hub:me/topics")
+    assert "cue.safetensors" not in hub.downloads()
 
 
 def test_a_damaged_cue_of_a_stranger_is_an_error_as_any_other(hub: FakeHub, cue: softcue.Cue) -> None:

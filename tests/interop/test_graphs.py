@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +22,9 @@ from softcue.errors import ConfigurationError, DataError, MissingExtraError
 from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.interop import ExportOptions, export_cue
-from softcue.interop.agreement import Agreement, ComparedRows, made_up_examples
+from softcue.interop.agreement import Agreement, ComparedRows, RowsToCompare, made_up_examples
 from softcue.interop.encoder_graph import EncoderGraph, check_exportable, trace
-from softcue.interop.graph_folder import write_tokenizer
+from softcue.interop.graph_folder import Runtime, check_template, write_graph_folder, write_tokenizer
 from softcue.tasks import Task
 from softcue.types import Example
 
@@ -201,6 +202,71 @@ def test_a_missing_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(MissingExtraError, match=rf"\.\[{to}\]"):
             export_cue(cue, to, tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+NO_RUNTIME = Runtime("none", "none", "none", "", 'def run(inputs):\n    return inputs["input_ids"]')
+
+
+@pytest.fixture
+def no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    agreement = Agreement(rows_of(1, 0.0, 1), None)
+    monkeypatch.setattr("softcue.interop.graph_folder.measure_agreement", lambda cue, run, rows: agreement)
+
+
+def write_script(cue: Cue, folder: Path, options: ExportOptions | None = None) -> tuple[Any, tuple[str, ...]]:
+    """`predict` of an export without a graph, which returns the token ids, and the notes of the export."""
+    folder.mkdir()
+    report = write_graph_folder(
+        EncoderGraph(cue), folder, NO_RUNTIME, options or ExportOptions(), RowsToCompare([], "")
+    )
+    return runpy.run_path(str(folder / "predict.py"))["predict"], report.notes
+
+
+@pytest.mark.usefixtures("no_comparison")
+def test_a_second_text_that_is_empty_is_encoded_as_softcue_does(tmp_path: Path) -> None:
+    task = PAIRS.model_copy(update={"may_be_empty": ("second",)})
+    cue = cue_of(tmp_path, "prompt-tuning", task=task)
+    predict, _ = write_script(cue, tmp_path / "out")
+    (example,) = [one for one in made_up_examples(cue) if not one.texts[1]]
+    assert predict([example.texts]).tolist() == [list(cue.model.formatter.source(example).ids)]
+    together = [("My invoice is wrong.", ""), ("Where is it?", "Here it is.")]
+    rows = [list(cue.model.formatter.source(Example(texts)).ids) for texts in together]
+    padding = [cue.backbone.tokenizer.pad_token_id] * (len(rows[1]) - len(rows[0]))
+    assert predict(together).tolist() == [rows[0] + padding, rows[1]]
+
+
+@pytest.mark.usefixtures("no_comparison")
+@pytest.mark.parametrize(("task", "num_scores"), [(TASK, len(TASK.labels)), (STARS, 1)], ids=["labels", "number"])
+def test_no_rows_have_no_scores(task: Task, num_scores: int, tmp_path: Path) -> None:
+    predict, _ = write_script(cue_of(tmp_path, "prompt-tuning", task=task), tmp_path / "out")
+    scores = predict([])
+    assert scores.shape == (0, num_scores) and scores.dtype == "float32"
+
+
+@pytest.mark.usefixtures("no_comparison")
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_words_behind_the_last_column_of_a_template_are_refused_unless_forced(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if to == "openvino":
+        pytest.importorskip("openvino")
+    for module in ("onnx", "openvino"):
+        monkeypatch.setattr(f"softcue.interop.{module}.require", lambda packages, extra: None)
+        monkeypatch.setattr(f"softcue.interop.{module}.write_onnx", lambda graph, path: pytest.fail("it was made"))
+    task = TASK.model_copy(update={"sentences": ("Request: {text} What is it about?",)})
+    cue = cue_of(tmp_path, "prompt-tuning", task=task)
+    with pytest.raises(ConfigurationError, match=r"got \"' What is it about\?' behind its last column\".*--force"):
+        export_cue(cue, to, tmp_path / "out")
+    _, notes = write_script(cue, tmp_path / "forced", ExportOptions(force=True))
+    assert f"texts longer than {cue.model.formatter.limit} tokens lose the end of the template" in notes
+
+
+@pytest.mark.usefixtures("no_comparison")
+def test_a_template_that_ends_with_a_column_has_no_such_note(tmp_path: Path) -> None:
+    cue = cue_of(tmp_path, "prompt-tuning", task=TASK.model_copy(update={"sentences": ("Request: {text}",)}))
+    check_template(cue, force=False)
+    _, notes = write_script(cue, tmp_path / "out")
+    assert not any("template" in note for note in notes)
 
 
 def write_rows(path: Path, columns: tuple[str, ...]) -> Path:

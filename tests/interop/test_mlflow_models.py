@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from serving_cues import PAIRS, QUESTIONS, STARS, SUBJECTS, TOPICS, save_cue
 from tolerance import REORDERED_PROBABILITIES
 
@@ -35,6 +36,20 @@ def test_a_table_of_predictions_has_the_columns_of_the_signature(task: Task, tmp
     expected = [prediction.as_dict() for prediction in cue.predict(rows)]
     for column in {"label", "labels", "value"} & set(table.columns):
         assert table[column].tolist() == [row[column] for row in expected]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_a_backbone_folder_is_named_by_its_full_path(
+    tmp_path: Path, model_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    save_cue(tmp_path / "cue")
+    monkeypatch.chdir(model_folders["bert"].parent)
+    report = export_cue(softcue.load(tmp_path / "cue", model_folders["bert"].name), "mlflow", tmp_path / "model")
+    record = yaml.safe_load((tmp_path / "model" / "MLmodel").read_text())
+    assert record["flavors"]["python_function"]["config"] == {"backbone": str(model_folders["bert"].resolve())}
+    assert str(model_folders["bert"].resolve()) in report.notes[0]
 
 
 @pytest.fixture

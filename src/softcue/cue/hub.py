@@ -10,9 +10,10 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from softcue.selection.record import record_of_cue
 from softcue.tasks.readers import HUB_PREFIX
 
 TENSORS = "cue.safetensors"
-# Files of a cue with the largest size that is downloaded; that of the tensors follows from cue.json.
+# Files of a cue with the largest size that is downloaded; for that of the tensors see `_largest_tensors`.
 FILES = {
     "cue.json": SIZE_LIMIT,
     "README.md": METADATA_LIMIT,
@@ -51,6 +52,8 @@ FILES = {
 REQUIRED = (TENSORS, "cue.json")
 BYTES_PER_NUMBER = 4  # parameters are stored in float32
 TENSORS_OVERHEAD = 64 << 20  # bytes of cue.safetensors besides the counted parameters: solved heads, names, shapes
+TENSORS_LIMIT = 1 << 30  # bytes of cue.safetensors, unless the method trains the backbone
+SHARE_OF_DISK = 0.5  # of the free space, which one download may take
 MEGABYTE = 10**6
 ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -141,6 +144,7 @@ def find_cue_folder(address: str | Path) -> Path:
     with convert_write_errors("SOFTCUE_HOME", home):
         if not (folder / "cue.json").is_file():
             _download(parsed, commit, sizes, folder)
+    with suppress(OSError):  # a cache that may only be read serves what it has
         write_atomically(known_commit, commit.encode())
     return folder
 
@@ -238,31 +242,43 @@ def _list_files(address: HubAddress) -> tuple[str, dict[str, int]]:
             expected="a repository with cue.json and cue.safetensors",
             fix=f"it has no {missing[0]}; is it a cue of softcue?" if missing else "its commit has no valid name",
         )
+    pinned = address.revision.lower()
+    if COMMIT.fullmatch(pinned) and commit != pinned:
+        raise CueError(
+            setting="cue",
+            got=f"commit {commit}",
+            expected=f"the commit of {address}",
+            fix="the hub answered with another one: check HF_ENDPOINT",
+        )
     return commit, sizes
 
 
 def _download(address: HubAddress, commit: str, sizes: Mapping[str, int], folder: Path) -> None:
     """Download the files of a commit; the folder appears when it is whole."""
-    temporary = folder.parent.with_name(f"{commit}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    remove(temporary)
-    temporary.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Of its own for each download: other threads and machines may download the same commit into this cache.
+    temporary = Path(tempfile.mkdtemp(TEMPORARY_SUFFIX, f"{commit}.", folder.parent.parent))
+    downloaded = temporary / folder.name  # only the user may read `temporary`; a cache may be shared
     try:
+        downloaded.mkdir()
         for name, limit in FILES.items():
             if name not in sizes:
                 continue
             if limit is None:
-                cue_file = read_cue_file(temporary)
-                limit = min(_largest_tensors(cue_file), shutil.disk_usage(temporary).free)
+                cue_file = read_cue_file(downloaded)
+                limit = _largest_tensors(cue_file, shutil.disk_usage(downloaded).free)
                 _warn_of_size(cue_file, sizes[name], f"downloading {address}")
             _check_size(address, name, sizes[name], limit)
             with _explain_errors(address), _quiet_hub():
-                _api().hf_hub_download(address.repo_id, name, revision=commit, local_dir=temporary)
-            _check_size(address, name, (temporary / name).stat().st_size, limit)  # the list may have been wrong
-        remove(temporary / ".cache")  # records of huggingface_hub
-        folder.parent.mkdir(exist_ok=True)
-        if not (folder / "cue.json").is_file():  # else another process has downloaded it meanwhile
-            os.replace(temporary, folder)
-            sync_folder(folder.parent)
+                _api().hf_hub_download(address.repo_id, name, revision=commit, local_dir=downloaded)
+            _check_size(address, name, (downloaded / name).stat().st_size, limit)  # the list may have been wrong
+        remove(downloaded / ".cache")  # records of huggingface_hub
+        try:
+            os.replace(downloaded, folder)
+        except OSError:
+            if not (folder / "cue.json").is_file():  # else it was downloaded elsewhere meanwhile
+                raise
+        sync_folder(folder.parent)
     finally:
         remove(temporary)
 
@@ -277,10 +293,12 @@ def _check_size(address: HubAddress, name: str, size: int, limit: int) -> None:
         )
 
 
-def _largest_tensors(cue_file: CueFile) -> int:
-    """The largest size of cue.safetensors that cue.json describes."""
+def _largest_tensors(cue_file: CueFile, free: int) -> int:
+    """The largest size of cue.safetensors: what cue.json describes, within limits that a stranger does not set."""
     num_parameters = cue_file.counts.get("stored", 0) + cue_file.counts.get("head", 0)
-    return TENSORS_OVERHEAD + BYTES_PER_NUMBER * max(num_parameters, 0)
+    described = TENSORS_OVERHEAD + BYTES_PER_NUMBER * max(num_parameters, 0)
+    limit = min(described, int(SHARE_OF_DISK * free))
+    return limit if method_config(cue_file.method).tunes_backbone else min(limit, TENSORS_LIMIT)
 
 
 def _kept_folder(home: Path, known_commit: Path, name: str) -> Path | None:

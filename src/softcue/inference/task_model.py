@@ -16,7 +16,7 @@ from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
-from softcue.readouts import Readout, ReadoutConfig, make_readout
+from softcue.readouts import Readout, ReadoutConfig, automatic_answer_prefix, make_readout
 from softcue.readouts.pooling_choice import choose_pooling
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_of_batch
 from softcue.tasks import Task
@@ -57,6 +57,7 @@ class TaskModel(nn.Module):
         if backbone.kind == "decoder":
             max_text_length -= readout.max_target_length
         self._check_fit(backbone, max_text_length)
+        _check_answer_prefix(method, readout, backbone)
         self.formatter = InputFormatter(
             readout.task,
             backbone.tokenizer,
@@ -343,6 +344,25 @@ def _answer_prefix(method: Method, readout: Readout, backbone: Backbone) -> str:
     if backbone.kind == "encoder" or not readout.use_answer_prefix:
         return ""
     return readout.config.answer_prefix if method.answer_prefix is None else method.answer_prefix
+
+
+def _check_answer_prefix(method: Method, readout: Readout, backbone: Backbone) -> None:
+    """Raise an error if a user has set an answer prefix that is not used; a cue records what `auto` means."""
+    prefix = readout.config.answer_prefix
+    if prefix in (_answer_prefix(method, readout, backbone), automatic_answer_prefix(backbone.kind)):
+        return
+    if backbone.kind == "encoder":
+        reason = f"{backbone.name} is an encoder and writes no target"
+    elif not readout.use_answer_prefix:
+        reason = f"readout.name={readout.config.name} is a head and writes no target"
+    else:
+        reason = f"{method.config.name} has its own, method.answer_prefix"
+    raise ConfigurationError(
+        setting="readout.answer_prefix",
+        got=prefix,
+        expected="auto where it has no effect",
+        fix=f"leave it out: {reason}",
+    )
 
 
 def make_task_model(

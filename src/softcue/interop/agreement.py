@@ -135,6 +135,8 @@ def read_rows_to_compare(cue: Cue, data: str | None) -> RowsToCompare:
 def made_up_examples(cue: Cue) -> list[Example]:
     """Texts of random words of the vocabulary, of many lengths, none longer than the cue reads.
 
+    If some columns may be empty, there is a row in which they are.
+
     Example:
         made_up_examples(softcue.load("cues/tickets"))[0].texts
     """
@@ -147,6 +149,9 @@ def made_up_examples(cue: Cue) -> list[Example]:
         for _ in task.text:
             drawn = torch.randint(vocabulary, (number,), generator=generator).tolist()
             texts.append(tokenizer.decode([token for token in drawn if token not in special]))
+        examples.append(Example(tuple(texts)))
+    if task.may_be_empty:
+        texts = ["" if column in task.may_be_empty else "a" for column in task.text]
         examples.append(Example(tuple(texts)))
     return [example for example in examples if not cue.model.formatter.source(example).is_truncated]
 

@@ -19,6 +19,7 @@ from softcue.inputs.special_tokens import special_token_pattern
 from softcue.interop.agreement import Agreement, RowsToCompare, Run, measure_agreement
 from softcue.interop.encoder_graph import EncoderGraph
 from softcue.interop.export import ExportOptions, ExportReport
+from softcue.tasks import Task
 
 FORMAT = 1  # of export.json
 MEGABYTE = 1e6
@@ -54,11 +55,13 @@ tokenizer = Tokenizer.from_file(str(here / "tokenizer.json"))  # it cuts and pad
 
 def predict(rows):
     """Rows of texts, in the order of about["text"], to scores: a probability per label, or one number. [N C]"""
+    if len(rows) == 0:
+        return np.zeros((0, max(1, len(about["labels"]))), np.float32)
     filled = [["".join(part if isinstance(part, str) else row[part] for part in template)
                for template in about["templates"]] for row in rows]
     plain = [[re.sub(about["special_tokens"], lambda token: " " + token[0][1:], text) for text in texts]
              for texts in filled]  # special tokens that are written in a text are text
-    encoded = tokenizer.encode_batch([tuple(texts) if len(texts) == 2 else texts[0] for texts in plain])
+    encoded = tokenizer.encode_batch([tuple(texts) if len(texts) == 2 and texts[1] else texts[0] for texts in plain])
     inputs = {{
         "input_ids": [row.ids for row in encoded],
         "attention_mask": [row.attention_mask for row in encoded],
@@ -119,13 +122,40 @@ def write_graph_folder(
     return ExportReport(facts, tuple(_notes(cue, agreement)))
 
 
-def _describe(cue: Cue, graph: EncoderGraph, runtime: Runtime, options: ExportOptions) -> dict[str, Any]:
-    model, task = cue.model, cue.task
+def check_template(cue: Cue, force: bool) -> None:
+    """Raise an error if cutting would lose words of the template, unless it is forced.
+
+    softcue cuts the texts of a row and never its template. A tokenizer cuts the filled template at its end.
+
+    Example:
+        check_template(softcue.load("cues/tickets"), force=False)
+    """
+    if (ending := _template_ending(cue.task)) and not force:
+        raise ConfigurationError(
+            setting=f"template of task {cue.task.name}",
+            got=f"{ending!r} behind its last column",
+            expected="a template that ends with a column: the export cuts long texts at the end, template included",
+            fix="write it with --force if your texts are short",
+        )
+
+
+def _template_ending(task: Task) -> str:
+    """The words behind the last column of a template; empty if there are none."""
+    last_parts = [template[-1] for template in _templates(task) if template]
+    return next((part for part in last_parts if isinstance(part, str) and part.strip()), "")
+
+
+def _templates(task: Task) -> list[list[str | int]]:
+    """The one or two texts that the tokenizer reads, as words and indices of columns."""
     texts = tuple(f"\0{number}\0" for number in range(len(task.text)))
-    templates = [
+    return [
         [int(part) if number % 2 else part for number, part in enumerate(_PLACE.split(sentence)) if part]
         for sentence in task.for_encoder(texts)
     ]
+
+
+def _describe(cue: Cue, graph: EncoderGraph, runtime: Runtime, options: ExportOptions) -> dict[str, Any]:
+    model, task = cue.model, cue.task
     return {
         "format": FORMAT,
         "cue": cue.name,
@@ -136,7 +166,7 @@ def _describe(cue: Cue, graph: EncoderGraph, runtime: Runtime, options: ExportOp
         "file": runtime.file,
         "int8": options.int8,
         "text": list(task.text),
-        "templates": templates,
+        "templates": _templates(task),
         "special_tokens": special_token_pattern(cue.backbone.tokenizer),
         "max_tokens": model.formatter.limit,
         "inputs": list(graph.input_names),
@@ -201,8 +231,10 @@ def _notes(cue: Cue, agreement: Agreement) -> list[str]:
         notes.append("only made-up texts were compared: name rows with --data, the cue's own are not there")
     if cue.cue_file.backbone.dtype != "float32":
         notes.append(f"the cue was trained in {cue.cue_file.backbone.dtype}; the export is compared with it in float32")
+    limit = cue.model.formatter.limit
+    if _template_ending(cue.task):
+        notes.append(f"texts longer than {limit} tokens lose the end of the template")
     reads_vectors = cue.model.method.representation is not None
     if reads_vectors:
-        limit = cue.model.formatter.limit
         notes.append(f"M(x) is of the first {limit} tokens; in softcue it may read more of a longer text")
     return notes

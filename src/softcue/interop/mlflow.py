@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softcue.cue import Cue, load
-from softcue.cue.cue_file import package_versions
+from softcue.cue.cue_file import CueBackbone, package_versions
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.interop.onnx import require
 from softcue.tasks import Task
@@ -93,6 +93,7 @@ def export_mlflow(cue: Cue, folder: Path, options: ExportOptions) -> ExportRepor
         os.environ.setdefault(name, value)
     from pandas import DataFrame
 
+    backbone = CueBackbone.of(cue.backbone, cue.model.max_length).name  # of a folder the full path: it loads anywhere
     example = DataFrame({column: ["a text", "another text"] for column in cue.task.text})
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow's own, also as it is imported
@@ -106,11 +107,11 @@ def export_mlflow(cue: Cue, folder: Path, options: ExportOptions) -> ExportRepor
             data_path=str(copied),
             signature=_signature(cue.task),
             input_example=example,
-            model_config={"backbone": cue.backbone.name},
+            model_config={"backbone": backbone},
             pip_requirements=[f"{name}=={version}" for name, version in package_versions().items()],
         )
-    backbone = f"the backbone is not in it: {cue.backbone.name} is loaded by this name, or from model_config.backbone"
-    return ExportReport({"loader": __name__}, (backbone,))
+    note = f"the backbone is not in it: {backbone} is loaded by this name, or from model_config.backbone"
+    return ExportReport({"loader": __name__}, (note,))
 
 
 def _signature(task: Task) -> ModelSignature:

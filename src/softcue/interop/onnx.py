@@ -13,7 +13,7 @@ from softcue.errors import MissingExtraError, first_line
 from softcue.interop.agreement import read_rows_to_compare
 from softcue.interop.encoder_graph import EncoderGraph, quiet, refused, trace
 from softcue.interop.export import ExportOptions, ExportReport
-from softcue.interop.graph_folder import Runtime, write_graph_folder
+from softcue.interop.graph_folder import Runtime, check_template, write_graph_folder
 
 OPSET = 20  # the first with Gelu, which runtimes fuse
 ONNX = Runtime(
@@ -45,6 +45,7 @@ def export_onnx(cue: Cue, folder: Path, options: ExportOptions) -> ExportReport:
     """
     require(("onnx", "onnxscript", "onnxruntime"), "onnx")
     graph = EncoderGraph(cue)
+    check_template(cue, options.force)
     rows = read_rows_to_compare(cue, options.data)  # first: the rest takes long
     write_onnx(graph, folder / ONNX.file)
     if options.int8:

@@ -9,7 +9,7 @@ from softcue.cue import Cue
 from softcue.interop.agreement import read_rows_to_compare
 from softcue.interop.encoder_graph import EncoderGraph, quiet
 from softcue.interop.export import ExportOptions, ExportReport
-from softcue.interop.graph_folder import Runtime, write_graph_folder
+from softcue.interop.graph_folder import Runtime, check_template, write_graph_folder
 from softcue.interop.onnx import is_of_cue, require, write_onnx
 
 # Without the hint OpenVINO computes in bfloat16 on processors that have it: MiniLM's scores then differ by 0.02.
@@ -36,6 +36,7 @@ def export_openvino(cue: Cue, folder: Path, options: ExportOptions) -> ExportRep
         import nncf  # noqa: F401 - as it is imported it sets the level of its messages, which `quiet` changes
 
     graph = EncoderGraph(cue)
+    check_template(cue, options.force)
     rows = read_rows_to_compare(cue, options.data)  # first: the rest takes long
     passed_on = folder / "passed-on.onnx"
     write_onnx(graph, passed_on)

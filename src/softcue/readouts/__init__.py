@@ -12,7 +12,7 @@ from softcue.readouts.readout import Readout, ReadoutConfig
 from softcue.readouts.spans_and_tags import SpanHead, TagHead
 from softcue.tasks import Task
 
-__all__ = ["Readout", "ReadoutConfig", "make_readout"]
+__all__ = ["Readout", "ReadoutConfig", "automatic_answer_prefix", "make_readout"]
 
 # kind of task -> name of a readout -> its class; the first is the default where the backbone does not write the target
 READOUTS: dict[str, dict[str, type[Readout]]] = {
@@ -65,6 +65,16 @@ def make_readout(config: ReadoutConfig, task: Task, backbone: Backbone) -> Reado
     return readouts[resolved.name](task, resolved, backbone)
 
 
+def automatic_answer_prefix(backbone_kind: str) -> str:
+    """What `readout.answer_prefix=auto` means, and what the cue records for it.
+
+    Example:
+        >>> automatic_answer_prefix("decoder"), automatic_answer_prefix("encoder-decoder")
+        ('\\nAnswer:', '')
+    """
+    return ANSWER_PREFIX if backbone_kind == "decoder" else ""
+
+
 def _check_mask(config: ReadoutConfig, backbone: Backbone) -> None:
     """Check that the backbone has a mask token for a head that reads its state, and that the head reads only that."""
     if backbone.kind != "encoder" or backbone.tokenizer.mask_token is None:
@@ -106,7 +116,7 @@ def _resolve_auto(config: ReadoutConfig, task: Task, backbone: Backbone) -> Read
         "pooling": backbone.default_pooling,
         "pairs": "compare" if can_compare and backbone.should_compare_pairs and config.pooling != "mask" else "joint",
         "stop": "",
-        "answer_prefix": ANSWER_PREFIX if backbone.kind == "decoder" else "",
+        "answer_prefix": automatic_answer_prefix(backbone.kind),
         "decoding": "rank" if task.kind in ("classification", "regression") else "greedy",
     }
     resolved: dict[str, object] = {name: value for name, value in automatic.items() if getattr(config, name) == "auto"}
