@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from serving_cues import LONG
+from serving_cues import LONG, STARS, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
 from tolerance import REORDERED_FLOAT32
@@ -102,6 +102,13 @@ def test_each_kind_of_task_has_its_outputs(client: TestClient, cues: dict[str, C
     assert [json.loads(row) for row in spans["data"]] == [
         p.as_dict().get("spans", []) for p in cues["names"].predict(TEXTS)
     ]
+
+
+def test_a_number_that_the_cue_did_not_write_is_an_error(serve: Serve, tmp_path: Path) -> None:
+    cue = save_cue(tmp_path / "stars", STARS, model_type="gpt2", readout={"decoding": "greedy", "max_new_tokens": 4})
+    assert cue.predict(TEXTS[0])[0].value is None
+    response = infer(serve(tmp_path, "gpt2"), "stars", tensor("text", TEXTS[:1]))
+    assert response.status_code == 422 and "one of the rows is not a number" in response.json()["error"]
 
 
 def test_only_requested_outputs_come_back(client: TestClient) -> None:

@@ -220,7 +220,18 @@ def outputs_of(cue: LoadedCue) -> list[Output]:
     names = [task.label_value(name) for name in task.label_names]
 
     def scores(prediction: Prediction) -> list[float]:
-        return [float((prediction.scores or {}).get(name, 0.0)) for name in names]
+        assert prediction.scores is not None
+        return [float(prediction.scores[name]) for name in names]
+
+    def value(prediction: Prediction) -> list[float]:
+        if prediction.value is None:  # a tensor of numbers has no place for this
+            raise RequestError(
+                "invalid",
+                setting="inputs",
+                problem="the cue's answer to one of the rows is not a number",
+                fix="use POST /v1/predict, which marks such rows as illegal",
+            )
+        return [prediction.value]
 
     def labels(prediction: Prediction) -> list[str]:
         return [json.dumps([label_text(label) for label in prediction.labels or ()], ensure_ascii=False)]
@@ -229,7 +240,7 @@ def outputs_of(cue: LoadedCue) -> list[Output]:
         return [json.dumps(prediction.as_dict().get("spans", []), ensure_ascii=False)]
 
     if task.kind == "regression":
-        return [Output("value", "FP32", lambda prediction: [float(prediction.value or 0.0)])]
+        return [Output("value", "FP32", value)]
     outputs = [Output("labels", "BYTES", labels)] if task.kind == "multi-label" else []
     if task.kind not in ("multi-label", "tags"):
         outputs.append(Output("label", "BYTES", lambda prediction: [prediction.label_text or ""]))
