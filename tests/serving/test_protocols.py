@@ -167,7 +167,9 @@ def test_unknown_models_routes_and_empty_bodies_are_errors_in_the_protocols_form
     assert '"datatype": "BYTES"' in client.post("/v2/models/topics/infer").json()["error"]
 
 
-def binary_body(texts: list[str], size: int | None = None, length: int | None = None) -> tuple[bytes, dict[str, str]]:
+def binary_body(
+    texts: list[str], size: int | None = None, length: int | str | None = None
+) -> tuple[bytes, dict[str, str]]:
     data = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
     entry = {"name": "text", "shape": [len(texts)], "datatype": "BYTES"}
     entry |= {"parameters": {"binary_data_size": len(data) if size is None else size}}
@@ -183,12 +185,21 @@ def test_texts_may_come_as_binary_tensors_without_a_media_type(client: TestClien
 
 # A size of 24 is the first text alone: bytes are left over.
 @pytest.mark.parametrize(
-    ("size", "length"), [(3, None), (24, None), (10**9, None), (-1, None), (None, 10**6), (None, 5)]
+    ("size", "length"),
+    [(3, None), (24, None), (10**9, None), (-1, None), (None, 10**6), (None, 5), (None, "9" * 5000), (None, "1e2")],
 )
-def test_binary_tensors_that_do_not_fit_are_an_error(client: TestClient, size: int | None, length: int | None) -> None:
+def test_binary_tensors_that_do_not_fit_are_an_error(
+    client: TestClient, size: int | None, length: int | str | None
+) -> None:
     body, headers = binary_body(TEXTS, size, length)
     response = client.post("/v2/models/topics/infer", content=body, headers=headers)
     assert response.status_code == 400 and "do not fit inference-header-content-length" in response.json()["error"]
+
+
+def test_a_content_length_of_thousands_of_digits_is_too_large(client: TestClient) -> None:
+    headers = {"Content-Length": "9" * 5000, "Content-Type": "application/json"}
+    response = client.post("/v2/models/topics/infer", content=b"{}", headers=headers)
+    assert response.status_code == 413 and "at most" in response.json()["error"]
 
 
 # --- OpenAI's API ---

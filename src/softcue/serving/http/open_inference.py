@@ -19,7 +19,7 @@ import softcue
 from softcue.serving.engine.registry import LoadedCue
 from softcue.serving.engine.requests import Options
 from softcue.serving.errors import STATUSES, RequestError
-from softcue.serving.http.middleware import BodyRoute
+from softcue.serving.http.middleware import BodyRoute, parse_length
 from softcue.serving.http.schemas import Input
 from softcue.serving.http.service import CurrentService
 from softcue.serving.http.submitted_inputs import SubmittedInputs
@@ -59,9 +59,9 @@ def with_binary_tensors(body: bytes, header_length: str) -> bytes:
         problem=f"its tensors do not fit {HEADER_LENGTH} and binary_data_size",
         fix="check both, or send the tensors as JSON",
     )
-    if not header_length.isdecimal() or int(header_length) > len(body):
+    place = parse_length(header_length, len(body))
+    if place is None:
         raise malformed
-    place = int(header_length)
     try:
         content = pydantic_core.from_json(body[:place], allow_inf_nan=False)
         for tensor in content["inputs"]:
