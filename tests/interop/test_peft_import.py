@@ -64,6 +64,7 @@ IMPORTED: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LoraConfig", {**LORA, "target_modules": "all-linear", "use_rslora": True}),
     ("llama", "LoraConfig", {**LORA, "target_modules": ["q_proj"], "layers_to_transform": [1]}),
     ("bert", "LoraConfig", {**LORA, "target_modules": ["query", "value"]}),
+    ("bert", "LoraConfig", {**LORA, "target_modules": ["query"], "init_lora_weights": "gaussian"}),
 ]
 
 
@@ -207,6 +208,11 @@ def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, text: str)
 CHANGED_LORA: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"use_dora": True}, {}, r"use_dora: got True"),
     ({"rank_pattern": {"q_proj": 2}}, {}, r"rank_pattern"),
+    ({"use_bdlora": {"nblocks": 2}}, {}, r"use_bdlora: got"),
+    ({"kasa_config": {"beta": 1e-4}}, {}, r"kasa_config: got"),
+    ({"init_lora_weights": "corda"}, {}, r"init_lora_weights: got 'corda'.*changes the model's own weights"),
+    ({"init_lora_weights": "pissa_niter_4"}, {}, r"init_lora_weights: got 'pissa_niter_4'"),
+    ({"init_lora_weights": ["lora_ga"]}, {}, r"init_lora_weights: got"),
     ({"bias": "all"}, {}, r"bias: got 'all'"),
     ({"lora_alpha": 1e300}, {}, r"method\.alpha: got"),
     ({"lora_alpha": "much"}, {}, r"lora_alpha: got 'much'"),
@@ -224,6 +230,14 @@ def test_a_lora_folder_that_softcue_cannot_express_is_refused(
     change_config(tmp_path / "peft", **values)
     change_tensors(tmp_path / "peft", **tensors)
     with pytest.raises(ConfigurationError, match=message):
+        imported(tmp_path, tiny("llama"))
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_an_update_of_changed_weights_is_refused(tmp_path: Path, init: str) -> None:
+    settings = {**LORA, "init_lora_weights": init, "target_modules": ["q_proj"]}
+    save_peft(tmp_path / "peft", tiny("llama"), "LoraConfig", **settings)
+    with pytest.raises(ConfigurationError, match=rf"init_lora_weights: got '{init}'.*convert it to plain LoRA"):
         imported(tmp_path, tiny("llama"))
 
 

@@ -53,7 +53,11 @@ FOLDER = "PEFT folder"
 UNKNOWN_LORA = (
     *("use_dora", "use_qalora", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices"),
     *("alora_invocation_tokens", "arrow_config", "rank_pattern", "alpha_pattern"),
+    *("use_bdlora", "kasa_config", "monteclora_config"),
 )
+# Initial values with which PEFT leaves the weights of the model as they are. With others (PiSSA, OLoRA, CorDA, LoftQ,
+# LoRA-GA) it changes them whenever it loads the folder, and the matrices are an update of the changed weights.
+PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 class PeftConfig(BaseModel):
@@ -262,6 +266,11 @@ def _read_lora(folder: Path, config: PeftConfig, backbone: Backbone, task_id: in
     extra = config.model_extra or {}
     if unknown := [key for key in UNKNOWN_LORA if extra.get(key)]:
         _refuse(f"{FOLDER}, {unknown[0]}", extra[unknown[0]], "nothing", "softcue's LoRA does not have it")
+    init = extra.get("init_lora_weights", True)
+    if (init.lower() if isinstance(init, str) else init) not in PLAIN_INITS:
+        expected = f"one of {', '.join(map(str, PLAIN_INITS))}"
+        advice = "it changes the model's own weights; convert it to plain LoRA where it was trained"
+        _refuse(f"{FOLDER}, init_lora_weights", init, expected, advice)
     if config.bias != "none":
         _refuse(f"{FOLDER}, bias", config.bias, "none", "softcue's LoRA trains no biases")
     widths = {path: linear_widths(module) for path, module in backbone.linears.items()}
