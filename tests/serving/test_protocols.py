@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from serving_cues import LONG, STARS, save_cue
+from serving_cues import LONG, STARS, TITLES, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
 from tolerance import REORDERED_FLOAT32
@@ -23,6 +23,7 @@ from softcue.serving.http.error_responses import OPENAI_ROUTES
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
+from softcue.tasks import Label, Task
 
 Serve = Callable[..., TestClient]
 KEY = {"Authorization": "Bearer the-key"}
@@ -278,6 +279,36 @@ def test_a_stream_of_a_label_is_one_part(client: TestClient, cues: dict[str, Cue
     [chunk] = events(client.post("/v1/completions", json=body))
     assert chunk["choices"][0]["text"] == cues["topics"].predict("ok")[0].label
     assert chunk["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stream_of_a_generated_label_is_the_label(serve: Serve, tmp_path: Path) -> None:
+    readout = {"decoding": "greedy", "max_new_tokens": 4}
+
+    def save(words: str) -> Cue:
+        labels = {"a": Label(words=words), "b": Label(words="billing")}
+        return save_cue(
+            tmp_path / words[:1] / "tone", Task(name="tone", labels=labels), "prefix-tuning", "gpt2", 0, readout
+        )
+
+    written = save("account").predict("ok")[0].label
+    cue = save(str(written))
+    assert cue.predict("ok")[0].label == "a" and cue.path is not None
+    client = serve(cue.path.parent, "gpt2")
+    [chunk] = events(client.post("/v1/completions", json={"model": "tone", "prompt": "ok", "stream": True}))
+    assert chunk["choices"][0]["text"] == "a"
+
+
+def test_a_stream_ends_at_the_stop_word_of_the_cue(serve: Serve, tmp_path: Path) -> None:
+    whole = save_cue(tmp_path / "whole", TITLES, "prompt-tuning", "gpt2").predict("ok")[0].label
+    assert isinstance(whole, str) and len(whole) > 2
+    readout = {"stop": whole[1]}
+    cue = save_cue(tmp_path / "cues" / "titles", TITLES, "prompt-tuning", "gpt2", readout=readout)
+    client, body = serve(tmp_path / "cues", "gpt2"), {"model": "titles", "prompt": "ok"}
+    [choice] = client.post("/v1/completions", json=body).json()["choices"]
+    choices = [chunk["choices"][0] for chunk in events(client.post("/v1/completions", json={**body, "stream": True}))]
+    streamed = "".join(part["text"] for part in choices)
+    assert streamed == choice["text"] == cue.predict("ok")[0].label == whole.partition(whole[1])[0].strip()
+    assert choice["finish_reason"] == choices[-1]["finish_reason"] == "stop"
 
 
 def test_an_error_in_a_stream_is_an_event(client: TestClient) -> None:
