@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from pydantic import ValidationError
 from serving_cues import LONG, STARS, TITLES, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
@@ -19,6 +20,7 @@ from tolerance import REORDERED_FLOAT32
 
 from softcue.cue.cue import Cue
 from softcue.serving.engine.engine import Engine
+from softcue.serving.http import open_inference
 from softcue.serving.http.error_responses import OPENAI_ROUTES
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
@@ -146,6 +148,13 @@ def test_the_loaded_version_can_be_asked_for_and_no_other(client: TestClient) ->
         ([tensor("text", ["ok"])], {"colour": 1}, "there is no field 'colour'"),
         ([], {}, "inputs: expected at least 1 item"),
         ([tensor("text", ["ok"] * 33)], {}, "at most 32 in a request"),
+        ([tensor("text", ["ok"])], {"parameters": {"truncate": None}}, "parameters: expected at most 16 numbers"),
+        (
+            [tensor("text", ["ok"])],
+            {"parameters": dict.fromkeys(map(str, range(17)), 1)},
+            "parameters: expected at most",
+        ),
+        ([tensor("text", ["ok"])], dict.fromkeys(map(str, range(100)), 1), "body: expected a JSON object"),
     ],
 )
 def test_a_bad_inference_says_what_is_wrong_in_the_protocols_form(
@@ -154,6 +163,22 @@ def test_a_bad_inference_says_what_is_wrong_in_the_protocols_form(
     response = infer(client, "topics", *tensors, **more)
     assert response.status_code in (413, 422) and set(response.json()) == {"error"}
     assert message in response.json()["error"]
+
+
+MANY: dict[str, Any] = dict.fromkeys(map(str, range(3000)))
+
+
+@pytest.mark.parametrize("extra", [{"parameters": MANY}, MANY])
+def test_many_wrong_entries_are_one_error(extra: dict[str, Any]) -> None:
+    body = {"inputs": [tensor("text", ["ok"])], **extra}
+    with pytest.raises(ValidationError) as caught:
+        open_inference.InferBody.model_validate(body)
+    assert caught.value.error_count() == 1
+
+
+def test_rows_are_counted_before_anything_is_made_of_them(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_inference, "Input", None)
+    assert infer(client, "topics", tensor("text", ["a"] * 3000)).status_code == 413
 
 
 def test_columns_of_different_lengths_are_an_error(client: TestClient) -> None:
