@@ -19,7 +19,8 @@ from tolerance import REORDERED_FLOAT32
 import softcue
 from softcue.backbones import Backbone
 from softcue.errors import BackboneError, ConfigurationError, CueError, SoftcueError
-from softcue.interop import export_cue, import_peft
+from softcue.interop import export_cue, import_peft, peft_import
+from softcue.machine import Memory
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 
@@ -146,6 +147,8 @@ CHANGED_CONFIGS = [
     ({"peft_type": "IA3"}, r"peft_type: got 'IA3'.*softcue has no such method"),
     ({"num_virtual_tokens": 5}, r"tensor 'prompt_embeddings': got '\[4, 32\]'; expected shape \[5, 32\]"),
     ({"num_virtual_tokens": 10**9}, r"adapter_config\.json\.num_virtual_tokens: got 1000000000"),
+    ({"num_tasks": 10_000}, r"adapter_config\.json\.num_tasks: got 10000"),
+    ({"num_ranks": 8192}, r"adapter_config\.json\.num_ranks: got 8192"),
     ({"num_virtual_tokens": "many"}, r"adapter_config\.json\.num_virtual_tokens: got 'many'"),
     ({"peft_type": "MULTITASK_PROMPT_TUNING"}, r"task_id: got None; expected a number for multitask"),
 ]
@@ -165,13 +168,29 @@ def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, values: di
     [
         (torch.full((4, 32), torch.nan), "NaN or infinity"),
         (torch.zeros(4, 32, dtype=torch.long), "floating-point numbers"),
-        (torch.zeros(2_000_000), "larger than|at most 128 numbers"),
+        (torch.zeros(2_000_000), r"got '\[2000000\]'; expected shape \[4, 32\]"),
     ],
 )
 def test_tensors_that_no_prompt_has_are_refused(tmp_path: Path, value: torch.Tensor, message: str) -> None:
     save_peft(tmp_path / "peft", tiny("gpt2"), "PromptTuningConfig", **PROMPT)
     change_tensors(tmp_path / "peft", prompt_embeddings=value)
     with pytest.raises(ConfigurationError, match=message):
+        imported(tmp_path, tiny("gpt2"))
+
+
+@pytest.mark.parametrize("case", ["shape", "memory", "header"])
+def test_a_file_that_does_not_fit_is_refused_before_a_tensor_is_read(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_peft(tmp_path / "peft", tiny("gpt2"), "PromptTuningConfig", **PROMPT)
+    # A NaN would be found if the tensor was read.
+    change_tensors(tmp_path / "peft", prompt_embeddings=torch.full((5 if case == "shape" else 4, 32), torch.nan))
+    if case == "memory":
+        monkeypatch.setattr(peft_import, "read_memory", lambda: Memory(1e-6, 1e-6, None))
+    if case == "header":
+        monkeypatch.setattr(peft_import, "HEADER_LIMIT", 8)
+    messages = {"shape": "expected shape", "memory": "GB of numbers", "header": r"a header of \d+ bytes"}
+    with pytest.raises(ConfigurationError, match=messages[case]):
         imported(tmp_path, tiny("gpt2"))
 
 
