@@ -48,14 +48,18 @@ TEXTS = ["My invoice is wrong.", "Where is it", "ok", "I cannot sign in to my ac
 
 
 def save_cue(
-    folder: Path, task: Task = TOPICS, case: str = "prompt-tuning", model_type: str = "bert", seed: int = 0
+    folder: Path,
+    task: Task = TOPICS,
+    case: str = "prompt-tuning",
+    model_type: str = "bert",
+    seed: int = 0,
+    readout: dict[str, Any] | None = None,
 ) -> Cue:
     """A cue folder, as training would leave it."""
     backbone = tiny(model_type)
-    readout: dict[str, Any] = (
-        {"max_new_tokens": 6} if task.kind in ("generation", "tags") and model_type != "bert" else {}
-    )
-    model = make_model(backbone, case, task, readout, seed)
+    writes = task.kind in ("generation", "tags") and model_type != "bert"
+    settings_of_readout = {**({"max_new_tokens": 6} if writes else {}), **(readout or {})}
+    model = make_model(backbone, case, task, settings_of_readout, seed)
     settings = model.method.config.model_dump(mode="json")
     record = CueFile(
         format=1,

@@ -19,7 +19,8 @@ from tolerance import REORDERED_FLOAT32
 import softcue
 from softcue.backbones import Backbone
 from softcue.errors import BackboneError, ConfigurationError, CueError, SoftcueError
-from softcue.interop import export_cue, import_peft
+from softcue.interop import export_cue, import_peft, peft_import
+from softcue.machine import Memory
 from softcue.readouts import ReadoutConfig
 from softcue.tasks import Label, Task
 
@@ -64,6 +65,7 @@ IMPORTED: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LoraConfig", {**LORA, "target_modules": "all-linear", "use_rslora": True}),
     ("llama", "LoraConfig", {**LORA, "target_modules": ["q_proj"], "layers_to_transform": [1]}),
     ("bert", "LoraConfig", {**LORA, "target_modules": ["query", "value"]}),
+    ("bert", "LoraConfig", {**LORA, "target_modules": ["query"], "init_lora_weights": "gaussian"}),
 ]
 
 
@@ -145,6 +147,8 @@ CHANGED_CONFIGS = [
     ({"peft_type": "IA3"}, r"peft_type: got 'IA3'.*softcue has no such method"),
     ({"num_virtual_tokens": 5}, r"tensor 'prompt_embeddings': got '\[4, 32\]'; expected shape \[5, 32\]"),
     ({"num_virtual_tokens": 10**9}, r"adapter_config\.json\.num_virtual_tokens: got 1000000000"),
+    ({"num_tasks": 10_000}, r"adapter_config\.json\.num_tasks: got 10000"),
+    ({"num_ranks": 8192}, r"adapter_config\.json\.num_ranks: got 8192"),
     ({"num_virtual_tokens": "many"}, r"adapter_config\.json\.num_virtual_tokens: got 'many'"),
     ({"peft_type": "MULTITASK_PROMPT_TUNING"}, r"task_id: got None; expected a number for multitask"),
 ]
@@ -164,13 +168,29 @@ def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, values: di
     [
         (torch.full((4, 32), torch.nan), "NaN or infinity"),
         (torch.zeros(4, 32, dtype=torch.long), "floating-point numbers"),
-        (torch.zeros(2_000_000), "larger than|at most 128 numbers"),
+        (torch.zeros(2_000_000), r"got '\[2000000\]'; expected shape \[4, 32\]"),
     ],
 )
 def test_tensors_that_no_prompt_has_are_refused(tmp_path: Path, value: torch.Tensor, message: str) -> None:
     save_peft(tmp_path / "peft", tiny("gpt2"), "PromptTuningConfig", **PROMPT)
     change_tensors(tmp_path / "peft", prompt_embeddings=value)
     with pytest.raises(ConfigurationError, match=message):
+        imported(tmp_path, tiny("gpt2"))
+
+
+@pytest.mark.parametrize("case", ["shape", "memory", "header"])
+def test_a_file_that_does_not_fit_is_refused_before_a_tensor_is_read(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_peft(tmp_path / "peft", tiny("gpt2"), "PromptTuningConfig", **PROMPT)
+    # A NaN would be found if the tensor was read.
+    change_tensors(tmp_path / "peft", prompt_embeddings=torch.full((5 if case == "shape" else 4, 32), torch.nan))
+    if case == "memory":
+        monkeypatch.setattr(peft_import, "read_memory", lambda: Memory(1e-6, 1e-6, None))
+    if case == "header":
+        monkeypatch.setattr(peft_import, "HEADER_LIMIT", 8)
+    messages = {"shape": "expected shape", "memory": "GB of numbers", "header": r"a header of \d+ bytes"}
+    with pytest.raises(ConfigurationError, match=messages[case]):
         imported(tmp_path, tiny("gpt2"))
 
 
@@ -207,6 +227,11 @@ def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, text: str)
 CHANGED_LORA: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"use_dora": True}, {}, r"use_dora: got True"),
     ({"rank_pattern": {"q_proj": 2}}, {}, r"rank_pattern"),
+    ({"use_bdlora": {"nblocks": 2}}, {}, r"use_bdlora: got"),
+    ({"kasa_config": {"beta": 1e-4}}, {}, r"kasa_config: got"),
+    ({"init_lora_weights": "corda"}, {}, r"init_lora_weights: got 'corda'.*changes the model's own weights"),
+    ({"init_lora_weights": "pissa_niter_4"}, {}, r"init_lora_weights: got 'pissa_niter_4'"),
+    ({"init_lora_weights": ["lora_ga"]}, {}, r"init_lora_weights: got"),
     ({"bias": "all"}, {}, r"bias: got 'all'"),
     ({"lora_alpha": 1e300}, {}, r"method\.alpha: got"),
     ({"lora_alpha": "much"}, {}, r"lora_alpha: got 'much'"),
@@ -224,6 +249,14 @@ def test_a_lora_folder_that_softcue_cannot_express_is_refused(
     change_config(tmp_path / "peft", **values)
     change_tensors(tmp_path / "peft", **tensors)
     with pytest.raises(ConfigurationError, match=message):
+        imported(tmp_path, tiny("llama"))
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_an_update_of_changed_weights_is_refused(tmp_path: Path, init: str) -> None:
+    settings = {**LORA, "init_lora_weights": init, "target_modules": ["q_proj"]}
+    save_peft(tmp_path / "peft", tiny("llama"), "LoraConfig", **settings)
+    with pytest.raises(ConfigurationError, match=rf"init_lora_weights: got '{init}'.*convert it to plain LoRA"):
         imported(tmp_path, tiny("llama"))
 
 

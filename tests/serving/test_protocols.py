@@ -12,17 +12,20 @@ from typing import Any
 
 import pytest
 import uvicorn
-from serving_cues import LONG
+from pydantic import ValidationError
+from serving_cues import LONG, STARS, TITLES, save_cue
 from starlette.testclient import TestClient
 from tiny import tiny
 from tolerance import REORDERED_FLOAT32
 
 from softcue.cue.cue import Cue
 from softcue.serving.engine.engine import Engine
+from softcue.serving.http import open_inference
 from softcue.serving.http.error_responses import OPENAI_ROUTES
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
+from softcue.tasks import Label, Task
 
 Serve = Callable[..., TestClient]
 KEY = {"Authorization": "Bearer the-key"}
@@ -104,6 +107,13 @@ def test_each_kind_of_task_has_its_outputs(client: TestClient, cues: dict[str, C
     ]
 
 
+def test_a_number_that_the_cue_did_not_write_is_an_error(serve: Serve, tmp_path: Path) -> None:
+    cue = save_cue(tmp_path / "stars", STARS, model_type="gpt2", readout={"decoding": "greedy", "max_new_tokens": 4})
+    assert cue.predict(TEXTS[0])[0].value is None
+    response = infer(serve(tmp_path, "gpt2"), "stars", tensor("text", TEXTS[:1]))
+    assert response.status_code == 422 and "one of the rows is not a number" in response.json()["error"]
+
+
 def test_only_requested_outputs_come_back(client: TestClient) -> None:
     assert set(outputs(infer(client, "topics", tensor("text", ["ok"]), outputs=[{"name": "label"}]))) == {"label"}
 
@@ -138,6 +148,13 @@ def test_the_loaded_version_can_be_asked_for_and_no_other(client: TestClient) ->
         ([tensor("text", ["ok"])], {"colour": 1}, "there is no field 'colour'"),
         ([], {}, "inputs: expected at least 1 item"),
         ([tensor("text", ["ok"] * 33)], {}, "at most 32 in a request"),
+        ([tensor("text", ["ok"])], {"parameters": {"truncate": None}}, "parameters: expected at most 16 numbers"),
+        (
+            [tensor("text", ["ok"])],
+            {"parameters": dict.fromkeys(map(str, range(17)), 1)},
+            "parameters: expected at most",
+        ),
+        ([tensor("text", ["ok"])], dict.fromkeys(map(str, range(100)), 1), "body: expected a JSON object"),
     ],
 )
 def test_a_bad_inference_says_what_is_wrong_in_the_protocols_form(
@@ -146,6 +163,22 @@ def test_a_bad_inference_says_what_is_wrong_in_the_protocols_form(
     response = infer(client, "topics", *tensors, **more)
     assert response.status_code in (413, 422) and set(response.json()) == {"error"}
     assert message in response.json()["error"]
+
+
+MANY: dict[str, Any] = dict.fromkeys(map(str, range(3000)))
+
+
+@pytest.mark.parametrize("extra", [{"parameters": MANY}, MANY])
+def test_many_wrong_entries_are_one_error(extra: dict[str, Any]) -> None:
+    body = {"inputs": [tensor("text", ["ok"])], **extra}
+    with pytest.raises(ValidationError) as caught:
+        open_inference.InferBody.model_validate(body)
+    assert caught.value.error_count() == 1
+
+
+def test_rows_are_counted_before_anything_is_made_of_them(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_inference, "Input", None)
+    assert infer(client, "topics", tensor("text", ["a"] * 3000)).status_code == 413
 
 
 def test_columns_of_different_lengths_are_an_error(client: TestClient) -> None:
@@ -160,7 +193,9 @@ def test_unknown_models_routes_and_empty_bodies_are_errors_in_the_protocols_form
     assert '"datatype": "BYTES"' in client.post("/v2/models/topics/infer").json()["error"]
 
 
-def binary_body(texts: list[str], size: int | None = None, length: int | None = None) -> tuple[bytes, dict[str, str]]:
+def binary_body(
+    texts: list[str], size: int | None = None, length: int | str | None = None
+) -> tuple[bytes, dict[str, str]]:
     data = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
     entry = {"name": "text", "shape": [len(texts)], "datatype": "BYTES"}
     entry |= {"parameters": {"binary_data_size": len(data) if size is None else size}}
@@ -176,12 +211,21 @@ def test_texts_may_come_as_binary_tensors_without_a_media_type(client: TestClien
 
 # A size of 24 is the first text alone: bytes are left over.
 @pytest.mark.parametrize(
-    ("size", "length"), [(3, None), (24, None), (10**9, None), (-1, None), (None, 10**6), (None, 5)]
+    ("size", "length"),
+    [(3, None), (24, None), (10**9, None), (-1, None), (None, 10**6), (None, 5), (None, "9" * 5000), (None, "1e2")],
 )
-def test_binary_tensors_that_do_not_fit_are_an_error(client: TestClient, size: int | None, length: int | None) -> None:
+def test_binary_tensors_that_do_not_fit_are_an_error(
+    client: TestClient, size: int | None, length: int | str | None
+) -> None:
     body, headers = binary_body(TEXTS, size, length)
     response = client.post("/v2/models/topics/infer", content=body, headers=headers)
     assert response.status_code == 400 and "do not fit inference-header-content-length" in response.json()["error"]
+
+
+def test_a_content_length_of_thousands_of_digits_is_too_large(client: TestClient) -> None:
+    headers = {"Content-Length": "9" * 5000, "Content-Type": "application/json"}
+    response = client.post("/v2/models/topics/infer", content=b"{}", headers=headers)
+    assert response.status_code == 413 and "at most" in response.json()["error"]
 
 
 # --- OpenAI's API ---
@@ -260,6 +304,36 @@ def test_a_stream_of_a_label_is_one_part(client: TestClient, cues: dict[str, Cue
     [chunk] = events(client.post("/v1/completions", json=body))
     assert chunk["choices"][0]["text"] == cues["topics"].predict("ok")[0].label
     assert chunk["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stream_of_a_generated_label_is_the_label(serve: Serve, tmp_path: Path) -> None:
+    readout = {"decoding": "greedy", "max_new_tokens": 4}
+
+    def save(words: str) -> Cue:
+        labels = {"a": Label(words=words), "b": Label(words="billing")}
+        return save_cue(
+            tmp_path / words[:1] / "tone", Task(name="tone", labels=labels), "prefix-tuning", "gpt2", 0, readout
+        )
+
+    written = save("account").predict("ok")[0].label
+    cue = save(str(written))
+    assert cue.predict("ok")[0].label == "a" and cue.path is not None
+    client = serve(cue.path.parent, "gpt2")
+    [chunk] = events(client.post("/v1/completions", json={"model": "tone", "prompt": "ok", "stream": True}))
+    assert chunk["choices"][0]["text"] == "a"
+
+
+def test_a_stream_ends_at_the_stop_word_of_the_cue(serve: Serve, tmp_path: Path) -> None:
+    whole = save_cue(tmp_path / "whole", TITLES, "prompt-tuning", "gpt2").predict("ok")[0].label
+    assert isinstance(whole, str) and len(whole) > 2
+    readout = {"stop": whole[1]}
+    cue = save_cue(tmp_path / "cues" / "titles", TITLES, "prompt-tuning", "gpt2", readout=readout)
+    client, body = serve(tmp_path / "cues", "gpt2"), {"model": "titles", "prompt": "ok"}
+    [choice] = client.post("/v1/completions", json=body).json()["choices"]
+    choices = [chunk["choices"][0] for chunk in events(client.post("/v1/completions", json={**body, "stream": True}))]
+    streamed = "".join(part["text"] for part in choices)
+    assert streamed == choice["text"] == cue.predict("ok")[0].label == whole.partition(whole[1])[0].strip()
+    assert choice["finish_reason"] == choices[-1]["finish_reason"] == "stop"
 
 
 def test_an_error_in_a_stream_is_an_event(client: TestClient) -> None:

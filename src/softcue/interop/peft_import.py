@@ -1,15 +1,17 @@
 """`softcue import`: a PEFT folder with prompts or LoRA becomes a cue.
 
 A folder may come from a stranger. Nothing is unpickled. What adapter_config.json says is checked first. Then the
-tensors are read, within the size that it allows on this backbone, and must have exactly the names and shapes that
-follow from it. The new cue is loaded as any cue is, with all checks, before its folder appears.
+header of the tensors' file must have exactly the names and shapes that follow from it, and the machine must have the
+memory for them, before a tensor is read. The new cue is loaded as any cue is, with all checks, before its folder
+appears.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,9 +26,10 @@ from softcue.backbones.passes.decoder import KeyValueCache
 from softcue.backbones.tracing import LARGEST_DIFFERENCE, ROUGH_DIFFERENCE
 from softcue.configuration import method_config
 from softcue.cue import Cue, load
+from softcue.cue.cue import COPIES_IN_MEMORY
 from softcue.cue.cue_file import FORMAT, CueBackbone, CueFile, package_versions
 from softcue.errors import BackboneError, ConfigurationError, as_configuration_error
-from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, read_within, remove
+from softcue.files import TEMPORARY_SUFFIX, convert_write_errors, open_regular, read_within, remove
 from softcue.inference import TaskModel, make_task_model
 from softcue.interop.peft import (
     CONFIG_FILE,
@@ -38,6 +41,7 @@ from softcue.interop.peft import (
     split_heads,
     trial_row,
 )
+from softcue.machine import GIGABYTE, read_memory
 from softcue.methods import METHODS
 from softcue.methods.method import MOST_WIDTH
 from softcue.prompts import DeepPrompt
@@ -45,15 +49,20 @@ from softcue.readouts import ReadoutConfig
 from softcue.tasks import Task, portable
 
 CONFIG_LIMIT = 1 << 20  # bytes of adapter_config.json
-FILE_OVERHEAD = 4 << 20  # bytes of the tensors' file besides the numbers
+HEADER_LIMIT = 4 << 20  # bytes of names and shapes in the tensors' file
 MOST_VECTORS = 1000
-MOST_TASKS = 10_000
+MOST_TASKS = 1000
+MOST_RANKS = 256  # of a multitask prompt
 FOLDER = "PEFT folder"
 # Keys that change what a LoRA folder computes, and that softcue does not have.
 UNKNOWN_LORA = (
     *("use_dora", "use_qalora", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices"),
     *("alora_invocation_tokens", "arrow_config", "rank_pattern", "alpha_pattern"),
+    *("use_bdlora", "kasa_config", "monteclora_config"),
 )
+# Initial values with which PEFT leaves the weights of the model as they are. With others (PiSSA, OLoRA, CorDA, LoftQ,
+# LoRA-GA) it changes them whenever it loads the folder, and the matrices are an update of the changed weights.
+PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 class PeftConfig(BaseModel):
@@ -66,7 +75,7 @@ class PeftConfig(BaseModel):
     num_virtual_tokens: int = Field(1, ge=1, le=MOST_VECTORS)
     num_transformer_submodules: int | None = Field(None, ge=1, le=2)
     num_tasks: int = Field(1, ge=1, le=MOST_TASKS)
-    num_ranks: int = Field(1, ge=1, le=MOST_WIDTH)
+    num_ranks: int = Field(1, ge=1, le=MOST_RANKS)
     r: int = Field(8, ge=1, le=MOST_WIDTH)
     lora_alpha: float = Field(8, gt=0, allow_inf_nan=False)
     use_rslora: bool = False
@@ -163,41 +172,67 @@ def _refuse(setting: str, got: object, expected: str, fix: str) -> NoReturn:
 # --- the folder ---
 
 
-def _read_tensors(folder: Path, most_numbers: int) -> dict[str, Tensor]:
-    """The tensors of a folder in float32, all finite; a file with more numbers is not read."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as parse_tensors
+@contextmanager
+def _open_tensors(folder: Path) -> Iterator[TensorFile]:
+    """The tensors' file of a folder, of which only the header has been read."""
+    from safetensors import SafetensorError, safe_open
 
     file = folder / TENSORS_FILE
     if not file.exists() and (folder / "adapter_model.bin").exists():
         advice = f"a pickle can run any code when it is opened; save it as {TENSORS_FILE} where you trust it"
         _refuse(FOLDER, "adapter_model.bin", TENSORS_FILE, advice)
     try:
-        tensors: dict[str, Tensor] = parse_tensors(read_within(file, FILE_OVERHEAD + 4 * most_numbers))
+        with open_regular(file) as handle:
+            header_size = int.from_bytes(handle.read(8), "little")
+        if header_size > HEADER_LIMIT:
+            raise ValueError(f"a header of {header_size:,} bytes")
+        opened = safe_open(file, framework="pt")
     except OSError as error:
-        reason = error.strerror or "unreadable"
-        _refuse(str(file), reason, f"a file with at most {most_numbers:,} numbers", "check folder and backbone")
+        _refuse(str(file), error.strerror or "unreadable", "a readable safetensors file", "check the folder")
     except (SafetensorError, ValueError, KeyError) as error:
         _refuse(str(file), error, "a readable safetensors file", "save the folder again")
-    for name, value in tensors.items():
-        where = f"{file}, tensor '{name}'"
-        if not value.is_floating_point():
-            _refuse(where, value.dtype, "floating-point numbers", "save the folder again")
-        tensors[name] = value.float()
-        if not bool(torch.isfinite(tensors[name]).all()):
-            _refuse(where, "NaN or infinity", "finite numbers", "train it again")
-    return tensors
+    with opened as tensors:
+        slices = {name: tensors.get_slice(name) for name in list(tensors.keys())}
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        dtypes = {name: str(part.get_dtype()) for name, part in slices.items()}
+        yield TensorFile(file, shapes, dtypes, tensors.get_tensor)
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An open file of tensors: what its header says, and how one of them is read."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    get_tensor: Callable[[str], Tensor]
+
+    def read(self, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """The tensors in float32, all finite. Shapes, number format and memory are checked before one is read."""
+        for name, shape in expected.items():
+            where = f"{self.path}, tensor '{name}'"
+            if self.shapes[name] != shape:
+                _refuse(where, list(self.shapes[name]), f"shape {list(shape)}", "is it of this backbone?")
+            if not self.dtypes[name].startswith(("F", "BF")):
+                _refuse(where, self.dtypes[name], "floating-point numbers", "save the folder again")
+        num_bytes = torch.float32.itemsize * sum(torch.Size(shape).numel() for shape in expected.values())
+        available = read_memory().available  # gigabytes
+        if available is not None and num_bytes * COPIES_IN_MEMORY > available * GIGABYTE:
+            expected_size = f"at most {available / COPIES_IN_MEMORY:.1f} GB, as this machine has memory for"
+            _refuse(str(self.path), f"{num_bytes / GIGABYTE:.1f} GB of numbers", expected_size, "use a larger machine")
+        tensors = {}
+        for name in expected:
+            tensors[name] = self.get_tensor(name).float()
+            if not bool(torch.isfinite(tensors[name]).all()):
+                _refuse(f"{self.path}, tensor '{name}'", "NaN or infinity", "finite numbers", "train it again")
+        return tensors
 
 
 def _read_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """The tensors of a folder, which must be exactly these."""
-    tensors = _read_tensors(folder, sum(torch.Size(shape).numel() for shape in shapes.values()))
-    _check_names(folder, set(tensors), set(shapes))
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            where, advice = f"{folder / TENSORS_FILE}, tensor '{name}'", "is it of this backbone?"
-            _refuse(where, list(tensors[name].shape), f"shape {list(shape)}", advice)
-    return tensors
+    with _open_tensors(folder) as file:
+        _check_names(folder, set(file.shapes), set(shapes))
+        return file.read(shapes)
 
 
 def _check_names(folder: Path, names: set[str], expected: set[str]) -> None:
@@ -262,28 +297,34 @@ def _read_lora(folder: Path, config: PeftConfig, backbone: Backbone, task_id: in
     extra = config.model_extra or {}
     if unknown := [key for key in UNKNOWN_LORA if extra.get(key)]:
         _refuse(f"{FOLDER}, {unknown[0]}", extra[unknown[0]], "nothing", "softcue's LoRA does not have it")
+    init = extra.get("init_lora_weights", True)
+    if (init.lower() if isinstance(init, str) else init) not in PLAIN_INITS:
+        expected = f"one of {', '.join(map(str, PLAIN_INITS))}"
+        advice = "it changes the model's own weights; convert it to plain LoRA where it was trained"
+        _refuse(f"{FOLDER}, init_lora_weights", init, expected, advice)
     if config.bias != "none":
         _refuse(f"{FOLDER}, bias", config.bias, "none", "softcue's LoRA trains no biases")
     widths = {path: linear_widths(module) for path, module in backbone.linears.items()}
-    tensors = _read_tensors(folder, config.r * sum(map(sum, widths.values())))
-    names: dict[str, dict[str, str]] = {}  # path below the base model -> a or b -> name of the tensor
-    for name in tensors:
-        path, letter = _parse_lora_name(name, backbone)
-        names.setdefault(path, {})[letter] = name
-    paths = [path for path in backbone.linears if path in names]
-    state = {}
-    for number, path in enumerate(paths):
-        num_in, num_out = widths[path]
-        for letter, shape in (("a", (config.r, num_in)), ("b", (num_out, config.r))):
-            if letter not in names[path]:
-                _refuse(str(folder / TENSORS_FILE), f"half of the update of {path}", "both matrices", "save it again")
-            value = tensors[names[path][letter]]
-            if tuple(value.shape) != shape:
-                where = f"{folder / TENSORS_FILE}, tensor '{names[path][letter]}'"
-                _refuse(where, list(value.shape), f"shape {list(shape)}", "is it of this backbone?")
-            state[f"updates.{number}.{letter}"] = value
-    if not paths:
-        _refuse(str(folder / TENSORS_FILE), "no tensors", "the matrices of LoRA", "save the folder again")
+    with _open_tensors(folder) as file:
+        names: dict[str, dict[str, str]] = {}  # path below the base model -> a or b -> name of the tensor
+        for name in file.shapes:
+            path, letter = _parse_lora_name(name, backbone)
+            names.setdefault(path, {})[letter] = name
+        paths = [path for path in backbone.linears if path in names]
+        if not paths:
+            _refuse(str(file.path), "no tensors", "the matrices of LoRA", "save the folder again")
+        shapes: dict[str, tuple[int, ...]] = {}
+        for path in paths:
+            if len(names[path]) < 2:
+                _refuse(str(file.path), f"half of the update of {path}", "both matrices", "save it again")
+            num_in, num_out = widths[path]
+            shapes |= {names[path]["a"]: (config.r, num_in), names[path]["b"]: (num_out, config.r)}
+        tensors = file.read(shapes)
+    state = {
+        f"updates.{number}.{letter}": tensors[names[path][letter]]
+        for number, path in enumerate(paths)
+        for letter in ("a", "b")
+    }
     last_names = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
     by_name = {path for name in last_names for path in select_linears(backbone.linears, name)}
     scale = config.lora_alpha / config.r**0.5 if config.use_rslora else config.lora_alpha / config.r

@@ -198,8 +198,10 @@ class Engine:
                 row.group = group
                 if row.decoding is not None:
                     answer_so_far = partial(row.model.readout.answer_tokens, is_complete=False)
+                    own_stop = row.model.readout.config.stop
+                    stop = (*options.stop, own_stop) if own_stop else options.stop
                     row.streamer = TextStreamer(
-                        self.backbone.tokenizer, options.stop, on_text, row.has_no_client, answer_so_far
+                        self.backbone.tokenizer, stop, on_text, row.has_no_client, answer_so_far
                     )
         except SoftcueError as error:
             return PendingRequest.of_error(error if isinstance(error, RequestError) else invalid(error))

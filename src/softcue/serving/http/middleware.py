@@ -29,6 +29,7 @@ PROBES = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 OPEN_ROUTES = (*PROBES, "/", "/docs", "/openapi.json")
 OPEN_FOLDER = "/docs-assets"  # scripts and styles of /docs
 BODIES_AT_ONCE = 64  # of the largest size, in memory while they arrive
+MOST_DIGITS = 20  # of a number of bytes in a header
 ADMIN_METHODS = ("PUT", "DELETE")
 logger = logging.getLogger("softcue.serving")
 
@@ -133,9 +134,21 @@ class BodyRoute(APIRoute):
             raise RequestError(
                 "media_type", setting="Content-Type", expected="application/json", fix="send JSON with this header"
             )
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
+        if parse_length(request.headers.get("content-length", "0"), limit) is None:
             raise _too_large(limit)
+
+
+def parse_length(header: str, limit: int) -> int | None:
+    """The number of bytes that a header names, or None if it is no number or above the limit.
+
+    Example:
+        >>> parse_length("20", limit=100), parse_length("101", limit=100), parse_length("-1", limit=100)
+        (20, None, None)
+    """
+    # Python refuses to convert thousands of digits.
+    if not header.isdecimal() or len(header) > MOST_DIGITS or int(header) > limit:
+        return None
+    return int(header)
 
 
 class _JsonRequest(Request):

@@ -9,25 +9,39 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic_core
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 import softcue
 from softcue.serving.engine.registry import LoadedCue
 from softcue.serving.engine.requests import Options
 from softcue.serving.errors import STATUSES, RequestError
-from softcue.serving.http.middleware import BodyRoute
-from softcue.serving.http.schemas import Input
+from softcue.serving.http.error_responses import too_many_inputs
+from softcue.serving.http.middleware import BodyRoute, parse_length
+from softcue.serving.http.schemas import Input, RequestBody
 from softcue.serving.http.service import CurrentService
 from softcue.serving.http.submitted_inputs import SubmittedInputs
+from softcue.serving.settings import MAX_INPUTS
 from softcue.types import Prediction, label_text
 
 HEADER_LENGTH = "inference-header-content-length"  # bytes of JSON in front of binary tensors
 LENGTH_BYTES = 4  # in front of each text of a binary tensor, little-endian
-Parameters = dict[str, bool | int | float | str]
+MOST_PARAMETERS = 16
+
+
+def _check_parameters(value: object) -> object:
+    """Stop at the first wrong parameter: a report of each, with all possible types, would take much memory."""
+    is_right = isinstance(value, dict) and len(value) <= MOST_PARAMETERS
+    if not is_right or not all(isinstance(entry, bool | int | float | str) for entry in value.values()):
+        raise ValueError(f"at most {MOST_PARAMETERS} numbers, texts, or true and false, by name")
+    return value
+
+
+Parameters = Annotated[dict[str, bool | int | float | str], BeforeValidator(_check_parameters)]
 
 
 class TensorRoute(BodyRoute):
@@ -59,9 +73,9 @@ def with_binary_tensors(body: bytes, header_length: str) -> bytes:
         problem=f"its tensors do not fit {HEADER_LENGTH} and binary_data_size",
         fix="check both, or send the tensors as JSON",
     )
-    if not header_length.isdecimal() or int(header_length) > len(body):
+    place = parse_length(header_length, len(body))
+    if place is None:
         raise malformed
-    place = int(header_length)
     try:
         content = pydantic_core.from_json(body[:place], allow_inf_nan=False)
         for tensor in content["inputs"]:
@@ -70,7 +84,7 @@ def with_binary_tensors(body: bytes, header_length: str) -> bytes:
                 continue
             if not isinstance(size, int) or size < 0 or place + size > len(body):
                 raise malformed
-            tensor["data"] = list(_binary_texts(body[place : place + size]))
+            tensor["data"] = list(islice(_binary_texts(body[place : place + size]), MAX_INPUTS + 1))
             tensor.pop("parameters")
             place += size
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -91,10 +105,8 @@ def _binary_texts(data: bytes) -> Iterator[str]:
         yield data[start:place].decode()
 
 
-class InferBody(BaseModel):
+class InferBody(RequestBody):
     """The body of an inference: a tensor of texts for each text column of the cue."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str | None = Field(None, max_length=256, description="given back with the predictions")
     parameters: Parameters = Field(
@@ -104,10 +116,8 @@ class InferBody(BaseModel):
     outputs: list[RequestedOutput] | None = Field(None, max_length=16, description="all outputs if it is left out")
 
 
-class InputTensor(BaseModel):
+class InputTensor(RequestBody):
     """The texts of one column, one per row."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(description="a text column of the cue")
     shape: list[int] = Field(min_length=1, max_length=2, description="[rows] or [rows, 1]")
@@ -116,10 +126,8 @@ class InputTensor(BaseModel):
     data: list[Any] = Field(description="texts, or lists of one text")
 
 
-class RequestedOutput(BaseModel):
+class RequestedOutput(RequestBody):
     """An output tensor to give back."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     parameters: Parameters = Field(default_factory=dict)
@@ -220,7 +228,18 @@ def outputs_of(cue: LoadedCue) -> list[Output]:
     names = [task.label_value(name) for name in task.label_names]
 
     def scores(prediction: Prediction) -> list[float]:
-        return [float((prediction.scores or {}).get(name, 0.0)) for name in names]
+        assert prediction.scores is not None
+        return [float(prediction.scores[name]) for name in names]
+
+    def value(prediction: Prediction) -> list[float]:
+        if prediction.value is None:  # a tensor of numbers has no place for this
+            raise RequestError(
+                "invalid",
+                setting="inputs",
+                problem="the cue's answer to one of the rows is not a number",
+                fix="use POST /v1/predict, which marks such rows as illegal",
+            )
+        return [prediction.value]
 
     def labels(prediction: Prediction) -> list[str]:
         return [json.dumps([label_text(label) for label in prediction.labels or ()], ensure_ascii=False)]
@@ -229,7 +248,7 @@ def outputs_of(cue: LoadedCue) -> list[Output]:
         return [json.dumps(prediction.as_dict().get("spans", []), ensure_ascii=False)]
 
     if task.kind == "regression":
-        return [Output("value", "FP32", lambda prediction: [float(prediction.value or 0.0)])]
+        return [Output("value", "FP32", value)]
     outputs = [Output("labels", "BYTES", labels)] if task.kind == "multi-label" else []
     if task.kind not in ("multi-label", "tags"):
         outputs.append(Output("label", "BYTES", lambda prediction: [prediction.label_text or ""]))
@@ -312,8 +331,11 @@ async def model_ready(cue: NamedCue) -> object:
 @infer_router.post(
     "/v2/models/{name}/versions/{version}/infer", response_model=InferResponse, response_model_exclude_none=True
 )
-async def infer(body: InferBody, cue: NamedCue, request: Request) -> object:
+async def infer(body: InferBody, cue: NamedCue, request: Request, service: CurrentService) -> object:
     """Predict the rows of a cue's text columns. An error of one row is the error of the request."""
+    max_inputs = service.settings.max_inputs
+    if any(len(tensor.data) > max_inputs for tensor in body.inputs):  # before anything is made of each row
+        raise too_many_inputs(max_inputs)
     texts = _texts(body, cue)
     outputs = _requested(body, cue)
     inputs = [Input(task=cue.name, text=row[0] if len(row) == 1 else list(row)) for row in texts]

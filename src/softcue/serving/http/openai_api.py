@@ -240,7 +240,8 @@ class Completion:
         self._cue = service.engine.registry[body.model]
         _check_answers_with_text(self._cue)
         self._id, self._created = uuid.uuid4().hex, int(time.time())
-        self._inputs = SubmittedInputs(request, inputs, body.options(), should_stream=body.stream)
+        should_stream = body.stream and self._cue.task.kind == "generation"  # a label is not the text that is written
+        self._inputs = SubmittedInputs(request, inputs, body.options(), should_stream)
 
     def head(self, kind: str) -> dict[str, object]:
         """The fields of a response besides its choices."""

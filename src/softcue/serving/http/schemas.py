@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from softcue.errors import near_matches
@@ -26,6 +26,7 @@ UNION_FIELDS = {
     "text": "a text, or a list of texts",
     "prompt": "a text, or a list of texts",
 }
+MOST_FIELDS = 32  # of an object, known or not
 StopWord = Annotated[str, Field(min_length=1, max_length=64)]
 # Stops at the first wrong item: a report of each item of a large body would take gigabytes.
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -74,6 +75,14 @@ class RequestBody(BaseModel):
     """The settings of all request bodies: no unknown fields, no conversions between types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_number(cls, value: object) -> object:
+        """Stop before pydantic reports each of many unknown fields, which takes seconds and much memory."""
+        if isinstance(value, dict) and len(value) > MOST_FIELDS:
+            raise ValueError(f"at most {MOST_FIELDS} fields")
+        return value
 
 
 class Input(RequestBody):
