@@ -342,6 +342,13 @@ def test_an_error_in_a_stream_is_an_event(client: TestClient) -> None:
     assert json.loads(line.removeprefix("data: "))["error"]["code"] == "too_long"
 
 
+def test_an_error_that_ends_a_stream_is_no_client_that_left(serve: Serve) -> None:
+    client = serve()
+    client.post("/v1/completions", json={"model": "topics", "prompt": [LONG, LONG, "ok"], "stream": True})
+    metrics = client.get("/metrics").text
+    assert 'reason="too_long"' in metrics and 'reason="disconnected"' not in metrics
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
@@ -361,6 +368,19 @@ def test_an_error_in_a_stream_is_an_event(client: TestClient) -> None:
         ("/v1/completions", {"model": "topics", "prompt": "ok", "temperature": 0.7}, 422, "temperature: expected less"),
         ("/v1/completions", {"model": "topics", "prompt": "ok", "n": 2}, 422, "n: expected less"),
         ("/v1/completions", {"model": "topics", "prompt": "ok", "logit_bias": {}}, 422, "no field 'logit_bias'"),
+        ("/v1/completions", {"model": "topics", "prompt": "ok", "max_tokens": 10**9}, 422, "max_tokens: expected 1 to"),
+        (
+            "/v1/chat/completions",
+            {"model": "topics", "messages": [{"role": "user", "content": "a", "messages": 1}]},
+            422,
+            "messages: it takes no field 'messages'; see /docs",
+        ),
+        (
+            "/v1/chat/completions",
+            {"model": "topics", "messages": [{"role": "user"}]},
+            422,
+            "messages: its field 'content' is missing",
+        ),
         ("/v1/chat/completions", {"model": "topics", "messages": []}, 422, "messages: expected at least 1 item"),
         (
             "/v1/chat/completions",

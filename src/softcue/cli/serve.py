@@ -67,11 +67,10 @@ def serve(
     ] = None,
 ) -> None:
     """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
+    from softcue.cue.hub import find_cue_folder, is_hub_address
     from softcue.errors import ConfigurationError, MissingExtraError
 
-    if str(cues).startswith("hub:") and not cues.exists():
-        from softcue.cue.hub import find_cue_folder
-
+    if is_hub_address(cues):
         cues = find_cue_folder(cues).parent  # the folder of its commit, which has only this cue
     if not cues.is_dir():
         raise ConfigurationError(

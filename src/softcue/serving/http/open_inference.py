@@ -35,8 +35,11 @@ MOST_PARAMETERS = 16
 
 def _check_parameters(value: object) -> object:
     """Stop at the first wrong parameter: a report of each, with all possible types, would take much memory."""
-    is_right = isinstance(value, dict) and len(value) <= MOST_PARAMETERS
-    if not is_right or not all(isinstance(entry, bool | int | float | str) for entry in value.values()):
+    if (
+        not isinstance(value, dict)
+        or len(value) > MOST_PARAMETERS
+        or not all(isinstance(entry, bool | int | float | str) for entry in value.values())
+    ):
         raise ValueError(f"at most {MOST_PARAMETERS} numbers, texts, or true and false, by name")
     return value
 

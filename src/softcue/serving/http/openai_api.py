@@ -240,8 +240,11 @@ class Completion:
         self._cue = service.engine.registry[body.model]
         _check_answers_with_text(self._cue)
         self._id, self._created = uuid.uuid4().hex, int(time.time())
+        options, limit = body.options(), service.settings.max_new_tokens
+        if (options.max_new_tokens or 0) > limit:
+            raise RequestError("invalid", setting="max_tokens", expected=f"1 to {limit}", fix="lower it")
         should_stream = body.stream and self._cue.task.kind == "generation"  # a label is not the text that is written
-        self._inputs = SubmittedInputs(request, inputs, body.options(), should_stream)
+        self._inputs = SubmittedInputs(request, inputs, options, should_stream)
 
     def head(self, kind: str) -> dict[str, object]:
         """The fields of a response besides its choices."""
@@ -267,6 +270,7 @@ class Completion:
         async with aclosing(self._inputs.parts()) as parts:
             async for index, part in parts:
                 if isinstance(part, RequestError):
+                    self._inputs.abandon()
                     yield data_event(error_content(part.as_dict(), "openai"))
                     return
                 text, reason = (part, None) if isinstance(part, str) else ("", _finish_reason(part))

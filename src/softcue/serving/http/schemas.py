@@ -47,12 +47,16 @@ def describe_error(error: dict[str, Any], setting: str, fields: Collection[str])
         return RequestError(
             "invalid", setting=setting, expected="a JSON object", fix=f"it has the fields {', '.join(fields)}"
         )
-    field = str(error["loc"][0])
+    field, fix = str(error["loc"][0]), "see /docs for the fields"
+    if len(error["loc"]) > 1 and error["type"] in ("extra_forbidden", "missing"):  # a field of an object in the field
+        inner = str(error["loc"][-1])
+        name = f"field '{inner}'" if FIELD_NAME.fullmatch(inner) else "unknown field"
+        problem = f"its {name} is missing" if error["type"] == "missing" else f"it takes no {name}"
+        return RequestError("invalid", setting=field, problem=problem, fix=fix)
     if error["type"] == "extra_forbidden":
         # The name of the field is the client's. It is repeated only if it is a plain word: it might be a text.
         problem = f"there is no field '{field}'" if FIELD_NAME.fullmatch(field) else "it has an unknown field"
         return RequestError("invalid", setting=setting, problem=problem, fix=near_matches(field[:64], fields))
-    fix = "see /docs for the fields"
     if error["type"] == "missing":
         return RequestError("invalid", setting=field, problem="this field is missing", fix=fix)
     if field in UNION_FIELDS:  # pydantic names only the first of the possible types

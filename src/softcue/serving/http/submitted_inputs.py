@@ -45,6 +45,7 @@ class SubmittedInputs:
         self._deadline: float = self._context.began + settings.deadline
         self._arrived: asyncio.Queue[tuple[int, str | Result]] = asyncio.Queue()  # text parts and results
         self._loop = asyncio.get_running_loop()
+        self._is_abandoned = False
         given = {index: value for index, value in enumerate(inputs) if isinstance(value, Input)}
         valid = list(given)
         items: list[Item] = [(value.task, value.text) for value in given.values()]
@@ -136,9 +137,13 @@ class SubmittedInputs:
                     self._count(part)
                 yield index, part
         finally:
-            if left:
+            if left and not self._is_abandoned:
                 self._service.metrics.failures.labels("disconnected").inc()
             self._drop()
+
+    def abandon(self) -> None:
+        """Say that the rest of the parts is left out on purpose: the client has not left."""
+        self._is_abandoned = True
 
     def _put(self, index: int, part: str | Result) -> None:
         """Pass a text part or a result to the event loop, from any thread."""
