@@ -193,8 +193,9 @@ def test_editors_and_type_checkers_see_every_argument_of_train() -> None:
 
 
 def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
-    # `rows` is `num_rows` in Python; the backbone and allow_pickle are arguments of softcue.load
-    other = {"cues", "backbone", "allow_pickle", "by_vote", "by_mean", "as_json", "columns", "output"}
+    # `rows` is `num_rows` in Python
+    of_load = {"cues", "backbone", "allow_pickle", "require_signature"}  # arguments of softcue.load
+    other = {*of_load, "by_vote", "by_mean", "as_json", "columns", "output"}
     assert option_names(evaluate.evaluate) - other - {"rows"} == option_names(Cue.evaluate) - {"self", "num_rows"}
     assert option_names(predict.predict) - other - {"words", "source", "with_scores"} == option_names(Cue.predict) - {
         "self",

@@ -43,11 +43,14 @@ def sequence(row: TokenizedRow) -> list[Any]:
     return tokens
 
 
-def formatted(task: Task, texts: tuple[str, ...], length: int, limit: int = 90) -> TokenizedRow:
-    formatter = InputFormatter(
+def make_formatter(task: Task, length: int, limit: int = 90) -> InputFormatter:
+    return InputFormatter(
         task, tiny_tokenizer("bert"), "encoder", limit, "around", " <mask>", suffix_in_first=True, prompt_length=length
     )
-    return formatter.source(Example(texts))
+
+
+def formatted(task: Task, texts: tuple[str, ...], length: int, limit: int = 90) -> TokenizedRow:
+    return make_formatter(task, length, limit).source(Example(texts))
 
 
 def test_a_quarter_of_the_vectors_goes_to_each_place_around_text_and_mask() -> None:
@@ -76,7 +79,7 @@ def test_places_are_kept_by_the_token_cache(tmp_path: Path) -> None:
     rows = [formatted(TASK, (text,), 6) for text in ("refund", "Where is it")]
     packed = _pack(rows)
     (tmp_path / "rows.safetensors").write_bytes(serialize_tensors({**packed, "sha256": _digest_of(packed)}))
-    assert _read(tmp_path / "rows.safetensors", 2, tiny_tokenizer("bert")) == rows
+    assert _read(tmp_path / "rows.safetensors", 2, make_formatter(TASK, 6)) == rows
 
 
 def literal_logits(model: TaskModel, backbone: Backbone, example: Example) -> torch.Tensor:

@@ -160,12 +160,12 @@ def test_a_single_layer_generator_with_two_sets_of_a_is_the_released_codes() -> 
     assert counts["s-idpg-phm"]["gradient"] == 111_872
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/methods/README.md"])
 def test_the_pages_show_what_each_recipe_trains(page: str, roberta_large: dict[str, dict[str, int]]) -> None:
     default = counted("--like", "roberta-large", recipe="default")
     text = (Path(__file__).parents[2] / page).read_text("utf-8")
-    # | `name` | what is trained, in the guide | paper | default |
-    rows = re.findall(r"\| `([\w-]+)`[^|]*\|(?: [^|]*[a-z] [^|]*\|)? ([\d,]+)[^|]*\| ([\d,]+) \|", text)
+    # | `name`, on the page of methods a link | what is trained, there | paper | default |
+    rows = re.findall(r"\| \[?`([\w-]+)`[^|]*\|(?: [^|]*[a-z] [^|]*\|)? ([\d,]+)[^|]*\| ([\d,]+) \|", text)
     shown = {name: (int(paper.replace(",", "")), int(own.replace(",", ""))) for name, paper, own in rows}
     shown = {name: counts for name, counts in shown.items() if name in TABLE_2 or name in NOT_PRINTED}
     assert len(shown) >= 10

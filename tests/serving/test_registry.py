@@ -166,7 +166,7 @@ def test_number_format_is_the_cues_own(root: Path, monkeypatch: pytest.MonkeyPat
     dtypes = {"topics": "bfloat16", "pairs": "float32"}
     backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in dtypes.items()}
     with monkeypatch.context() as patch:
-        patch.setattr("softcue.serving.engine.registry.read_cue_file", lambda path: backbones[path.name])
+        patch.setattr("softcue.serving.engine.registry.read_cue_file", lambda path, _: backbones[path.name])
         assert recorded_dtype(root) == "float32"  # both
         shutil.rmtree(root / "pairs")
         assert recorded_dtype(root) == "auto"
@@ -233,9 +233,9 @@ def test_a_folder_that_does_not_answer_keeps_no_other_change_waiting(
     registry = make_registry(root)
     answers, plain = threading.Event(), registry_module.load
 
-    def slow(path: Path, *more: Any) -> Any:
+    def slow(path: Path, *more: Any, **options: Any) -> Any:
         assert path.name != "topics" or answers.wait(20)
-        return plain(path, *more)
+        return plain(path, *more, **options)
 
     monkeypatch.setattr(registry_module, "load", slow)
     monkeypatch.setattr(registry_module, "LOAD_SECONDS", 0.05)
