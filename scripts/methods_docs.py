@@ -205,6 +205,7 @@ FAMILIES: dict[str, tuple[str, set[str]]] = {
         {"each-layer", "generator"},
     ),
     "inside": ("Small trained networks stand behind the sub-layers of every frozen layer", {"inside"}),
+    "updates": ("Trained products of two thin matrices stand beside matrices of every frozen layer", {"updates"}),
     "weights": ("All weights of a copy of the model are trained", {"weights"}),
     "head": ("The model is frozen and reads the words alone; only the head is fitted", set()),
     "text": ("Nothing is trained: an instruction and example rows stand before the row as text", {"text"}),
@@ -265,6 +266,14 @@ def draw(title: str, parts: set[str]) -> str:
     if "inside" in parts:
         for top in LAYERS.values():
             shapes += [_box("trained", left + at, top + 8, 46, 22) for at in (70, 200)]
+    if "updates" in parts:  # a matrix of the layer, and beside it its update
+        for top in LAYERS.values():
+            for at in (50, 170):
+                shapes += [_box("word", left + at, top + 7, 24, 24), _text("+", left + at + 30, top + 24)]
+                shapes += [
+                    _box("trained", left + at + 44, top + 7, 8, 24),
+                    _box("trained", left + at + 56, top + 15, 24, 8),
+                ]
     if "generator" in parts:
         goals = [top + 19 for top in LAYERS.values()] if "each-layer" in parts else [253]
         shapes += [_box("trained", 56, 132, 120, 44), _text("generator", 84, 159, "on")]
