@@ -17,7 +17,7 @@ import softcue
 from softcue.backbones import Backbone, Fingerprint
 from softcue.cue.signatures import PublicKeys, check_signature
 from softcue.errors import ConfigurationError, CueError, as_configuration_error
-from softcue.files import read_within
+from softcue.files import read_within, sha256
 from softcue.readouts import ReadoutConfig
 from softcue.selection import CANDIDATES
 from softcue.tasks import Task
@@ -161,6 +161,24 @@ def read_cue_file(folder: Path, signers: PublicKeys | None = None) -> CueFile:
             fix=f"it was changed after it was written; {TRY_AGAIN}",
         )
     return cue_file
+
+
+def check_tensors(folder: Path, cue_file: CueFile) -> None:
+    """Raise an error unless the parameters beside cue.json are those that it records.
+
+    Example:
+        check_tensors(folder, read_cue_file(folder))
+    """
+    file = folder / "cue.safetensors"
+    try:
+        digest = sha256(file)
+    except OSError as error:
+        raise CueError(
+            setting=str(file), got=error.strerror or "unreadable", expected="the cue's parameters", fix=TRY_AGAIN
+        ) from error
+    if digest != cue_file.tensors_sha256:
+        expected = f"sha256 {cue_file.tensors_sha256}, as in a whole cue"
+        raise CueError(setting=str(file), got=f"sha256 {digest}", expected=expected, fix=TRY_AGAIN)
 
 
 def cue_file_digest(values: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Cues on the Hugging Face Hub: `hub:OWNER/NAME[@REVISION]` as the address of a cue, and uploads.
 
-Only the four files of a cue are uploaded or downloaded. Their sizes are checked before a download begins. A downloaded
+Only the files of a cue are uploaded or downloaded. Their sizes are checked before a download begins. A downloaded
 cue is a folder like any other: loading checks it as if a stranger had sent it.
 """
 
@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import softcue
 from softcue.configuration import method_config
-from softcue.cue.cue_file import SIZE_LIMIT, TRY_AGAIN, CueFile, read_cue_file
+from softcue.cue.cue_file import SIZE_LIMIT, CueFile, check_tensors, read_cue_file
 from softcue.cue.model_card import model_card
 from softcue.cue.signatures import SIGNATURE
 from softcue.cue.signatures import SIZE_LIMIT as SIGNATURE_LIMIT
@@ -33,7 +33,6 @@ from softcue.files import (
     convert_write_errors,
     read_within,
     remove,
-    sha256,
     sync_folder,
     write_atomically,
 )
@@ -190,16 +189,7 @@ def files_to_push(folder: Path, address: HubAddress) -> dict[str, bytes | Path]:
         list(files_to_push(Path("cues/tickets"), HubAddress("me/tickets")))
     """
     cue_file = read_cue_file(folder)
-    tensors = folder / TENSORS
-    try:
-        digest = sha256(tensors)
-    except OSError as error:
-        raise CueError(
-            setting=str(tensors), got=error.strerror or "unreadable", expected="the cue's parameters", fix=TRY_AGAIN
-        ) from error
-    if digest != cue_file.tensors_sha256:
-        expected = f"sha256 {cue_file.tensors_sha256}"
-        raise CueError(setting=str(tensors), got=f"sha256 {digest}", expected=expected, fix=TRY_AGAIN)
+    check_tensors(folder, cue_file)
     if Path(cue_file.backbone.name).is_absolute():
         warnings.warn(
             f"cue.json names the backbone by its folder here, {cue_file.backbone.name}: whoever loads the cue must "
@@ -210,7 +200,7 @@ def files_to_push(folder: Path, address: HubAddress) -> dict[str, bytes | Path]:
         "README.md": model_card(cue_file, address.name, record_of_cue(folder), address=str(address)).encode()
     }
     files |= {name: folder / name for name in ("metrics.json", SIGNATURE) if (folder / name).is_file()}
-    return {**files, TENSORS: tensors, "cue.json": folder / "cue.json"}
+    return {**files, TENSORS: folder / TENSORS, "cue.json": folder / "cue.json"}
 
 
 def _size(files: Mapping[str, bytes | Path]) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softcue.errors import ConfigurationError, CueError, MissingExtraError
-from softcue.files import convert_write_errors, read_within, sha256, write_atomically
+from softcue.files import convert_write_errors, read_within, write_atomically
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -81,13 +81,13 @@ def sign_cue(folder: Path, key_file: Path) -> Path:
         sign_cue(Path("cues/tickets"), Path("team.key"))
     """
     from softcue.cue.cue_file import SIZE_LIMIT as CUE_FILE_LIMIT
-    from softcue.cue.cue_file import TRY_AGAIN, read_cue_file
+    from softcue.cue.cue_file import TRY_AGAIN, check_tensors, read_cue_file
 
     key_id, key = _read_secret_key(key_file)
     cue_file = read_cue_file(folder)  # only a whole cue is signed
     data = read_within(folder / "cue.json", CUE_FILE_LIMIT)
-    digest = sha256(folder / "cue.safetensors")
-    if json.loads(data)["record_sha256"] != cue_file.record_sha256 or digest != cue_file.tensors_sha256:
+    check_tensors(folder, cue_file)
+    if json.loads(data)["record_sha256"] != cue_file.record_sha256:  # it was replaced between the two reads
         raise CueError(
             setting=str(folder), got="files that do not belong together", expected="a whole cue", fix=TRY_AGAIN
         )
