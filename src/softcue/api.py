@@ -27,7 +27,7 @@ PYTHON_NAMES = {
 class TrainArguments(TypedDict, total=False):
     """The arguments of `train` besides the folder and `tasks`, for editors and type checkers."""
 
-    backbone: str | Backbone | None
+    backbone: str | Path | Backbone | None
     method: str | None
     recipe: str | None
     task: str | None
@@ -67,7 +67,7 @@ def train(output_dir: str | Path, *, tasks: None = None, **arguments: Unpack[Tra
 def train(
     output_dir: str | Path,
     *,
-    backbone: str | Backbone | None = None,
+    backbone: str | Path | Backbone | None = None,
     method: str | None = None,
     recipe: str | None = None,
     task: str | None = None,
@@ -214,7 +214,7 @@ def request_run(tasks: Sequence[str] | None = None, **arguments: Unpack[TrainArg
     backbone = arguments.get("backbone")
     sections: Settings = {
         "backbone": {
-            "name": backbone.name if isinstance(backbone, Backbone) else backbone,
+            "name": backbone.name if isinstance(backbone, Backbone) else str(backbone) if backbone else backbone,
             "max_length": arguments.get("max_length"),
             "allow_pickle": arguments.get("allow_pickle"),
         },

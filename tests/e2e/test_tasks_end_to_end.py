@@ -6,11 +6,11 @@ import csv
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from command import check_error, run
+from published_files import write_published_files
 from tiny import tiny
 from tolerance import REORDERED_PROBABILITIES
 from toy import make_model
@@ -22,50 +22,9 @@ from softcue.types import Example, Prediction, Span
 SMALL = ["training.steps=3", "training.batch_size=4", "method.prompt_length=4", "task.validation_share=0.3"]
 
 
-def write_json(path: Path, value: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-    return path
-
-
-def squad(number: int) -> dict[str, Any]:
-    context = f"Order {number} left the depot in Lyon on day {number} of the month."
-    question = {
-        "id": str(number),
-        "question": f"Where is order {number}?",
-        "answers": [{"text": "Lyon", "answer_start": context.index("Lyon")}],
-    }
-    return {"title": "t", "paragraphs": [{"context": context, "qas": [question]}]}
-
-
-NER_LINES = "Ann NNP I-NP I-PER\nsent VBD I-VP O\nit PRP I-NP O\nto TO I-PP O\nLyon NNP I-NP I-LOC\n. . O O\n\n"
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder in published layouts, with rows of our own."""
-    folder = tmp_path_factory.mktemp("data")
-    write_json(folder / "squad/train-v1.1.json", {"version": "1.1", "data": [squad(number) for number in range(12)]})
-    write_json(folder / "squad/dev-v1.1.json", {"version": "1.1", "data": [squad(number) for number in range(12, 16)]})
-    write_json(folder / "squadshifts/amazon.json", {"version": "1.1", "data": [squad(number) for number in range(3)]})
-    (folder / "conll2003").mkdir()
-    for split in ("train", "testa", "testb"):
-        (folder / f"conll2003/eng.{split}").write_text("-DOCSTART- -X- -X- O\n\n" + NER_LINES * 8)
-    pairs = [("the parcel is here", "the parcel came", "1"), ("the parcel is here", "it rains", "0")] * 8
-    for name, columns in {
-        "QQP/train.tsv": ("question1", "question2", "is_duplicate"),
-        "QQP/dev.tsv": ("question1", "question2", "is_duplicate"),
-    }.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        rows = [columns, *((f"{first} {number}", second, label) for number, (first, second, label) in enumerate(pairs))]
-        (folder / name).write_text("".join("\t".join(row) + "\n" for row in rows))
-    (folder / "MRPC").mkdir()
-    rows = [
-        ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
-        *((label, "1", "2", first, second) for first, second, label in pairs),
-    ]
-    (folder / "MRPC/dev.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    return folder
+    return write_published_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
