@@ -209,6 +209,28 @@ def test_texts_may_come_as_binary_tensors_without_a_media_type(client: TestClien
     assert outputs(response)["label"]["data"] == [p.label for p in cues["topics"].predict([*TEXTS, "grün"])]
 
 
+@pytest.mark.parametrize("way", ["an output", "all outputs"])
+def test_predictions_go_back_as_binary_tensors_where_asked(client: TestClient, way: str) -> None:
+    wanted: dict[str, Any] = {"parameters": {"binary_data_output": True}}
+    if way == "an output":
+        wanted = {"outputs": [{"name": "label"}, {"name": "scores", "parameters": {"binary_data": True}}]}
+    response = infer(client, "topics", tensor("text", TEXTS), **wanted)
+    assert response.status_code == 200, response.text
+    length = int(response.headers["inference-header-content-length"])
+    label, scores = json.loads(response.content[:length])["outputs"]
+    data = response.content[length:]
+    plain = infer(client, "topics", tensor("text", TEXTS)).json()["outputs"]
+    if way == "an output":
+        assert label["data"] == plain[0]["data"]
+    else:
+        size = label["parameters"]["binary_data_size"]
+        written = b"".join(struct.pack("<I", len(text)) + text.encode() for text in plain[0]["data"])
+        assert data[:size] == written and "data" not in label
+        data = data[size:]
+    assert scores["parameters"] == {"binary_data_size": len(data)} and "data" not in scores
+    assert list(struct.unpack(f"<{len(data) // 4}f", data)) == REORDERED_FLOAT32.approx(plain[1]["data"])
+
+
 # A size of 24 is the first text alone: bytes are left over.
 @pytest.mark.parametrize(
     ("size", "length"),
@@ -497,7 +519,9 @@ def test_tritons_client_gets_predictions(address: str, writing_cues: dict[str, d
         texts.set_data_from_numpy(numpy.array(TEXTS, dtype=object), binary_data=is_binary)
         for requested in (None, [http.InferRequestedOutput(name, is_binary) for name in ("label", "scores")]):
             result = client.infer("topics", [texts], headers=KEY, outputs=requested, request_id="7")
-            assert result.as_numpy("label").tolist() == [prediction.label for prediction in wanted]
+            labels = result.as_numpy("label").tolist()
+            labels = [label.decode() if isinstance(label, bytes) else label for label in labels]
+            assert labels == [prediction.label for prediction in wanted]
             scores = result.as_numpy("scores")
             assert scores.shape == (len(TEXTS), 3) and scores.dtype == numpy.float32
             flat = [score for prediction in wanted for score in (prediction.scores or {}).values()]

@@ -1,12 +1,13 @@
 """The Open Inference Protocol, version 2, over HTTP (KServe, Triton): texts and predictions as tensors.
 
 An input tensor is a text column of the cue, an output tensor a part of its predictions. Texts may come as JSON or in
-the binary form of Triton's clients; predictions go back as JSON.
+the binary form of Triton's clients, and so do predictions.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -113,7 +114,8 @@ class InferBody(RequestBody):
 
     id: str | None = Field(None, max_length=256, description="given back with the predictions")
     parameters: Parameters = Field(
-        default_factory=dict, description="`truncate`: cut texts that are too long; others have no effect"
+        default_factory=dict,
+        description="`truncate`: cut texts that are too long; `binary_data_output`: all outputs behind the JSON",
     )
     inputs: list[InputTensor] = Field(min_length=1, max_length=16)
     outputs: list[RequestedOutput] | None = Field(None, max_length=16, description="all outputs if it is left out")
@@ -133,7 +135,7 @@ class RequestedOutput(RequestBody):
     """An output tensor to give back."""
 
     name: str
-    parameters: Parameters = Field(default_factory=dict)
+    parameters: Parameters = Field(default_factory=dict, description="`binary_data`: behind the JSON, not in it")
 
 
 class OutputTensor(BaseModel):
@@ -142,7 +144,8 @@ class OutputTensor(BaseModel):
     name: str
     shape: list[int]
     datatype: str
-    data: list[str | float]
+    data: list[str | float] | None = Field(None, description="left out where the tensor follows the JSON")
+    parameters: dict[str, int] | None = Field(None, description="`binary_data_size`: its bytes behind the JSON")
 
 
 class InferResponse(BaseModel):
@@ -345,12 +348,39 @@ async def infer(body: InferBody, cue: NamedCue, request: Request, service: Curre
     options = Options(truncate=body.parameters.get("truncate") is True)
     served = await SubmittedInputs(request, inputs, options).predictions()
     predictions = [result.prediction for result in served]
-    return {
-        "model_name": cue.name,
-        "model_version": served[0].versions[cue.name],
-        "id": body.id,
-        "outputs": [output.tensor(predictions) for output in outputs],
-    }
+    tensors = [output.tensor(predictions) for output in outputs]
+    response = InferResponse(
+        model_name=cue.name, model_version=served[0].versions[cue.name], id=body.id, outputs=tensors
+    )
+    every = body.parameters.get("binary_data_output", False)
+    wanted = {output.name: output.parameters.get("binary_data", every) for output in body.outputs or []}
+    is_binary = [wanted.get(tensor.name, every) is True for tensor in tensors]
+    return binary_response(response, is_binary) if any(is_binary) else response
+
+
+def binary_response(response: InferResponse, is_binary: Sequence[bool]) -> Response:
+    """The response with some tensors behind its JSON, as Triton's binary tensor extension has it."""
+    data = [tensor_bytes(tensor) if binary else b"" for tensor, binary in zip(response.outputs, is_binary, strict=True)]
+    for tensor, binary, values in zip(response.outputs, is_binary, data, strict=True):
+        if binary:
+            tensor.data, tensor.parameters = None, {"binary_data_size": len(values)}
+    header = response.model_dump_json(exclude_none=True).encode()
+    content = b"".join([header, *data])
+    return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(len(header))})
+
+
+def tensor_bytes(tensor: OutputTensor) -> bytes:
+    """A tensor's values in a row, little-endian; each text has its length in front.
+
+    Example:
+        >>> tensor_bytes(OutputTensor(name="label", shape=[1], datatype="BYTES", data=["ok"]))
+        b'\\x02\\x00\\x00\\x00ok'
+    """
+    values = tensor.data or []
+    if tensor.datatype == "FP32":
+        return struct.pack(f"<{len(values)}f", *values)
+    texts = [str(value).encode() for value in values]
+    return b"".join(len(text).to_bytes(LENGTH_BYTES, "little") + text for text in texts)
 
 
 def _texts(body: InferBody, cue: LoadedCue) -> list[tuple[str, ...]]:
