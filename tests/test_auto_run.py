@@ -16,7 +16,7 @@ from tiny import tiny
 import softcue
 from softcue.auto_run import AutoRun
 from softcue.errors import ConfigurationError, RunError, TrainingError
-from softcue.selection import CANDIDATES, SelectionConfig
+from softcue.selection import CANDIDATES, RungScore, SelectionConfig, SelectionRecord, TriedMethod, halving
 from softcue.training import Trainer
 from softcue.training.checkpoints import Checkpoints
 
@@ -63,6 +63,7 @@ def set_scores(monkeypatch: pytest.MonkeyPatch, scores: dict[str, float | list[f
         evaluate(self, [replace(part, main=score) for part in evaluations or self._score_validation()])
 
     monkeypatch.setattr(Trainer, "_evaluate", evaluated)
+    monkeypatch.setattr(halving, "standard_error", lambda score, num_rows: 0.0)  # ten rows tell nothing apart
 
 
 # --- what is tried, and what wins ---
@@ -101,13 +102,34 @@ def test_the_better_half_goes_on_and_the_best_wins(tmp_path: Path, monkeypatch: 
     assert cue.selection.winner == cue.cue_file.method["name"] == "vip-c"
 
 
-def test_of_equal_scores_fewer_parameters_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_scores_the_first_named_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_scores(monkeypatch, dict.fromkeys(METHODS.split(","), 100.0))
     cue = run(tmp_path / "cue", overrides={"selection.methods": "vip-c,p-tuning-v2,prompt-tuning,compacter"})
-    assert cue.selection is not None
-    assert cue.selection.winner == "prompt-tuning"
-    parameters = {entry.method: entry.parameters for entry in cue.selection.tried}
-    assert min(parameters, key=parameters.__getitem__) == "prompt-tuning"
+    assert cue.selection is not None and cue.selection.winner == "vip-c"
+
+
+def test_what_few_rows_cannot_tell_apart_is_decided_by_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standard_error = halving.standard_error
+    set_scores(monkeypatch, {"vip-c": 60.0, "p-tuning-v2": 55.0, "prompt-tuning": 65.0, "compacter": 10.0})
+    monkeypatch.setattr(halving, "standard_error", standard_error)
+    cue = run(tmp_path / "cue", overrides={"selection.methods": "compacter,vip-c,p-tuning-v2,prompt-tuning"})
+    assert cue.selection is not None and cue.selection.num_rows < 60  # one standard error is more than 6 points
+    outcomes = {entry.method: cue.selection.outcome(entry) for entry in cue.selection.tried}
+    assert outcomes["vip-c"] == "won"
+    assert outcomes["compacter"] == outcomes["prompt-tuning"] == "dropped after rung 1"
+
+
+def test_a_dropped_method_does_not_win_afterwards() -> None:
+    tried = [
+        TriedMethod(method="first", rungs=[RungScore(step=2, score=70.0)], dropped_after=1),
+        TriedMethod(method="second", rungs=[RungScore(step=8, score=71.0)], is_finished=True),
+    ]
+    record = SelectionRecord(run="", metric="accuracy", rows="", num_rows=50, tried=tried)
+    assert record.winner == "second"
+    tried[1].reason = "broke down"
+    assert record.winner == "first"
 
 
 def test_early_stopping_counts_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,10 +141,10 @@ class AutoRun:
         """The record before anything is tried."""
         digests = {name: run.checkpoints.run for name, run in self._runs.items()}
         facts = json.dumps([digests, self._left_out, len(self.folds)], sort_keys=True)
-        num_validation = len(self.splits.validation)
-        rows = f"{num_validation:,} validation rows"
+        num_rows = len(self.splits.validation)
+        rows = f"{num_rows:,} validation rows"
         if len(self.folds) > 1:
-            num_rows = len(self.splits.train) + num_validation
+            num_rows += len(self.splits.train)
             rows = f"{num_rows:,} training and validation rows in {len(self.folds)} folds"
         tried = []
         for name in self._settings:
@@ -154,7 +154,8 @@ class AutoRun:
                 entry.parameters = counts.gradient + counts.head
             tried.append(entry)
         digest = hashlib.sha256(facts.encode()).hexdigest()
-        return SelectionRecord(run=digest, metric=self.splits.task.main_metric, rows=rows, tried=tried)
+        metric = self.splits.task.main_metric
+        return SelectionRecord(run=digest, metric=metric, rows=rows, num_rows=num_rows, tried=tried)
 
     def _load_finished(self) -> Cue:
         """Load the cue of a finished run after checking that it chose between the same methods on the same rows."""
@@ -208,7 +209,8 @@ class AutoRun:
     def _drop_worse_half(self, rung: int) -> None:
         """Drop the worse half of those that have not finished. What has finished costs nothing and stays."""
         in_training = [entry for entry in self.record.tried if not entry.is_settled]
-        going_on = better_half([entry.standing for entry in in_training if entry.standing is not None])
+        standings = [entry.standing for entry in in_training if entry.standing is not None]
+        going_on = better_half(standings, self.record.num_rows)
         for entry in in_training:
             if entry.method not in going_on:
                 entry.dropped_after = rung + 1

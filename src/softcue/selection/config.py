@@ -16,9 +16,10 @@ class SelectionConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     methods: tuple[str, ...] = Field(
-        ("linear-probe", "prompt-tuning", "p-tuning-v2", "m-idpg-phm", "vip-c", "compacter"),
+        ("p-tuning-v2", "m-idpg-phm", "compacter", "prompt-tuning", "vip-c", "linear-probe"),
         min_length=1,
-        description="the methods to try; those that do not work on the backbone or the task are left out",
+        description="the methods to try; those that do not work on the backbone or the task are left out. Of methods "
+        "within one standard error of the best score, the first named wins",
     )
     seconds: float = Field(
         0.0,

@@ -48,7 +48,7 @@ class TriedMethod(BaseModel):
         """Where it stands; None if it has no score or was given up."""
         if not self.rungs or self.reason:
             return None
-        return Standing(self.method, self.rungs[-1].score, self.parameters)
+        return Standing(self.method, self.rungs[-1].score)
 
 
 class SelectionRecord(BaseModel):
@@ -61,6 +61,7 @@ class SelectionRecord(BaseModel):
     run: str  # digest of all that decides the choice
     metric: str
     rows: str  # in words: the rows of the scores
+    num_rows: int = 0  # how many they are; 0: not recorded, and the best score wins
     tried: list[TriedMethod]
     num_rungs: int = 0  # that are decided
     seconds: float = 0.0  # spent on the comparison
@@ -68,8 +69,13 @@ class SelectionRecord(BaseModel):
 
     @property
     def winner(self) -> str:
-        """The method with the best score; of equal ones, that with fewer parameters. Empty if none has a score."""
-        ranked = rank([standing for entry in self.tried if (standing := entry.standing) is not None])
+        """The first named method within one standard error of the best score; empty if none has a score.
+
+        One that was dropped cannot win, unless all that went on have been given up.
+        """
+        scored = [entry for entry in self.tried if entry.standing is not None]
+        going_on = [entry for entry in scored if not entry.dropped_after] or scored
+        ranked = rank([entry.standing for entry in going_on if entry.standing is not None], self.num_rows)
         return ranked[0].name if ranked else ""
 
     def outcome(self, entry: TriedMethod) -> str:
@@ -165,6 +171,8 @@ def selection_notes(record: SelectionRecord) -> list[str]:
         selection_notes(cue.selection)[0]     # "accuracy of 312 training and validation rows in 3 folds; ..."
     """
     notes = [f"{record.metric} of {record.rows}; each score is the best up to its step"]
+    if record.num_rows:
+        notes.append("of methods within one standard error of the best, the first named wins")
     if record.is_out_of_time:
         notes.append(f"the time was over after {record.seconds:.0f} seconds: the best so far was trained to its end")
     return notes
