@@ -150,7 +150,9 @@ def write_study(stage: Stage) -> None:
     """The study of the page, on a tiny model, without other software and with a task of its own."""
     [text] = blocks((ROOT / "docs/own-studies.md").read_text("utf-8"), "yaml")
     lines = [line for line in text.splitlines() if "benchmarks.peers" not in line]
-    study = "\n".join(lines).replace("[minilm]", f"[{stage.models['encoder']}]").replace("seeds: 3", "seeds: 1")
+    tasks, regimes = "[tickets, urgency, mine.yaml]", "[full, {name: K=100, few_shot: 100}]"
+    study = "\n".join(lines).replace(tasks, "[mine.yaml]").replace(regimes, "[full]")
+    study = study.replace("[minilm]", f"[{stage.models['encoder']}]").replace("seeds: 3", "seeds: 1")
     (stage.folder / "tickets-lengths.yaml").write_text(study.replace("training.epochs: 5", "training.epochs: 1"))
 
 
