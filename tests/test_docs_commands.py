@@ -94,8 +94,9 @@ class Stage:
         shutil.copytree(ROOT / "examples", self.folder / "examples")
         write_published_files(self.folder / "published")
         shutil.copytree(self.folder / "published/STS-B", self.folder / "STS-B")
-        for name in ("tickets.csv", "more.csv", "test.csv", "messages.csv", "held-out.csv"):
+        for name in ("tickets.csv", "more.csv", "test.csv", "held-out.csv"):
             self.write_rows(name, ("message", "team"), ROWS * 6)
+        self.write_rows("messages.csv", ("message", "text"), [(row[0], row[0]) for row in ROWS])  # each cue its column
         self.write_rows("mail.csv", ("text", "team"), ROWS * 2)
         self.write_rows("rows.csv", ("text", "label", "topics"), [(*row, f"{row[1]};late") for row in ROWS * 6])
         labels = ("entailment", "neutral", "contradiction")
