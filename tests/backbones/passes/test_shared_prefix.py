@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -13,8 +13,7 @@ from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone
 from softcue.backbones import backbone as backbone_module
-from softcue.backbones.passes import decoder as decoder_module
-from softcue.backbones.passes.decoder import DecoderPass
+from softcue.backbones.passes.decoder import DecoderPass, PrefixStates, SharedPrefix
 from softcue.backbones.passes.decoding import Decoding
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import PaddingSide, collate
@@ -303,8 +302,13 @@ def test_a_prompt_is_run_once_for_all_batches_until_its_parameters_change(monkey
     backbone = tiny("gpt2")
     models = [make_model(backbone, seed=seed) for seed in range(2)]
     runs: list[int] = []
-    prefix = DecoderPass._run_prefix
-    monkeypatch.setattr(DecoderPass, "_run_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
+    compute = DecoderPass._compute_prefixes
+
+    def counted(forward_pass: DecoderPass, prefixes: Sequence[SharedPrefix]) -> list[PrefixStates]:
+        runs.extend(prefix.length for prefix in prefixes)
+        return compute(forward_pass, prefixes)
+
+    monkeypatch.setattr(DecoderPass, "_compute_prefixes", counted)
     first = predict(backbone, requests_of(models), batch_size=3).predictions
     assert runs == [4, 4]
     assert predict(backbone, requests_of(models), batch_size=3).predictions == first
@@ -328,7 +332,7 @@ def test_kept_bytes_are_bounded_and_none_are_kept_for_a_deleted_cue(monkeypatch:
     del models[0]
     gc.collect()
     assert len(kept) == 2
-    monkeypatch.setattr(decoder_module, "PREFIX_CACHE_BYTES", 2 * size)  # one entry has keys, values and states
+    monkeypatch.setattr(backbone.prefixes, "max_bytes", 2 * size)  # one entry has keys, values and states
     newest = make_model(backbone, seed=9)
     predict(backbone, requests_of([newest]))
     assert list(kept) == [newest.method.prompt_encoder()]
