@@ -155,7 +155,7 @@ def test_prompts_of_several_lengths_run_in_one_batch_and_are_kept_one_by_one() -
     models = [
         make_model(backbone, case, seed=seed, prompt_length=length)
         for seed, (case, length) in enumerate(
-            [("prompt-tuning", 2), ("p-tuning-v2 kv", 7), ("prompt-tuning", 5), ("p-tuning-v2 replace", 3)]
+            [("prompt-tuning", 3), ("p-tuning-v2 kv", 7), ("prompt-tuning", 5), ("p-tuning-v2 replace", 4)]
         )
     ]
     requests = list(zip(models, EXAMPLES, strict=False))
@@ -163,7 +163,7 @@ def test_prompts_of_several_lengths_run_in_one_batch_and_are_kept_one_by_one() -
         together = predict(backbone, requests).predictions
         assert runs[0] == len(models)
         kept = [states for _, _, states in backbone.prefixes._entries.values()]
-        assert sorted(states.cache[0][0].shape[2] for states in kept) == [2, 3, 5, 7]
+        assert sorted(states.cache[0][0].shape[2] for states in kept) == [3, 4, 5, 7]
         runs.clear()
         check_same(together, alone(backbone, requests))
     assert len(runs) == 2 * len(models)  # texts and labels: no prompt runs again

@@ -51,6 +51,10 @@ STATE_BYTES = 64 << 20  # cache of states below late prompts: enough for texts i
 logger = logging.getLogger("softcue.serving")
 
 
+def _arrival(row: BatchRow) -> float:
+    return row.request_row.arrived
+
+
 class Engine:
     """Predicts items of any cues together: the cues of a folder, or loaded cues by name.
 
@@ -334,7 +338,7 @@ class Engine:
                 except Exception:
                     logger.exception("an example could not be read")
                     self._finish(row, pass_failed())
-        return sorted(batch_rows, key=lambda batch_row: batch_row.request_row.arrived)
+        return sorted(batch_rows, key=_arrival)
 
     def _tokenize(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         splits = [row.model.split(row.example) for row in rows]
@@ -410,11 +414,11 @@ class Engine:
         )
 
     def _finish(self, row: RequestRow, result: Result) -> None:
-        if not row.result.done():
+        if row.result is None:
             streamer, row.streamer = row.streamer, None  # it refers to the row: a cycle would keep the cue alive
             self._num_predictions += isinstance(result, ServedPrediction)
             if streamer is not None and isinstance(result, ServedPrediction):
                 streamer.send(result.prediction.label_text or "")
                 result = replace(result, is_ended=streamer.is_ended)
             self._batcher.release(row)
-            row.result.set_result(result)
+            row.finish(result)

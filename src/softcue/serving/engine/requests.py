@@ -83,7 +83,8 @@ class RequestRow:
     options: Options
     deadline: float = math.inf  # on the monotonic clock
     arrived: float = field(default_factory=time.monotonic)
-    result: Future[Result] = field(default_factory=Future)
+    result: Result | None = None  # None: it has none yet
+    on_result: Callable[[], None] | None = None  # called once, when it has one
     predictions: list[Prediction | None] = field(default_factory=list)  # of its batch rows
     started: float = 0.0  # when the first of its batch rows was run
     compute_seconds: float = 0.0  # of the passes of its batch rows
@@ -91,11 +92,18 @@ class RequestRow:
     is_dropped: bool = False  # no client waits for it any more
     group: object = field(default_factory=object)  # equal for all cues of an ensemble: they share a batch
     streamer: TextStreamer | None = None  # receives generated tokens
+    # How text is generated, if it is: generation takes many passes, so other rows do not share its batch.
+    decoding: Decoding | None = field(init=False)
 
-    @property
-    def decoding(self) -> Decoding | None:
-        """How text is generated, if it is: generation takes many passes, so other rows do not share its batch."""
-        return self.model.readout.decoding
+    def __post_init__(self) -> None:
+        self.decoding = self.model.readout.decoding
+
+    def finish(self, result: Result) -> None:
+        """Set the result, once."""
+        self.result = result
+        on_result, self.on_result = self.on_result, None  # it refers to the request
+        if on_result is not None:
+            on_result()
 
     def is_over(self, now: float) -> bool:
         """Whether no client waits for the row any more, or its deadline has passed."""
@@ -132,7 +140,7 @@ class PendingRequest:
         self._num_left = len(rows)
         self._lock = threading.Lock()
         for row in rows:
-            row.result.add_done_callback(self._finish_row)
+            row.on_result = self._finish_row
 
     @classmethod
     def of_error(cls, error: RequestError) -> PendingRequest:
@@ -146,7 +154,7 @@ class PendingRequest:
         for row in self.rows:
             row.is_dropped = True
 
-    def _finish_row(self, _: Future[Result]) -> None:
+    def _finish_row(self) -> None:
         with self._lock:
             self._num_left -= 1
             is_last = self._num_left == 0
@@ -193,7 +201,7 @@ def merge_rows(row: RequestRow, predictions: Sequence[Prediction]) -> Result:
 
 def join_cues(rows: Sequence[RequestRow], ensemble: Ensemble | None) -> Result:
     """The result of an item from the results of its cues."""
-    results = [row.result.result() for row in rows]
+    results = [row.result for row in rows]
     for result in results:
         if isinstance(result, RequestError):
             return result
