@@ -142,14 +142,21 @@ def _one_layer_cue(folder: Path, plan: Plan) -> Iterator[Cue]:
     yield softcue.train(
         folder / "cue",
         task="tickets",
+        method="prompt-tuning",
         backbone=str(folder / "backbone"),
-        overrides={"training.steps": 1, "training.min_steps": 0, "task.test_rows": 1, "backbone.dtype": "float32"},
+        overrides={
+            "training.steps": 1,
+            "training.min_steps": 0,
+            "task.test_rows": 1,
+            "method.prompt_length": 8,
+            "backbone.dtype": "float32",
+        },
         progress=False,
     )
 
 
 def one_layer_backbone(texts: Sequence[str]) -> Backbone:
-    """An encoder with one layer of width 32 and random weights, and a tokenizer that these texts train."""
+    """An encoder with one layer of width 16 and random weights, and a tokenizer that these texts train."""
     import transformers as hf
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -166,6 +173,6 @@ def one_layer_backbone(texts: Sequence[str]) -> Backbone:
     roles = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     fast = hf.BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **roles)
     config = hf.BertConfig(
-        vocab_size=WORDS, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16
     )
     return Backbone(hf.BertModel(config), fast, "one layer")

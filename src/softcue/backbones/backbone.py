@@ -44,6 +44,7 @@ from softcue.types import BackboneKind, Batch, Prompt, WordVectors
 
 # With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
 CACHED_TOKENS = 1024
+CACHED_WIDTH = 384  # MiniLM's
 NUM_MEASURED_WORDS = 4096
 PREFIX_SHARE = 1 / 16  # of a device's memory, for the keys and values of prompts
 LEAST_PREFIX_BYTES = 1 << 28  # also where the memory of a device is not told
@@ -191,7 +192,10 @@ class Backbone:
     @property
     def tokens_at_once(self) -> int:
         """The fastest number of tokens in a pass without gradients: as many as a processor's caches or memory hold."""
-        return CACHED_TOKENS if self.device.type == "cpu" else TOKENS_AT_ONCE
+        if self.device.type != "cpu":
+            return TOKENS_AT_ONCE
+        narrower = max(1, CACHED_WIDTH // self.hidden_width)  # the states of a narrower model take less
+        return min(TOKENS_AT_ONCE, CACHED_TOKENS * narrower)
 
     @cached_property
     def pass_tokens(self) -> float:

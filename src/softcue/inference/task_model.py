@@ -179,6 +179,8 @@ class TaskModel(nn.Module):
 
     def split(self, example: Example) -> list[Example]:
         """Split an example into the examples the backbone reads: rewritten by the method, long ones in windows."""
+        if self.reformulation is None:
+            return self.readout.split(example, self.formatter)
         return [window for part in self._rewrite(example) for window in self.readout.split(part, self.formatter)]
 
     def training_examples(self, examples: Sequence[Example]) -> list[Example]:

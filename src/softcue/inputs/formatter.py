@@ -109,10 +109,9 @@ class InputFormatter:
             batch = examples[first : first + TEXTS_AT_ONCE]
             all_texts = [self._texts_of(example) for example in batch]
             all_encoded = self._encode_all([self._sources(texts) for texts in all_texts])
+            limit = self._text_limit
             rows += [
-                self._row(example, texts, encoded)
-                if len(encoded["input_ids"]) <= self._text_limit
-                else self.source(example)
+                self._row(example, texts, encoded) if len(encoded["input_ids"]) <= limit else self.source(example)
                 for example, texts, encoded in zip(batch, all_texts, all_encoded, strict=True)
             ]
         return rows
@@ -312,10 +311,10 @@ class InputFormatter:
         encoding = self.tokenizer(
             *columns, verbose=False, return_offsets_mapping=has_offsets, return_attention_mask=False
         )
-        has_parts = self._has_parts(len(columns))
+        names, has_parts = tuple(encoding), self._has_parts(len(columns))
         return [
             self._complete(
-                dict(zip(encoding, values, strict=True)),
+                dict(zip(names, values, strict=True)),
                 encoding.sequence_ids(row) if has_parts else None,
                 len(columns),
             )

@@ -19,7 +19,7 @@ from softcue.readouts.readout import (
     ReadoutConfig,
     class_label,
     class_losses,
-    label_prediction,
+    label_predictions,
     mask_suffix,
 )
 from softcue.readouts.sentinel import find_sentinels
@@ -76,7 +76,7 @@ class LabelWords(Readout):
 
     def predict_from(self, results: Tensor) -> list[Prediction]:
         """Predict a label per row from the logits of all words. [B V]"""
-        return [label_prediction(self.task, row) for row in self._of_label_words(results).softmax(dim=-1).tolist()]
+        return label_predictions(self.task, self._of_label_words(results).softmax(dim=-1).tolist())
 
 
 def label_word_ids(task: Task, backbone: Backbone) -> Tensor:

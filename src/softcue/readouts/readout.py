@@ -6,7 +6,7 @@ A readout may have a trained head. It never reads the prompt, and it changes not
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -288,8 +288,19 @@ def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
         >>> label_prediction(library_task("same-request"), [0.25, 0.75]).label
         'different'
     """
-    scores = dict(zip(task.label_names, probabilities, strict=True))
-    return Prediction(max(scores, key=scores.__getitem__), scores=scores)
+    return label_predictions(task, [probabilities])[0]
+
+
+def label_predictions(task: Task, probabilities: Iterable[Sequence[float]]) -> list[Prediction]:
+    """Return the likeliest label of each row, with the scores of all labels.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> label_predictions(library_task("same-request"), [[0.2, 0.8], [1.0, 0.0]])
+        [Prediction('different', 0.80), Prediction('same', 1.00)]
+    """
+    names = task.label_names
+    return [Prediction(names[row.index(max(row))], scores=dict(zip(names, row, strict=True))) for row in probabilities]
 
 
 def label_set_prediction(task: Task, probabilities: Sequence[float], threshold: float) -> Prediction:

@@ -198,11 +198,11 @@ class Batcher:
             self._changed.notify_all()
             return list(self._in_flight)
 
-    def release(self, row: RequestRow) -> None:
-        """Count a request row as finished."""
+    def release(self, *rows: RequestRow) -> None:
+        """Count request rows as finished."""
         with self._changed:
-            self._in_flight.discard(row)
-            self.num_in_flight -= 1
+            self._in_flight.difference_update(rows)
+            self.num_in_flight -= len(rows)
             self._changed.notify_all()
 
     def take_arrived(self) -> list[RequestRow] | None:
@@ -213,7 +213,7 @@ class Batcher:
             num_characters = 0
             if len(self._waiting) >= ROWS_ENOUGH:  # only rows that are over, which make room for others
                 now = time.monotonic()
-                rows = [row for row in self._arrived if row.is_over(now)]
+                rows = [row for row in self._arrived if row.is_dropped or row.deadline <= now]
                 if rows:
                     over = set(rows)
                     self._arrived = deque(row for row in self._arrived if row not in over)
@@ -232,7 +232,9 @@ class Batcher:
         """The next batch, and request rows that are over, none of whose rows is in the batch."""
         now = time.monotonic()
         waiting = [row for row in self._waiting if row.request_row.result is None]
-        over = {row.request_row: None for row in waiting if row.request_row.is_over(now)}
+        over = {
+            row.request_row: None for row in waiting if row.request_row.is_dropped or row.request_row.deadline <= now
+        }
         left = [row for row in waiting if row.request_row not in over] if over else waiting
         batch = choose_batch(left, now, self.limits, self.pass_tokens) if left else []
         taken = set(batch)
