@@ -7,6 +7,7 @@ tokenizer is trained on the sample texts. Processor seconds count, of all thread
 from __future__ import annotations
 
 import csv
+import gc
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,8 @@ def file_figures(plan: Plan, cue: Cue, texts: Sequence[str], folder: Path) -> Fi
 
 def engine_figures(plan: Plan, cue: Cue, texts: Sequence[str]) -> Figures:
     """Texts through the engine of the server."""
-    with Engine(cue.backbone, {"cue": cue}, Limits(max_in_flight=2048)) as engine:
+    gc.freeze()  # as `softcue predict` and `softcue serve` do
+    with Engine(cue.backbone, {"cue": cue}, Limits(max_in_flight=8192, max_rows=256)) as engine:
         items = [("cue", text) for text in texts]
 
         def rate() -> float:
@@ -148,7 +150,7 @@ def _one_layer_cue(folder: Path, plan: Plan) -> Iterator[Cue]:
             "training.steps": 1,
             "training.min_steps": 0,
             "task.test_rows": 1,
-            "method.prompt_length": 8,
+            "method.prompt_length": 4,
             "backbone.dtype": "float32",
         },
         progress=False,
@@ -156,7 +158,7 @@ def _one_layer_cue(folder: Path, plan: Plan) -> Iterator[Cue]:
 
 
 def one_layer_backbone(texts: Sequence[str]) -> Backbone:
-    """An encoder with one layer of width 16 and random weights, and a tokenizer that these texts train."""
+    """An encoder with one layer of width 8 and random weights, and a tokenizer that these texts train."""
     import transformers as hf
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -173,6 +175,6 @@ def one_layer_backbone(texts: Sequence[str]) -> Backbone:
     roles = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     fast = hf.BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **roles)
     config = hf.BertConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16
+        vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
     return Backbone(hf.BertModel(config), fast, "one layer")

@@ -183,6 +183,8 @@ def label_text(label: LabelValue) -> str:
         >>> [label_text(label) for label in ("billing", 3, True, 1.0, 0.5)]
         ['billing', '3', 'true', '1', '0.5']
     """
+    if isinstance(label, str):
+        return label
     if isinstance(label, bool):
         return str(label).lower()
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)

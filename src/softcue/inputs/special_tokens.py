@@ -15,8 +15,17 @@ def count_special_tokens(tokenizer: Any, *texts: str) -> int:
     Example:
         count_special_tokens(backbone.tokenizer, "one [SEP] two")     # 1 on BERT
     """
-    pattern, first_characters = _pattern_of(tokenizer)
-    return sum(len(pattern.findall(text)) for text in texts if any(character in text for character in first_characters))
+    pattern, _ = _pattern_of(tokenizer)
+    return sum(len(pattern.findall(text)) for text in texts)
+
+
+def may_have_special_tokens(tokenizer: Any, text: str) -> bool:
+    """Whether a text has the first character of a special token; most texts have none, which is seen much faster.
+
+    Example:
+        may_have_special_tokens(backbone.tokenizer, "one [two]")     # True on BERT
+    """
+    return any(character in text for character in _pattern_of(tokenizer)[1])
 
 
 def without_special_tokens(tokenizer: Any, text: str) -> str:
@@ -44,10 +53,7 @@ def special_token_pattern(tokenizer: Any) -> str:
 
 
 def _pattern_of(tokenizer: Any) -> tuple[re.Pattern[str], str]:
-    """What matches every special token of a tokenizer as it is written, and their first characters; made once.
-
-    Most texts have none of these characters, which is seen much faster.
-    """
+    """What matches every special token of a tokenizer as it is written, and their first characters; made once."""
     made = _PATTERNS.get(tokenizer)
     if made is None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
