@@ -22,7 +22,8 @@ from benchmarks.workloads import real_texts
 from softcue import Cue, Engine
 from softcue.backbones import Backbone
 from softcue.serving.engine.batcher import Limits, choose_batch
-from softcue.serving.engine.requests import BatchRow, RequestRow
+from softcue.serving.engine.registry import LoadedCue
+from softcue.serving.engine.requests import BatchRow, Options, RequestRow
 from softcue.types import TokenizedRow
 
 NUM_ROWS = 16384
@@ -66,6 +67,7 @@ def file_figures(plan: Plan, cue: Cue, texts: Sequence[str], folder: Path) -> Fi
             started = time.process_time()
             predict([str(cue.path)], source=str(file), output=file.with_suffix(".jsonl"))
             seconds[size] = time.process_time() - started
+            assert file.with_suffix(".jsonl").read_bytes().count(b"\n") == size
         return (len(texts) - FEW_ROWS) / (seconds[len(texts)] - seconds[FEW_ROWS])
 
     meaning = f"rows of a csv file to a jsonl file in a processor second, {len(texts)} rows, one-layer encoder"
@@ -74,14 +76,16 @@ def file_figures(plan: Plan, cue: Cue, texts: Sequence[str], folder: Path) -> Fi
 
 def engine_figures(plan: Plan, cue: Cue, texts: Sequence[str]) -> Figures:
     """Texts through the engine of the server."""
-    gc.freeze()  # as `softcue predict` and `softcue serve` do
     with Engine(cue.backbone, {"cue": cue}, Limits(max_in_flight=8192, max_rows=256)) as engine:
         items = [("cue", text) for text in texts]
 
         def rate() -> float:
+            gc.freeze()  # as `softcue predict` does
             started = time.process_time()
             engine.predict(items)
-            return len(items) / (time.process_time() - started)
+            seconds = time.process_time() - started
+            gc.unfreeze()
+            return len(items) / seconds
 
         meaning = f"texts through the engine in a processor second, {len(texts)} texts, one-layer encoder"
         return {"host_engine_rows_per_second": _rate_figure(plan, rate, meaning)}
@@ -118,12 +122,10 @@ def _rate_figure(plan: Plan, rate: Any, meaning: str) -> dict[str, Any]:
 def waiting_rows(cue: Cue, lengths: Sequence[int]) -> list[BatchRow]:
     """Rows of these lengths that wait for a batch, in the order of arrival."""
     example = cue.examples(["a"])[0]
-    loaded = Any
-    rows = []
-    for length in lengths:
-        request_row = RequestRow(loaded, cue.model, example, softcue.serving.engine.requests.Options())
-        rows.append(BatchRow.of(request_row, 0, TokenizedRow((1,) * length, None, 0)))
-    return rows
+    loaded = LoadedCue.of("cue", cue)
+    request_rows = [RequestRow(loaded, cue.model, example, Options()) for _ in lengths]
+    tokens = [TokenizedRow((1,) * length, None, 0) for length in lengths]
+    return [BatchRow.of(row, 0, row_tokens) for row, row_tokens in zip(request_rows, tokens, strict=True)]
 
 
 def numbered_texts(data: Path | None, num_texts: int) -> list[str]:

@@ -492,6 +492,17 @@ class Backbone:
         """Keys and values of prompts that all rows share, kept between batches; decoders only."""
         return PrefixCache(prefix_bytes(self.device) if self.prefix_bytes is None else self.prefix_bytes)
 
+    def set_prefix_bytes(self, num_bytes: int) -> None:
+        """Bound the memory of `prefixes`, instead of the device's default.
+
+        Example:
+            backbone.set_prefix_bytes(1 << 30)
+        """
+        self.prefix_bytes = num_bytes
+        self.prefixes.max_bytes = num_bytes
+        for view in self._views_from_layers.values():
+            view.set_prefix_bytes(num_bytes)
+
     def with_sublayers(self, modules: Sequence[nn.Module]) -> Backbone:
         """Return a view of this backbone whose passes apply one module to the output of each of `sublayers`."""
         assert len(modules) == len(self.sublayers)

@@ -78,10 +78,13 @@ class Engine:
         allow_pickle: bool = False,
         deterministic: bool = False,
         require_signature: str | Path | None = None,
+        prefix_cache_mb: int | None = None,
     ) -> None:
         """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case.
 
         `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
+        `prefix_cache_mb` bounds the keys and values of prompts that a decoder keeps from batch to batch; None: a
+        sixteenth of the memory of its device, at least 256 MB.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
@@ -90,6 +93,8 @@ class Engine:
             settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
             backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)
+        if prefix_cache_mb is not None:
+            backbone.set_prefix_bytes(prefix_cache_mb << 20)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
