@@ -13,10 +13,12 @@ from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone
 from softcue.backbones import backbone as backbone_module
+from softcue.backbones.backbone import prefix_bytes
 from softcue.backbones.passes.decoder import DecoderPass, PrefixStates, SharedPrefix
 from softcue.backbones.passes.decoding import Decoding
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import PaddingSide, collate
+from softcue.machine import Memory
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.training.processes import Processes
 from softcue.types import Example
@@ -336,6 +338,22 @@ def test_kept_bytes_are_bounded_and_none_are_kept_for_a_deleted_cue(monkeypatch:
     newest = make_model(backbone, seed=9)
     predict(backbone, requests_of([newest]))
     assert list(kept) == [newest.method.prompt_encoder()]
+
+
+def test_room_for_kept_prompts_is_a_share_of_the_memory_and_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(total=64.0, available=None, limit=None)
+    monkeypatch.setattr(backbone_module, "read_memory", lambda: memory)
+    assert prefix_bytes(torch.device("cpu")) == 4 << 30
+    memory = Memory(total=64.0, available=None, limit=8.0)  # of a container
+    assert prefix_bytes(torch.device("cpu")) == 512 << 20
+    memory = Memory(total=None, available=None, limit=None)
+    assert prefix_bytes(torch.device("cpu")) == prefix_bytes(torch.device("meta")) == 256 << 20
+    backbone = tiny("gpt2").with_weights()
+    late = backbone.from_layer(1)
+    backbone.set_prefix_bytes(0)
+    assert late.prefixes.max_bytes == 0
+    predict(backbone, requests_of([make_model(backbone)]))
+    assert not backbone.prefixes._entries
 
 
 def test_nothing_is_kept_in_training() -> None:
