@@ -453,7 +453,8 @@ class StandardInput:
         """Read what is there, at least a part of a line; false at the end."""
         from softcue.tasks.readers import decoded
 
-        data = sys.stdin.buffer.read1(BYTES_AT_ONCE)
+        stream: Any = sys.stdin.buffer  # buffered, though typed as any binary file
+        data: bytes = stream.read1(BYTES_AT_ONCE)
         finished, line_end, unfinished = (self._unfinished + data).rpartition(b"\n")
         if not data:
             finished, line_end, unfinished = self._unfinished, b"", b""

@@ -327,7 +327,7 @@ class DecoderPass(ForwardPass):
         by_prefix = [states.by_position or empty for states in all_states]
         blocks = []
         for tensors in zip(*by_prefix, strict=True):  # one layer's keys or values
-            padded = pad_sequence(tensors, batch_first=True, padding_side="left")  # [n N heads K/heads]
+            padded = pad_sequence(list(tensors), batch_first=True, padding_side="left")  # [n N heads K/heads]
             blocks.append(padded.index_select(0, self._prefix_numbers).transpose(1, 2))  # [B heads N K/heads]
         return list(zip(blocks[::2], blocks[1::2], strict=True))
 
