@@ -83,6 +83,15 @@ def start(repeats: Repeats = 7, as_json: Json = False) -> None:
     _print_figures(start_figures(Plan(repeats)), as_json)
 
 
+@app.command("host")
+def host(repeats: Repeats = 5, data: Data = None, as_json: Json = False) -> None:
+    """Rows in a processor second besides the backbone's layers, from file to file and through the engine."""
+    from benchmarks.host_speed import host_figures
+    from benchmarks.plan import Plan
+
+    _print_figures(host_figures(Plan(repeats, data)), as_json)
+
+
 @app.command("growth")
 def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
     """Time and memory of a decoder step by prompt, text and rows, softcue and PEFT; time to predict by cues."""

@@ -49,7 +49,7 @@ def model_figures(plan: Plan, name: str) -> Figures:
         splits = real_splits(plan.data)
     model_key = re.sub(r"\W+", "_", Path(name).name.lower())
     figures: Figures = {}
-    for part in (step_figures, prediction_figures):
+    for part in (step_figures, prediction_figures, *(() if backbone.kind == "encoder" else (ranking_figures,))):
         with report_seconds(f"{name}: {part.__name__}"):
             figures |= {f"{model_key}_{key}": figure for key, figure in part(plan, backbone, splits).items()}
     return figures
@@ -107,6 +107,34 @@ def prediction_figures(plan: Plan, backbone: Backbone, splits: Splits) -> Figure
             ">=",
         ),
     }
+
+
+def ranking_figures(plan: Plan, backbone: Backbone, splits: Splits) -> Figures:
+    """Labels of several tokens that are ranked, the default of backbones that write text: with one cue and several."""
+    cue = make_cue(backbone, splits, ReadoutConfig(name="generation", decoding="rank"))
+    cues = vary_cue(cue, NUM_CUES)
+    examples = splits.train[:NUM_TEXTS]
+    steps = {
+        "single": make_prediction(backbone, [(cue, example) for example in examples]),
+        "mixed": make_prediction(
+            backbone, [(cues[number % NUM_CUES], example) for number, example in enumerate(examples)]
+        ),
+        # Three quarters of the rows are of one cue.
+        "dominated": make_prediction(
+            backbone,
+            [(cues[number % NUM_CUES if number % 4 == 0 else 0], example) for number, example in enumerate(examples)],
+        ),
+    }
+    seconds = interleave_seconds(steps, plan.repeats, warmup=1)
+    meaning = f"{NUM_TEXTS} texts of {splits.task.name}, {PAPER_PROMPT_LENGTH} vectors, {backbone.kind}, labels ranked"
+    figures: Figures = {}
+    for name, key in (("mixed", f"mixed{NUM_CUES}_rank_vs_single"), ("dominated", "one_of_8_rank_vs_single")):
+        ratio, spread = median_ratio(seconds, "single", name)
+        cues_of = f"of {NUM_CUES} cues" if name == "mixed" else f"of {NUM_CUES} cues, most of them of one"
+        figures[key] = make_figure(
+            ratio, 0.95, spread, plan.repeats, f"rows a second: {cues_of} / of one, {meaning}", ">="
+        )
+    return figures
 
 
 def one_pass_readout(backbone: Backbone) -> ReadoutConfig:

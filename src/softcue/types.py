@@ -93,8 +93,8 @@ class Batch:
         """Number of rows."""
         return self.ids.shape[0]
 
-    def rows(self, index: Tensor) -> Batch:
-        """The rows at these indices."""
+    def rows(self, index: Tensor | slice) -> Batch:
+        """The rows at these indices; a slice copies nothing."""
         tensors = {name: value[index] for name, value in vars(self).items() if value is not None and name != "plain"}
         return replace(self, plain=None if self.plain is None else self.plain.rows(index), **tensors)
 
@@ -139,7 +139,7 @@ class LayerPrompt:
     parallel_values: Tensor | None = None  # [B P Q]
     parallel_mask: Tensor | None = None  # [B P] bool; None: all vectors of all rows
 
-    def rows(self, index: Tensor) -> LayerPrompt:
+    def rows(self, index: Tensor | slice) -> LayerPrompt:
         """The prompt of some of the rows."""
         return LayerPrompt(**{name: value[index] for name, value in vars(self).items() if value is not None})
 
@@ -183,6 +183,8 @@ def label_text(label: LabelValue) -> str:
         >>> [label_text(label) for label in ("billing", 3, True, 1.0, 0.5)]
         ['billing', '3', 'true', '1', '0.5']
     """
+    if isinstance(label, str):
+        return label
     if isinstance(label, bool):
         return str(label).lower()
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)

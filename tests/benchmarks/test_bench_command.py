@@ -27,6 +27,7 @@ CURVES = {"prompt": [{"prompt": 20, "seconds": {"ours": 0.5, "peft": 2.0}, "byte
 COMMANDS: dict[str, tuple[str, Any, Any]] = {
     "train": ("training_speed.training_figures", {"speed": FIGURE}, {"figures": {"speed": FIGURE}}),
     "predict": ("prediction_speed.prediction_figures", {"speed": FIGURE}, {"figures": {"speed": FIGURE}}),
+    "host": ("host_speed.host_figures", {"speed": FIGURE}, {"figures": {"speed": FIGURE}}),
     "few-shot": (
         "few_shot_speed.few_shot_figures",
         {"figures": {"speed": FIGURE}, "contestants": {"SetFit": CONTESTANT}},

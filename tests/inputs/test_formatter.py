@@ -350,3 +350,29 @@ def test_offsets_of_special_tokens_are_those_of_their_characters() -> None:
     row = formatter("bert", offset_unit="token").source(Example((text,)))
     assert row.offsets is not None
     assert "".join(text[start:end] for start, end in row.offsets if start >= 0) == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("task", [ONE, TWO])
+def test_many_texts_give_the_rows_of_each_alone(model_type: str, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softcue.inputs.formatter.TEXTS_AT_ONCE", 3)
+    texts = ["Hello.", LONG, "a </s> in the text", "Où?", "ok", "refund <mask> me", " x "]
+    examples = [Example((text, f"{text} too")[: len(task.text)]) for text in texts]
+    settings: dict[str, Any] = {"offset_unit": "word"} if model_type == "bert" else {}
+    converter = formatter(model_type, 40, task, **settings)
+    rows = converter.sources(examples)
+    assert rows == [converter.source(example) for example in examples]
+    assert [row.is_truncated for row in rows].count(True) == 1
+    assert converter.sources([]) == []
+
+
+def test_tokenizer_that_takes_one_text_at_a_time_is_asked_for_each() -> None:
+    class WordLengths:
+        all_special_ids, all_special_tokens, special_tokens_map, unk_token, eos_token_id = (), (), {}, None, 1
+
+        def __call__(self, text: str, **options: object) -> dict[str, list[int]]:
+            return {"input_ids": [len(word) for word in text.split()]}
+
+    converter = InputFormatter(ONE, WordLengths(), "encoder-decoder", 8)
+    rows = converter.sources([Example(("one three",)), Example(("a",))])
+    assert [row.ids for row in rows] == [(3, 5), (1,)]

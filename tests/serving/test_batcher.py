@@ -13,7 +13,7 @@ from tiny import tiny
 from toy import EXAMPLES, make_model
 
 from softcue.backbones.loading.autotune import PASS_TOKENS
-from softcue.serving.engine.batcher import Batcher, Limits, choose_batch
+from softcue.serving.engine.batcher import Batcher, Limits, _batch_of, choose_batch
 from softcue.serving.engine.requests import BatchRow, Options, RequestRow
 from softcue.serving.errors import RequestError
 from softcue.types import TokenizedRow
@@ -119,6 +119,41 @@ def test_all_rows_together_take_the_least_time(pass_tokens: float, seed: int) ->
         left = [row for row in left if row not in batches[-1]]
     assert is_allowed(batches)
     assert time_of(batches) == pytest.approx(least)
+
+
+def least_time(units: Sequence[tuple[int, int]], limits: Limits, pass_tokens: float) -> float:
+    """The least time of units of rising length, (length, rows) each: every start of every batch is tried."""
+    budget = limits.token_budget or 0
+    costs = [0.0]
+    for end in range(1, len(units) + 1):
+        width, options = units[end - 1][0], []
+        for start in range(end - 1, -1, -1):
+            num_rows = sum(size for _, size in units[start:end])
+            fits = num_rows <= limits.max_rows and num_rows * width <= budget
+            if start < end - 1 and (not fits or width - units[start][0] > pass_tokens):
+                break
+            options.append(costs[start] + pass_tokens + num_rows * width)
+        costs.append(min(options))
+    return costs[-1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_rows_are_divided_so_that_all_take_the_least_time(seed: int) -> None:
+    draws = random.Random(seed)
+    limits = Limits(max_rows=draws.choice([3, 8, 64]), token_budget=draws.choice([200, 1024, 16384]))
+    pass_tokens = draws.choice([0.0, 3.5, 25.0, 150.0, 4000.0])
+    longest = draws.choice([12, 60, 400])
+    units = sorted((draws.randint(3, longest), 1) for _ in range(60))
+    place = draws.randrange(60)
+    if draws.random() < 0.5:
+        units[place] = (units[place][0], 3)  # an ensemble
+    lengths, sizes = [length for length, _ in units], [size for _, size in units]
+    start, end = _batch_of(place, lengths, sizes, pass_tokens, limits.max_rows, limits.token_budget or 0)
+    assert start <= place < end
+    batch = units[start:end]
+    cost = pass_tokens + sum(size for _, size in batch) * batch[-1][0]
+    rest = least_time(units[:start], limits, pass_tokens) + least_time(units[end:], limits, pass_tokens)
+    assert cost + rest == pytest.approx(least_time(units, limits, pass_tokens))
 
 
 def test_of_equal_rows_the_oldest_go() -> None:

@@ -330,8 +330,9 @@ def test_neighbours_change_a_probability_in_bfloat16_by_little() -> None:
     together = predict(backbone, [(model, example) for example in examples]).predictions
     for example, answer in zip(examples, together, strict=True):
         [alone] = predict(backbone, [(model, example)]).predictions
-        assert answer.label == alone.label
         assert answer.scores == pytest.approx(alone.scores, abs=0.02)
+        best, second, *_ = sorted((alone.scores or {}).values(), reverse=True)
+        assert answer.label == alone.label or best - second < 0.04
 
 
 def test_failed_window_fails_its_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,3 +74,11 @@ def test_server_bounds_what_is_kept_for_each_shape(given: str | None, monkeypatc
         monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     service.make_engine(ServerSettings(), "minilm", Path("cues"), lambda _: None)
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == (given or "32")
+
+
+def test_memory_of_kept_prompts_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(service, "Engine", lambda *_, **settings: given.update(settings))
+    service.make_engine(ServerSettings(prefix_cache_mb=7), "minilm", Path("cues"), lambda _: None)
+    assert given["prefix_cache_mb"] == 7
+    assert ServerSettings().prefix_cache_mb is None  # the device's default

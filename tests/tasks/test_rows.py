@@ -482,3 +482,14 @@ def test_column_that_may_be_empty_must_still_be_text() -> None:
     for bad in ({"question": "", "answer": "x", "label": "no"}, {"question": "why?", "answer": None, "label": "no"}):
         with pytest.raises(DataError, match="a text that is not empty"):
             examples_from([bad], task)
+
+
+def test_rows_that_can_be_read_only_once_are_checked_as_they_come() -> None:
+    rows = iter([{"text": "one"}, {"text": "two"}, {"text": " "}, {"text": "four"}])
+    examples = stream_together(rows, [Task(name="a")])
+    assert [next(examples)[0].texts for _ in range(2)] == [("one",), ("two",)]
+    with pytest.raises(DataError, match="row 3, column 'text'"):
+        next(examples)
+    rows = iter([{"text": "one"}, {"text": " "}, {"text": "three"}])
+    with pytest.warns(UserWarning, match="skipped 1 of 3 rows"):
+        assert len(list(stream_together(rows, [Task(name="a")], skip_bad_rows=True))) == 2

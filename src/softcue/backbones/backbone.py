@@ -38,12 +38,16 @@ from softcue.errors import BackboneError, ConfigurationError
 from softcue.files import TEMPORARY_SUFFIX, remove
 from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
+from softcue.machine import GIGABYTE, read_memory
 from softcue.randomness import Dropout
 from softcue.types import BackboneKind, Batch, Prompt, WordVectors
 
 # With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
 CACHED_TOKENS = 1024
+CACHED_WIDTH = 384  # MiniLM's
 NUM_MEASURED_WORDS = 4096
+PREFIX_SHARE = 1 / 16  # of a device's memory, for the keys and values of prompts
+LEAST_PREFIX_BYTES = 1 << 28  # also where the memory of a device is not told
 _PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
     "encoder": EncoderPass,
     "encoder-decoder": EncoderDecoderPass,
@@ -77,6 +81,7 @@ class Backbone:
         self.name = name
         # Bytes in memory and on disk, per entry layer, for the states that enter a layer with late prompts.
         self.state_cache_bytes = (MEMORY_BYTES, DISK_BYTES)
+        self.prefix_bytes: int | None = None  # of `prefixes`; None: as many as the device has room for
         self.folder = folder
         self.structure = structure_of(model)
         self.limits: dict[str, str] = {}  # checks that failed (checks.py), with the reason
@@ -187,7 +192,10 @@ class Backbone:
     @property
     def tokens_at_once(self) -> int:
         """The fastest number of tokens in a pass without gradients: as many as a processor's caches or memory hold."""
-        return CACHED_TOKENS if self.device.type == "cpu" else TOKENS_AT_ONCE
+        if self.device.type != "cpu":
+            return TOKENS_AT_ONCE
+        narrower = max(1, CACHED_WIDTH // self.hidden_width)  # the states of a narrower model take less
+        return min(TOKENS_AT_ONCE, CACHED_TOKENS * narrower)
 
     @cached_property
     def pass_tokens(self) -> float:
@@ -482,7 +490,18 @@ class Backbone:
     @cached_property
     def prefixes(self) -> PrefixCache:
         """Keys and values of prompts that all rows share, kept between batches; decoders only."""
-        return PrefixCache()
+        return PrefixCache(prefix_bytes(self.device) if self.prefix_bytes is None else self.prefix_bytes)
+
+    def set_prefix_bytes(self, num_bytes: int) -> None:
+        """Bound the memory of `prefixes`, instead of the device's default.
+
+        Example:
+            backbone.set_prefix_bytes(1 << 30)
+        """
+        self.prefix_bytes = num_bytes
+        self.prefixes.max_bytes = num_bytes
+        for view in self._views_from_layers.values():
+            view.set_prefix_bytes(num_bytes)
 
     def with_sublayers(self, modules: Sequence[nn.Module]) -> Backbone:
         """Return a view of this backbone whose passes apply one module to the output of each of `sublayers`."""
@@ -577,6 +596,23 @@ class Backbone:
             logits_processor=[partial(add_gumbel_noise, decoding, streams)] if decoding.temperature else None,
         )
         return generated
+
+
+def prefix_bytes(device: torch.device) -> int:
+    """The bytes that the keys and values of prompts may take: a sixteenth of the device's memory.
+
+    Example:
+        >>> prefix_bytes(torch.device("cpu")) >= 1 << 28
+        True
+    """
+    total: float | None = None
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    elif device.type == "cpu":
+        memory = read_memory()
+        gigabytes = memory.total if memory.limit is None else memory.limit
+        total = None if gigabytes is None else gigabytes * GIGABYTE
+    return max(LEAST_PREFIX_BYTES, 0 if total is None else int(total * PREFIX_SHARE))
 
 
 class ScaledWords:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from softcue.backbones.backbone import Backbone
 from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
-from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, repeat_rows
+from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, take_rows
 from softcue.backbones.state_cache import StateCache
 from softcue.backbones.tracing import (
     LARGEST_DIFFERENCE,
@@ -67,7 +67,7 @@ class LateBackbone(Backbone):
         model = _copy_upper_layers(whole.model, first_layer)
         trainable = [weight for weight in whole.model.parameters() if weight.requires_grad]
         super().__init__(model, whole.tokenizer, whole.name, whole.folder, trainable)
-        self.layout_side, self.limits = whole.layout_side, whole.limits
+        self.layout_side, self.limits, self.prefix_bytes = whole.layout_side, whole.limits, whole.prefix_bytes
         if self.kind == "decoder":
             self._pass_class = LateDecoderPass
         self.state_cache = StateCache(*whole.state_cache_bytes)
@@ -260,11 +260,11 @@ class LowerLayersCache:
     Beam search reorders the cache of the layers above; `attach_to` makes this cache follow.
     """
 
-    def __init__(self, keys_values: KeyValueCache, mask: Tensor, repeats: int) -> None:
+    def __init__(self, keys_values: KeyValueCache, mask: Tensor, rows: Tensor) -> None:
         from transformers import DynamicCache
 
-        self.cache = DynamicCache(repeat_rows(keys_values, repeats))
-        self.mask = mask.long().repeat_interleave(repeats, dim=0)  # [N S]
+        self.cache = DynamicCache(take_rows(keys_values, rows))
+        self.mask = mask.long()[rows]  # [N S]
 
     def attach_to(self, upper_keys_values: KeyValueCache) -> Any:
         """Make a cache for the layers above that carries this one."""
@@ -287,22 +287,23 @@ class LateDecoderPass(DecoderPass):
 
     backbone: LateBackbone
 
-    def _make_lower_cache(self, repeats: int) -> LowerLayersCache:
-        """Run the layers below on the text and keep their keys and values."""
+    @cached_property
+    def _lower_keys_values(self) -> tuple[KeyValueCache, Tensor]:
+        """Keys and values of the text in the layers below, and which of their columns are real. [B S]"""
         from transformers import DynamicCache
 
         text = _batch_of_texts(self.ids, self.text_mask)
         forward_pass = self.backbone.whole.read(text, None, self.backbone.whole.input_states(text))
         cache = DynamicCache()
         self.backbone.run_below(**forward_pass._inputs(), past_key_values=cache)
-        return LowerLayersCache(keys_values_of(cache), forward_pass.layout.mask, repeats)
+        return keys_values_of(cache), forward_pass.layout.mask
 
-    def _embed_continuations(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
-        lower = self._make_lower_cache(len(target_ids) // len(self.ids))
+    def _embed_continuations(self, rows: Tensor, target_ids: Tensor, target_mask: Tensor) -> Tensor:
+        lower = LowerLayersCache(*self._lower_keys_values, rows)
         return self.backbone.run_below_on_tokens(target_ids, target_mask, lower)
 
     def _make_generation_cache(self, keys_values: KeyValueCache, num_beams: int) -> Any:
-        return self._make_lower_cache(num_beams).attach_to(keys_values)
+        return LowerLayersCache(*self._lower_keys_values, self._repeated_rows(num_beams)).attach_to(keys_values)
 
 
 def _cache_keys(batch: Batch, with_target: bool) -> list[bytes]:

@@ -45,6 +45,13 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of a batch, with prompts and padding; else the device's default."),
     ] = None,
+    prefix_cache_mb: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Megabytes of keys and values of prompts that decoders keep; else a sixteenth of the device's memory.",
+        ),
+    ] = None,
     max_characters: Annotated[int, typer.Option(min=1, help="Characters of the texts of one input.")] = 20_000,
     deterministic: Annotated[
         bool,
@@ -93,6 +100,7 @@ def serve(
         deadline=deadline,
         max_in_flight=max_in_flight,
         token_budget=token_budget,
+        prefix_cache_mb=prefix_cache_mb,
         max_characters=max_characters,
         deterministic=deterministic,
         log_texts=log_texts,

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softcue.backbones import Backbone, Summary, TokenListener
+from softcue.backbones import Backbone, ForwardPass, Summary, TokenListener
 from softcue.inference.task_model import TaskModel
 from softcue.inputs.collate import collate, stack_sentence_vectors
 from softcue.prompts.mixed import join_prompts
+from softcue.readouts import Readout
 from softcue.sentence_vectors import SentenceVector, sentence_vectors_of
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, Prompt, TokenizedRow
@@ -85,9 +86,8 @@ class _Part(NamedTuple):
     """The rows of one model in a batch of several models."""
 
     model: TaskModel
-    rows: Tensor  # [b] their positions in the batch
+    rows: range  # their positions in the batch
     prompt: Prompt
-    representation: Tensor | None  # [b R]
 
     @property
     def is_shared(self) -> bool:
@@ -103,6 +103,8 @@ def _predict_pass(
     listeners: Sequence[TokenListener | None],
 ) -> list[Prediction]:
     """Predict rows that are sorted by model."""
+    if members[0][0].has_frozen_features:  # of all models of a pass, or of none
+        return _predict_from_stored_vectors(backbone, tokenized, members)
     batch = collate(tokenized, backbone.tokenizer.pad_token_id).to(backbone.device)
     if len(members) == 1:
         [(model, _)] = members
@@ -110,18 +112,37 @@ def _predict_pass(
         return model.readout.predict(replace(forward_pass, listeners=listeners))
     embeds = backbone.input_states(batch)  # [B T D]
     parts = _make_parts(backbone, batch, embeds, tokenized, members)
-    # On a decoder, a shared prompt runs once and its rows stay short. In one pass with rows that hold their prompt,
-    # the short rows would be padded to the long ones.
-    groups = [[part for part in parts if part.is_shared == is_shared] for is_shared in (True, False)]
-    predictions: dict[int, Prediction] = {}
-    for group in groups if backbone.kind == "decoder" else [parts]:
-        if group:
-            rows = torch.cat([part.rows for part in group])
-            row_listeners = [listeners[row] for row in rows.tolist()] if listeners else ()
-            group_batch = batch if len(group) == len(parts) else batch.rows(rows)
-            predicted = _predict_parts(backbone, group_batch, embeds[rows], group, row_listeners)
-            predictions |= zip(rows.tolist(), predicted, strict=True)
-    return [predictions[row] for row in range(len(tokenized))]
+    groups: dict[object, list[_Part]] = {}
+    for part in parts:
+        # On a decoder, a shared prompt runs once and its rows stay short: with rows that hold their prompt, they would
+        # be padded to the long ones. And a pass that keeps keys for candidates is another pass than one for states.
+        key = (part.is_shared, part.model.readout.shared_computation) if backbone.kind == "decoder" else None
+        groups.setdefault(key, []).append(part)
+    predictions: list[Prediction | None] = [None] * len(tokenized)
+    for group in groups.values():
+        numbers = [row for part in group for row in part.rows]
+        row_listeners = [listeners[row] for row in numbers] if listeners else ()
+        group_batch, group_embeds = batch, embeds
+        if len(group) < len(parts):
+            rows = torch.tensor(numbers, device=backbone.device)
+            group_batch, group_embeds = batch.rows(rows), embeds[rows]
+        predicted = _predict_parts(backbone, group_batch, group_embeds, group, row_listeners)
+        for number, prediction in zip(numbers, predicted, strict=True):
+            predictions[number] = prediction
+    return [prediction for prediction in predictions if prediction is not None]
+
+
+def _predict_from_stored_vectors(
+    backbone: Backbone, tokenized: Sequence[TokenizedRow], members: Sequence[tuple[TaskModel, Sequence[int]]]
+) -> list[Prediction]:
+    """Predictions of heads whose vectors were computed with the tokens: nothing runs but the heads."""
+    predictions: list[Prediction] = []
+    for model, positions in members:
+        own = tokenized[len(predictions) : len(predictions) + len(positions)]
+        vectors = stack_sentence_vectors(own)
+        assert vectors is not None
+        predictions += model.readout.predict_from(vectors.to(backbone.device))
+    return predictions
 
 
 def _make_parts(
@@ -132,15 +153,16 @@ def _make_parts(
     members: Sequence[tuple[TaskModel, Sequence[int]]],
 ) -> list[_Part]:
     """The rows of each model with their prompts."""
-    device = backbone.device
-    all_rows = torch.arange(len(tokenized), device=device).split([len(positions) for _, positions in members])
     parts = []
-    for (model, _), rows in zip(members, all_rows, strict=True):
-        representation = stack_sentence_vectors([tokenized[row] for row in rows.tolist()])
-        representation = None if representation is None else representation.to(device)
-        part_batch = replace(batch.rows(rows), representation=representation)
-        prompt = model.prompt(backbone, part_batch, embeds[rows])
-        parts.append(_Part(model, rows, prompt or _no_prompt(embeds[rows]), representation))
+    first = 0
+    for model, positions in members:
+        rows = range(first, first := first + len(positions))
+        own = slice(rows.start, rows.stop)
+        representation = stack_sentence_vectors(tokenized[own])
+        representation = None if representation is None else representation.to(backbone.device)
+        part_batch = replace(batch.rows(own), representation=representation)
+        prompt = model.prompt(backbone, part_batch, embeds[own])
+        parts.append(_Part(model, rows, prompt or _no_prompt(embeds[own])))
     return parts
 
 
@@ -154,27 +176,45 @@ def _predict_parts(
     prompt = join_prompts([part.prompt for part in parts])
     forward_pass = backbone.read(batch, prompt, embeds, joins_keys=joins_keys)
     forward_pass = replace(forward_pass, listeners=listeners)
-    has_frozen_features = parts[0].model.has_frozen_features
-    shared = set() if has_frozen_features else {part.model.readout.shared_computation for part in parts}
-    if "hidden" in shared:
+    readouts = [part.model.readout for part in parts]
+    if backbone.kind != "decoder" or any(readout.shared_computation == "hidden" for readout in readouts):
         forward_pass.hidden()
-    if "answers" in shared:
-        forward_pass.run_for_ranking()
-    decoding, *other_decodings = {part.model.readout.decoding for part in parts}
+    decoding, *other_decodings = {readout.decoding for readout in readouts}
     if decoding is not None and not other_decodings:
         forward_pass.generate(decoding)
-    pooled: dict[Summary, Tensor] = {}  # pooled once for all models with the same pooling
+    results = _shared_results(forward_pass, readouts, part_rows)
     predictions: list[Prediction] = []
-    for part, rows in zip(parts, part_rows, strict=True):
-        features, summary = part.representation, part.model.readout.summary
-        if not has_frozen_features and summary is not None:
-            if summary not in pooled:
-                pooled[summary] = forward_pass.features(summary)
-            features = pooled[summary][rows]
-        # A readout with a summary reads only the features, so the rest of the pass is not copied.
-        part_pass = forward_pass.rows(rows) if summary is None else replace(forward_pass, precomputed_features=features)
-        predictions += part.model.readout.predict(part_pass)
+    for number, (readout, rows) in enumerate(zip(readouts, part_rows, strict=True)):
+        # A readout that reads only its results needs no copy of the rest of the pass.
+        own = results.get(number)
+        predictions += readout.predict(forward_pass.rows(rows)) if own is None else readout.predict_from(own)
     return predictions
+
+
+def _shared_results(
+    forward_pass: ForwardPass, readouts: Sequence[Readout], part_rows: Sequence[Tensor]
+) -> dict[int, Tensor]:
+    """What readouts predict from, by their number: each kind of result is computed in one pass for all of them."""
+    results: dict[int, Tensor] = {}
+    pooled: dict[Summary, Tensor] = {}
+    for number, (readout, rows) in enumerate(zip(readouts, part_rows, strict=True)):
+        if readout.summary is not None:
+            if readout.summary not in pooled:
+                pooled[readout.summary] = forward_pass.features(readout.summary)
+            results[number] = pooled[readout.summary][rows]
+    ranking = [number for number, readout in enumerate(readouts) if readout.shared_computation == "ranking"]
+    if ranking:
+        groups = [(part_rows[number], readouts[number].candidates) for number in ranking]
+        results |= zip(ranking, forward_pass.rank_together(groups), strict=True)
+    by_words_before: dict[tuple[int, ...], list[int]] = {}
+    for number, readout in enumerate(readouts):
+        if readout.shared_computation == "next word":
+            by_words_before.setdefault(readout.words_before, []).append(number)
+    for words_before, numbers in by_words_before.items():
+        own_rows = [part_rows[number] for number in numbers]
+        logits = forward_pass.rows(torch.cat(own_rows)).logits_behind(words_before)  # [b V]
+        results |= zip(numbers, logits.split(list(map(len, own_rows))), strict=True)
+    return results
 
 
 def _no_prompt(embeds: Tensor) -> Prompt:

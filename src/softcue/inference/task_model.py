@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -159,12 +160,18 @@ class TaskModel(nn.Module):
         Counts text and prompt; not a prompt that runs once for all rows. If text is generated, the longest possible
         output counts too, and everything counts once per beam.
         """
+        num_added, num_beams = self._added_length
+        return max(1, (len(tokens.ids) + num_added) * num_beams)
+
+    @cached_property
+    def _added_length(self) -> tuple[int, int]:
+        """The tokens of a row besides its text, and how often all of them count."""
         decoding, prompt_length = self.readout.decoding, self.method.prompt_length
         if decoding:
-            return (len(tokens.ids) + prompt_length + self.readout.max_target_length) * decoding.num_beams
+            return prompt_length + self.readout.max_target_length, decoding.num_beams
         is_in_front = self.method.insert_at in ("front", "start")
         is_run_once = self.formatter.kind == "decoder" and is_in_front and not self.method.reads_input
-        return max(1, len(tokens.ids) + (0 if is_run_once else prompt_length))
+        return 0 if is_run_once else prompt_length, 1
 
     def _rewrite(self, example: Example) -> list[Example]:
         """The example itself, or the examples the method rewrites it as."""
@@ -172,6 +179,8 @@ class TaskModel(nn.Module):
 
     def split(self, example: Example) -> list[Example]:
         """Split an example into the examples the backbone reads: rewritten by the method, long ones in windows."""
+        if self.reformulation is None:
+            return self.readout.split(example, self.formatter)
         return [window for part in self._rewrite(example) for window in self.readout.split(part, self.formatter)]
 
     def training_examples(self, examples: Sequence[Example]) -> list[Example]:

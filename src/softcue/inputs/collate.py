@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,24 +27,23 @@ def collate(rows: Sequence[TokenizedRow], pad_id: int, side: PaddingSide = "righ
     """
     ids, mask = _pad([row.ids for row in rows], pad_id, side)
     has_segments = any(row.segments is not None for row in rows)
-    segments = [row.segments or (0,) * len(row.ids) for row in rows]
     target_ids, target_mask = _pad([row.target_ids for row in rows], pad_id, "right")
     has_parts = any(row.parts is not None for row in rows)
-    parts = [row.parts or (-1,) * len(row.ids) for row in rows]
     labels = [row.label for row in rows if row.label is not None]
     has_token_labels = any(row.token_labels is not None for row in rows)
-    token_labels = [row.token_labels or (NO_LABEL,) * len(row.ids) for row in rows]
     return Batch(
         ids,
         mask,
-        _pad(segments, 0, side)[0] if has_segments else None,
+        _pad([row.segments or (0,) * len(row.ids) for row in rows], 0, side)[0] if has_segments else None,
         torch.tensor([row.insert_at for row in rows]),
         target_ids,
         target_mask,
         torch.tensor(labels) if len(labels) == len(rows) else None,
-        _pad(parts, -1, side)[0] if has_parts else None,
+        _pad([row.parts or (-1,) * len(row.ids) for row in rows], -1, side)[0] if has_parts else None,
         _stack_offsets(rows, side),
-        _pad(token_labels, NO_LABEL, side)[0] if has_token_labels else None,
+        _pad([row.token_labels or (NO_LABEL,) * len(row.ids) for row in rows], NO_LABEL, side)[0]
+        if has_token_labels
+        else None,
         stack_sentence_vectors(rows),
         _collate_plain(rows, pad_id, side),
         _stack_places(rows),
@@ -140,11 +141,11 @@ def split_by_budget(order: Sequence[int], lengths: Sequence[int], max_rows: int,
 
 def _pad(rows: Sequence[tuple[int, ...]], pad: int, side: PaddingSide) -> tuple[Tensor, Tensor]:
     """The padded rows and the mask of their real values. [B T], [B T]"""
-    width = max((len(row) for row in rows), default=0)
-    values = torch.full((len(rows), width), pad)  # [B T]
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)  # [B T]
-    for index, row in enumerate(rows):
-        columns = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        values[index, columns] = torch.tensor(row, dtype=torch.long)
-        mask[index, columns] = True
-    return values, mask
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))  # [B]
+    width = int(lengths.max(initial=0))
+    columns = np.arange(width)
+    starts = width - lengths if side == "left" else np.zeros_like(lengths)
+    mask = (columns >= starts[:, None]) & (columns < (starts + lengths)[:, None])  # [B T]
+    values = np.full(mask.shape, pad, np.int64)  # [B T]
+    values[mask] = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))  # row by row
+    return torch.from_numpy(values), torch.from_numpy(mask)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import NO_SPAN
-from softcue.inputs.special_tokens import count_special_tokens, without_special_tokens
+from softcue.inputs.special_tokens import count_special_tokens, may_have_special_tokens, without_special_tokens
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -23,6 +25,7 @@ NUMBERED_POSITIONS: tuple[InsertAt, ...] = ("start", "first-end", "second-start"
 # Marks for a decoder where the text ends and the target begins. The other kinds read text and target separately.
 ANSWER_PREFIX = "\nAnswer:"
 TOKENS_AT_ONCE = 16384  # per forward pass without gradients; bounds memory
+TEXTS_AT_ONCE = 1024  # per call of the tokenizer
 
 
 @dataclass(frozen=True)
@@ -90,29 +93,59 @@ class InputFormatter:
 
     def source(self, example: Example) -> TokenizedRow:
         """Tokenize the source text of an example, truncated to the limit."""
-        texts = example.texts
-        if self.pad_punctuation and self.kind != "encoder":
-            texts = tuple(map(pad_punctuation, texts))
+        texts = self._texts_of(example)
         encoded = self._encode(texts)
         is_truncated = len(encoded["input_ids"]) > self._text_limit
         while (excess := len(encoded["input_ids"]) - self._text_limit) > 0:
             texts = self._shorten(texts, excess)
             encoded = self._encode(texts)
+        return self._row(example, texts, encoded, is_truncated)
+
+    def sources(self, examples: Sequence[Example]) -> list[TokenizedRow]:
+        """Tokenize the source texts of many examples, in a few calls of the tokenizer."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            return [self.source(example) for example in examples]
+        rows: list[TokenizedRow] = []
+        for first in range(0, len(examples), TEXTS_AT_ONCE):
+            batch = examples[first : first + TEXTS_AT_ONCE]
+            all_texts = [self._texts_of(example) for example in batch]
+            all_encoded = self._encode_all(self._all_sources(all_texts))
+            limit = self._text_limit
+            rows += [
+                self._row(example, texts, encoded) if len(encoded["input_ids"]) <= limit else self.source(example)
+                for example, texts, encoded in zip(batch, all_texts, all_encoded, strict=True)
+            ]
+        return rows
+
+    def _texts_of(self, example: Example) -> tuple[str, ...]:
+        if self.pad_punctuation and self.kind != "encoder":
+            return tuple(map(pad_punctuation, example.texts))
+        return example.texts
+
+    def _row(
+        self, example: Example, texts: tuple[str, ...], encoded: dict[str, Any], is_truncated: bool = False
+    ) -> TokenizedRow:
+        """The row of encoded texts, with the place of the prompt."""
         ids = tuple(encoded["input_ids"])
         segments = tuple(encoded["token_type_ids"]) if "token_type_ids" in encoded else None
         parts = tuple(encoded["parts"]) if "parts" in encoded else None
-        offsets = self._token_offsets(encoded, self.task.for_encoder(texts)[-1], example.offset)
+        offsets = None
+        if self.offset_unit is not None:
+            offsets = self._token_offsets(encoded, self.task.for_encoder(texts)[-1], example.offset)
         if self.insert_at == "appended":  # text </s> prompt </s>: both separators are tokens of the row
             assert self._separator is not None
             ids = (*ids, self._separator, self._separator)
             segments = segments and (*segments, segments[-1], segments[-1])
             parts = parts and (*parts, -1, -1)
             offsets = offsets and (*offsets, NO_SPAN, NO_SPAN)
-        row = TokenizedRow(ids, segments, 0, is_truncated=is_truncated, parts=parts, offsets=offsets)
-        if self.insert_at != "around":
-            return replace(row, insert_at=self._prompt_index(ids, parts))
-        places = self._places_around(ids, parts)
-        return replace(row, insert_at=places[0] if places else 0, places=places)
+        if self.insert_at == "around":
+            places = self._places_around(ids, parts)
+            insert_at = places[0] if places else 0
+        else:
+            places, insert_at = None, self._prompt_index(ids, parts)
+        return TokenizedRow(
+            ids, segments, insert_at, is_truncated=is_truncated, parts=parts, offsets=offsets, places=places
+        )
 
     def windows(self, example: Example, overlap: float = 0.0) -> list[Example]:
         """Split the last text into windows that fit the limit, cut between words; one window if it fits.
@@ -207,10 +240,8 @@ class InputFormatter:
         """The limit without the two separators around an appended prompt."""
         return self.limit - (2 if self.insert_at == "appended" else 0)
 
-    def _token_offsets(self, encoded: dict[str, Any], text: str, offset: int) -> tuple[tuple[int, int], ...] | None:
+    def _token_offsets(self, encoded: dict[str, Any], text: str, offset: int) -> tuple[tuple[int, int], ...]:
         """The character span of each token in the full last text; tokens outside of it have (-1, -1)."""
-        if self.offset_unit is None:
-            return None
         offsets = []
         last_word_end = -1
         for (start, end), is_last in zip(encoded["offset_mapping"], encoded["is_last"], strict=True):
@@ -243,6 +274,13 @@ class InputFormatter:
             return self._fill(tuple(without_special_tokens(self.tokenizer, text) for text in texts))
         return [without_special_tokens(self.tokenizer, source) for source in sources]
 
+    def _all_sources(self, all_texts: Sequence[tuple[str, ...]]) -> list[list[str]]:
+        """The same for many rows. Most have no special tokens, which is seen faster for all of them at once."""
+        filled = [self._fill(texts) for texts in all_texts]
+        if not may_have_special_tokens(self.tokenizer, "\n".join(chain.from_iterable(filled))):
+            return filled
+        return [self._sources(texts) for texts in all_texts]
+
     @cached_property
     def _num_special_of_template(self) -> int:
         """How many special tokens template, suffix and answer prefix have, without the texts of a row."""
@@ -264,20 +302,43 @@ class InputFormatter:
 
     def _encode(self, texts: tuple[str, ...]) -> dict[str, Any]:
         sources = self._sources(texts)
+        if getattr(self.tokenizer, "is_fast", False):
+            return self._encode_all([sources])[0]
+        encoding = self.tokenizer(*sources, verbose=False, return_offsets_mapping=self.offset_unit is not None)
+        parts = encoding.sequence_ids(0) if self._has_parts(len(sources)) else None
+        return self._complete(dict(encoding), parts, len(sources))
+
+    def _has_parts(self, num_sources: int) -> bool:
+        """Whether the row says which text a token belongs to."""
+        return self.kind == "encoder" and (self.offset_unit is not None or num_sources > 1)
+
+    def _encode_all(self, all_sources: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """Encode the texts of many rows in one call."""
+        columns = [list(column) for column in zip(*all_sources, strict=True)]
+        has_offsets = self.offset_unit is not None
+        encoding = self.tokenizer(
+            *columns, verbose=False, return_offsets_mapping=has_offsets, return_attention_mask=False
+        )
+        names, has_parts = tuple(encoding), self._has_parts(len(columns))
+        return [
+            self._complete(
+                dict(zip(names, values, strict=True)),
+                encoding.sequence_ids(row) if has_parts else None,
+                len(columns),
+            )
+            for row, values in enumerate(zip(*encoding.values(), strict=True))
+        ]
+
+    def _complete(self, encoded: dict[str, Any], parts: list[int | None] | None, num_sources: int) -> dict[str, Any]:
+        """What the row of an encoding needs: of a pair the part of each token, of a decoder no end token."""
         if self.kind == "encoder":
-            first = sources[:-1]
-            has_offsets = self.offset_unit is not None
-            encoding = self.tokenizer(*sources, verbose=False, return_offsets_mapping=has_offsets)
-            encoded = dict(encoding)
-            if has_offsets or first:
-                parts = encoding.sequence_ids(0)
-                encoded["is_last"] = [part == len(first) for part in parts]
-                if first:
+            if parts is not None:
+                encoded["is_last"] = [part == num_sources - 1 for part in parts]
+                if num_sources > 1:
                     encoded["parts"] = [-1 if part is None else part for part in parts]
             return encoded
-        encoded = dict(self.tokenizer(*sources, verbose=False))
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
-            encoded = {name: ids[:-1] for name, ids in encoded.items()}
+            encoded["input_ids"] = encoded["input_ids"][:-1]
         encoded.pop("token_type_ids", None)
         return encoded
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
-_PATTERNS: WeakKeyDictionary[Any, re.Pattern[str]] = WeakKeyDictionary()  # by tokenizer
+_PATTERNS: WeakKeyDictionary[Any, tuple[re.Pattern[str], str]] = WeakKeyDictionary()  # by tokenizer
 
 
 def count_special_tokens(tokenizer: Any, *texts: str) -> int:
@@ -15,8 +15,17 @@ def count_special_tokens(tokenizer: Any, *texts: str) -> int:
     Example:
         count_special_tokens(backbone.tokenizer, "one [SEP] two")     # 1 on BERT
     """
-    pattern = _pattern_of(tokenizer)
+    pattern, _ = _pattern_of(tokenizer)
     return sum(len(pattern.findall(text)) for text in texts)
+
+
+def may_have_special_tokens(tokenizer: Any, text: str) -> bool:
+    """Whether a text has the first character of a special token; most texts have none, which is seen much faster.
+
+    Example:
+        may_have_special_tokens(backbone.tokenizer, "one [two]")     # True on BERT
+    """
+    return any(character in text for character in _pattern_of(tokenizer)[1])
 
 
 def without_special_tokens(tokenizer: Any, text: str) -> str:
@@ -28,7 +37,7 @@ def without_special_tokens(tokenizer: Any, text: str) -> str:
     Example:
         without_special_tokens(backbone.tokenizer, "one [SEP] two")     # "one  SEP] two" on BERT
     """
-    pattern = _pattern_of(tokenizer)
+    pattern, _ = _pattern_of(tokenizer)
     while pattern.search(text):
         text = pattern.sub(lambda match: f" {match[0][1:]}", text)
     return text
@@ -40,18 +49,20 @@ def special_token_pattern(tokenizer: Any) -> str:
     Example:
         special_token_pattern(backbone.tokenizer)     # "\\[MASK\\]|\\[CLS\\]|..." on BERT
     """
-    return _pattern_of(tokenizer).pattern
+    return _pattern_of(tokenizer)[0].pattern
 
 
-def _pattern_of(tokenizer: Any) -> re.Pattern[str]:
-    """What matches every special token of a tokenizer as it is written, made once."""
-    pattern = _PATTERNS.get(tokenizer)
-    if pattern is None:
+def _pattern_of(tokenizer: Any) -> tuple[re.Pattern[str], str]:
+    """What matches every special token of a tokenizer as it is written, and their first characters; made once."""
+    made = _PATTERNS.get(tokenizer)
+    if made is None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         written = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
         unknown = tokenizer.unk_token
         if [name for name, token in tokenizer.special_tokens_map.items() if token == unknown] == ["unk_token"]:
             written.discard(unknown)
         longest_first = sorted(filter(str.strip, written), key=lambda text: (-len(text), text))
-        pattern = _PATTERNS[tokenizer] = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-    return pattern
+        pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        first_characters = "".join(sorted({token[0] for token in longest_first}))
+        made = _PATTERNS[tokenizer] = (pattern, first_characters)
+    return made

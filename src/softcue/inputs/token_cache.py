@@ -37,12 +37,12 @@ def tokenize_rows(
     """
     is_off = not use_disk_cache or os.environ.get("SOFTCUE_CACHE_MB", "").strip() == "0"
     if is_off or len(examples) < MIN_CACHED_ROWS:
-        return [formatter.source(example) for example in examples]
+        return formatter.sources(examples)
     path = cache_folder() / "tokens" / f"{_digest(formatter, tokenizer, examples)}.safetensors"
     cached_rows = _read(path, len(examples), formatter)
     if cached_rows is not None:
         return cached_rows
-    rows = [formatter.source(example) for example in examples]
+    rows = formatter.sources(examples)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         packed = _pack(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -54,6 +55,24 @@ def join_prompts(prompts: Sequence[Prompt]) -> Prompt:
         parts=tuple(zip(row_numbers, prompts, strict=True)),
         is_parallel=any(prompt.is_parallel for prompt in prompts),
     )
+
+
+def first_row(prompt: Prompt) -> Prompt:
+    """Return the prompt of the first row alone, where all rows have the same.
+
+    Example:
+        >>> from softcue.prompts.encoder import make_prompt
+        >>> first_row(make_prompt(torch.ones(5, 3, 4))).tokens.shape
+        torch.Size([1, 3, 4])
+    """
+    make = prompt.layer_prompts
+
+    def layer_prompts(layer: int, hidden: Tensor, text_mask: Tensor) -> LayerPrompt | None:
+        part = None if make is None else make(layer, hidden, text_mask)
+        return None if part is None else part.rows(slice(1))
+
+    one_row = replace(prompt, tokens=prompt.tokens[:1], mask=prompt.mask[:1])
+    return one_row if make is None else replace(one_row, layer_prompts=layer_prompts)
 
 
 def _join_layer_prompts(parts: Sequence[tuple[LayerPrompt, slice]], num_rows: int, length: int) -> LayerPrompt | None:

@@ -16,14 +16,13 @@ from torch.nn import functional
 
 from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.inputs.formatter import TOKENS_AT_ONCE, pad_punctuation, target_tokens
+from softcue.inputs.formatter import pad_punctuation, target_tokens
 from softcue.readouts.readout import Readout, ReadoutConfig, label_prediction
 from softcue.readouts.sentinel import find_sentinels
 from softcue.readouts.spans_and_tags import find_answer, find_padded_answer, parse_spans, spans_as_text
 from softcue.tasks import Task
 from softcue.types import Batch, Example, Prediction, TokenizedRow
 
-RANKED_AT_ONCE = 256  # most candidate strings in one decoder pass
 DETERMINERS = frozenset(
     (
         "a",
@@ -79,7 +78,7 @@ class Generation(Readout):
                 fix="use greedy or beam",
             )
         self.shared_computation = (
-            "answers" if self.is_ranking else "hidden" if backbone.kind == "encoder-decoder" else None
+            "ranking" if self.is_ranking else "hidden" if backbone.kind == "encoder-decoder" else None
         )
         self.candidates = [torch.tensor(self._target_ids(text)) for text in self.choices]
         if not self.is_ranking:
@@ -156,17 +155,13 @@ class Generation(Readout):
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict the best-ranked label or the generated text of each row."""
-        return self._rank(forward_pass) if self.decoding is None else self._generate(forward_pass, self.decoding)
+        if self.decoding is None:
+            return self.predict_from(forward_pass.rank(self.candidates))
+        return self._generate(forward_pass, self.decoding)
 
-    def _rank(self, forward_pass: ForwardPass) -> list[Prediction]:
-        # Each candidate has its own copy of the input's keys and values, or hidden states.
-        length = forward_pass.layout.mask.shape[1] + self.max_target_length
-        step = max(1, min(RANKED_AT_ONCE, TOKENS_AT_ONCE // length) // len(self.candidates))
-        predictions = []
-        for rows in torch.arange(len(forward_pass.ids), device=forward_pass.ids.device).split(step):
-            probabilities = forward_pass.rows(rows).rank(self.candidates).softmax(dim=-1)  # [B C]
-            predictions += [self._likeliest(row) for row in probabilities.tolist()]
-        return predictions
+    def predict_from(self, results: Tensor) -> list[Prediction]:
+        """Predict the likeliest label per row from the log-likelihoods of all labels. [B C]"""
+        return [self._likeliest(row) for row in results.softmax(dim=-1).tolist()]
 
     def _likeliest(self, probabilities: Sequence[float]) -> Prediction:
         if self.task.has_classes:

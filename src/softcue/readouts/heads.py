@@ -19,7 +19,7 @@ from softcue.readouts.readout import (
     ReadoutConfig,
     class_label,
     class_losses,
-    label_prediction,
+    label_predictions,
     label_set_prediction,
     mask_suffix,
 )
@@ -219,7 +219,7 @@ class Classifier(PooledHead):
 
     def predict_from(self, features: Tensor) -> list[Prediction]:
         """Predict a label per row."""
-        return [label_prediction(self.task, row) for row in self.scores(features).tolist()]
+        return label_predictions(self.task, self.scores(features).tolist())
 
 
 class LabelSetClassifier(PooledHead):

@@ -19,7 +19,7 @@ from softcue.readouts.readout import (
     ReadoutConfig,
     class_label,
     class_losses,
-    label_prediction,
+    label_predictions,
     mask_suffix,
 )
 from softcue.readouts.sentinel import find_sentinels
@@ -43,8 +43,9 @@ class LabelWords(Readout):
             )
         self.sentinels = find_sentinels(backbone) if config.sentinel else None
         self.word_ids = label_word_ids(task, backbone)  # [C]
-        self.shared_computation = None if backbone.kind == "decoder" else "hidden"
         is_encoder = backbone.kind == "encoder"
+        self.shared_computation = "hidden" if is_encoder else "next word"
+        self.words_before = () if self.sentinels is None else (self.sentinels.first,)
         self._suffix = mask_suffix(config, backbone) if is_encoder else ""
 
     @property
@@ -58,12 +59,11 @@ class LabelWords(Readout):
 
     def logits(self, forward_pass: ForwardPass) -> Tensor:
         """Return the scores of the label words. [B C]"""
-        if self.sentinels is None:
-            logits = forward_pass.first_logits()  # [B V]
-        else:  # those of the token behind the sentinel; that token itself is not read
-            target = forward_pass.ids.new_tensor([[self.sentinels.first, self.sentinels.first]])
-            logits = forward_pass.target_logits(target.expand(len(forward_pass.ids), -1))[:, 1]
-        return logits[:, self.word_ids.to(forward_pass.ids.device)]
+        return self._of_label_words(forward_pass.logits_behind(self.words_before))
+
+    def _of_label_words(self, logits: Tensor) -> Tensor:
+        """Take the logits of the label words. [B V] -> [B C]"""
+        return logits[:, self.word_ids.to(logits.device)]
 
     def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
         """Return the cross-entropies over the label words. [B]"""
@@ -72,7 +72,11 @@ class LabelWords(Readout):
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict a label per row."""
-        return [label_prediction(self.task, row) for row in self.logits(forward_pass).softmax(dim=-1).tolist()]
+        return self.predict_from(forward_pass.logits_behind(self.words_before))
+
+    def predict_from(self, results: Tensor) -> list[Prediction]:
+        """Predict a label per row from the logits of all words. [B V]"""
+        return label_predictions(self.task, self._of_label_words(results).softmax(dim=-1).tolist())
 
 
 def label_word_ids(task: Task, backbone: Backbone) -> Tensor:

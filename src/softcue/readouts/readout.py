@@ -6,7 +6,7 @@ A readout may have a trained head. It never reads the prompt, and it changes not
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -130,7 +130,11 @@ class Readout(nn.Module, ABC):
     summary: Summary | None = None  # the pooling whose vector the head reads; None: no such head
     feature_width = 0  # R of that vector
     needs_target = False  # training feeds the target's tokens to the backbone
-    shared_computation: Literal["hidden", "answers"] | None = "hidden"  # what several tasks in a batch compute together
+    # What several tasks in a batch compute together: hidden states, the likelihoods of `candidates`, or the logits of
+    # the word behind `words_before`. From the last two, and from the features of a head, `predict_from` predicts.
+    shared_computation: Literal["hidden", "ranking", "next word"] | None = "hidden"
+    candidates: Sequence[Tensor] = ()  # the targets that are ranked, each [U]
+    words_before: tuple[int, ...] = ()  # tokens of the target before the word that is scored
     decoding: Decoding | None = None  # how it generates text; rows of tasks with equal decoding generate together
     pads_punctuation = False  # the backbone reads and writes texts with spaces around punctuation
     is_taken_over = False  # the head is that of a first stage, and training starts with it
@@ -244,8 +248,8 @@ class Readout(nn.Module, ABC):
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Return a prediction per row."""
 
-    def predict_from(self, features: Tensor) -> list[Prediction]:
-        """Return a prediction for each vector that a head reads. [N R]"""
+    def predict_from(self, results: Tensor) -> list[Prediction]:
+        """Return a prediction for each row: the vector that a head reads [N R], or what `shared_computation` gives."""
         raise NotImplementedError(f"{type(self).__name__} reads no single vector")
 
 
@@ -284,8 +288,19 @@ def label_prediction(task: Task, probabilities: Sequence[float]) -> Prediction:
         >>> label_prediction(library_task("same-request"), [0.25, 0.75]).label
         'different'
     """
-    scores = dict(zip(task.label_names, probabilities, strict=True))
-    return Prediction(max(scores, key=scores.__getitem__), scores=scores)
+    return label_predictions(task, [probabilities])[0]
+
+
+def label_predictions(task: Task, probabilities: Iterable[Sequence[float]]) -> list[Prediction]:
+    """Return the likeliest label of each row, with the scores of all labels.
+
+    Example:
+        >>> from softcue.tasks import library_task
+        >>> label_predictions(library_task("same-request"), [[0.2, 0.8], [1.0, 0.0]])
+        [Prediction('different', 0.80), Prediction('same', 1.00)]
+    """
+    names = task.label_names
+    return [Prediction(names[row.index(max(row))], scores=dict(zip(names, row, strict=True))) for row in probabilities]
 
 
 def label_set_prediction(task: Task, probabilities: Sequence[float], threshold: float) -> Prediction:

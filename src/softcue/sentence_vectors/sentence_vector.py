@@ -114,7 +114,7 @@ def plain_rows(
     `prompt` are words in front of each text.
     """
     formatter = InputFormatter(task, backbone.tokenizer, backbone.kind, limit or backbone.max_length)
-    return [formatter.source(example) for example in add_prompt(examples, prompt)]
+    return formatter.sources(add_prompt(examples, prompt))
 
 
 def add_prompt(examples: Sequence[Example], prompt: str) -> Sequence[Example]:

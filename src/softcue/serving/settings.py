@@ -45,6 +45,12 @@ class ServerSettings(BaseModel):
     max_age: float = Field(
         Limits.max_age, ge=0, description="seconds after which rows that fill a batch go before rows of a better length"
     )
+    prefix_cache_mb: int | None = Field(
+        None,
+        ge=0,
+        description="megabytes of keys and values of prompts that decoders keep from batch to batch; null: a sixteenth "
+        "of the memory of the device, at least 256",
+    )
     max_characters: int = Field(20_000, ge=1, description="characters of the texts of one input")
     max_new_tokens: int = Field(256, ge=1, description="largest limit of generated tokens that a request may set")
     deterministic: bool = Field(

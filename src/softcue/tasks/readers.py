@@ -58,7 +58,14 @@ class Dataset(Protocol):
 
 # A DatasetDict is a mapping of split names to data sets.
 Source = (
-    str | Path | DataFrame | Dataset | Mapping[str, Dataset] | Sequence[Mapping[str, object]] | Sequence[str | Path]
+    str
+    | Path
+    | DataFrame
+    | Dataset
+    | Mapping[str, Dataset]
+    | Sequence[Mapping[str, object]]
+    | Iterator[Mapping[str, object]]
+    | Sequence[str | Path]
 )
 
 
@@ -309,18 +316,18 @@ class _Bytes(io.RawIOBase):
         )
 
 
-def decoded(data: bytes, name: str) -> str:
-    """Decode the bytes of a file or of standard input; a byte order mark is dropped.
+def decoded(data: bytes, name: str, first_line: int = 1) -> str:
+    """Decode the bytes of a file or of standard input, from that line on; a byte order mark of the first is dropped.
 
     Example:
         >>> decoded(b"\\xef\\xbb\\xbftext", "rows.csv")
         'text'
     """
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         # The position counts from after the byte order mark.
-        line = error.object[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + first_line
         raise _utf8_error(name, line, error.object[error.start]) from error
 
 

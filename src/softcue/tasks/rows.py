@@ -68,7 +68,8 @@ def stream_together(
 ) -> Iterator[tuple[Example, ...]]:
     """Yield each row as one example per task, without targets, in little memory.
 
-    A row that is bad for one task is bad for all. All rows are checked before the first one is yielded.
+    A row that is bad for one task is bad for all. All rows are checked before the first one is yielded, except those of
+    an iterator, which can be read only once: there the first bad row raises when it is reached.
 
     Example:
         >>> rows = [{"text": "hello", "message": "hi"}]
@@ -84,13 +85,15 @@ def stream_together(
             expected="tasks whose files have the same format",
             fix="predict with one cue at a time",
         )
-    if not skip_bad_rows:
+    is_read_once = isinstance(source, Iterator)
+    if not skip_bad_rows and not is_read_once:
         first_pass = _BadRows(source)
         for _ in first_pass.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False):
             pass
         first_pass.raise_error()
     bad_rows = _BadRows(source)
-    yield from bad_rows.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False)
+    rows = _check_rows(source, tasks, needs_target=False)
+    yield from bad_rows.filter_out(rows, stop_at_first=is_read_once and not skip_bad_rows)
     bad_rows.warn()
 
 
@@ -322,7 +325,9 @@ def _target_column(row: Values, task: Task) -> str:
 
 def _find_column(row: Values, column: str, task: Task) -> str | None:
     """The name a column has in the row: its own, or the first of its other names."""
-    return next((name for name in (column, *task.columns.get(column, ())) if name in row), None)
+    if column in row:
+        return column
+    return next((name for name in task.columns.get(column, ()) if name in row), None)
 
 
 def _cell(location: str, row: Values, column: str, task: Task) -> object:
@@ -335,7 +340,10 @@ def _cell(location: str, row: Values, column: str, task: Task) -> object:
 
 def _text(location: str, row: Values, column: str, task: Task) -> str:
     """The text of a column."""
-    return task.check_text(f"{location}, column '{column}'", column, _cell(location, row, column, task))
+    value = _cell(location, row, column, task)
+    if isinstance(value, str) and value.isascii() and value.strip():
+        return value  # the usual case needs no place for an error
+    return task.check_text(f"{location}, column '{column}'", column, value)
 
 
 def _target(location: str, row: Values, task: Task) -> str | float:

@@ -360,10 +360,12 @@ class Task(BaseModel):
             >>> task.for_encoder(("Why?", "left", "right"))
             ('Why?', 'left or right')
         """
+        if not self.sentences and len(texts) <= 2:
+            return texts
         values = dict(zip(self.text, texts, strict=True))
         if self.sentences:
             return tuple(_fill(sentence, values) for sentence in self.sentences)
-        return texts if len(texts) <= 2 else (_name_columns(values),)
+        return (_name_columns(values),)
 
 
 def _parse_label(text: str, label_type: LabelType) -> LabelValue:

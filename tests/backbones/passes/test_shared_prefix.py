@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -13,11 +13,12 @@ from toy import EXAMPLES, TASK, make_model
 
 from softcue.backbones import Backbone
 from softcue.backbones import backbone as backbone_module
-from softcue.backbones.passes import decoder as decoder_module
-from softcue.backbones.passes.decoder import DecoderPass
+from softcue.backbones.backbone import prefix_bytes
+from softcue.backbones.passes.decoder import DecoderPass, PrefixStates, SharedPrefix
 from softcue.backbones.passes.decoding import Decoding
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import PaddingSide, collate
+from softcue.machine import Memory
 from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.training.processes import Processes
 from softcue.types import Example
@@ -303,8 +304,13 @@ def test_a_prompt_is_run_once_for_all_batches_until_its_parameters_change(monkey
     backbone = tiny("gpt2")
     models = [make_model(backbone, seed=seed) for seed in range(2)]
     runs: list[int] = []
-    prefix = DecoderPass._run_prefix
-    monkeypatch.setattr(DecoderPass, "_run_prefix", lambda self, part: runs.append(part.length) or prefix(self, part))
+    compute = DecoderPass._compute_prefixes
+
+    def counted(forward_pass: DecoderPass, prefixes: Sequence[SharedPrefix]) -> list[PrefixStates]:
+        runs.extend(prefix.length for prefix in prefixes)
+        return compute(forward_pass, prefixes)
+
+    monkeypatch.setattr(DecoderPass, "_compute_prefixes", counted)
     first = predict(backbone, requests_of(models), batch_size=3).predictions
     assert runs == [4, 4]
     assert predict(backbone, requests_of(models), batch_size=3).predictions == first
@@ -328,10 +334,26 @@ def test_kept_bytes_are_bounded_and_none_are_kept_for_a_deleted_cue(monkeypatch:
     del models[0]
     gc.collect()
     assert len(kept) == 2
-    monkeypatch.setattr(decoder_module, "PREFIX_CACHE_BYTES", 2 * size)  # one entry has keys, values and states
+    monkeypatch.setattr(backbone.prefixes, "max_bytes", 2 * size)  # one entry has keys, values and states
     newest = make_model(backbone, seed=9)
     predict(backbone, requests_of([newest]))
     assert list(kept) == [newest.method.prompt_encoder()]
+
+
+def test_room_for_kept_prompts_is_a_share_of_the_memory_and_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(total=64.0, available=None, limit=None)
+    monkeypatch.setattr(backbone_module, "read_memory", lambda: memory)
+    assert prefix_bytes(torch.device("cpu")) == 4 << 30
+    memory = Memory(total=64.0, available=None, limit=8.0)  # of a container
+    assert prefix_bytes(torch.device("cpu")) == 512 << 20
+    memory = Memory(total=None, available=None, limit=None)
+    assert prefix_bytes(torch.device("cpu")) == prefix_bytes(torch.device("meta")) == 256 << 20
+    backbone = tiny("gpt2").with_weights()
+    late = backbone.from_layer(1)
+    backbone.set_prefix_bytes(0)
+    assert late.prefixes.max_bytes == 0
+    predict(backbone, requests_of([make_model(backbone)]))
+    assert not backbone.prefixes._entries
 
 
 def test_nothing_is_kept_in_training() -> None:

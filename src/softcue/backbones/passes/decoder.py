@@ -4,7 +4,8 @@
 have the same prompt in front of the text, it runs once, as a batch of one, and every row attends to its keys and
 values. Gradients flow back through them. Loss and gradient are those of a prompt in every row, at the cost of
 P + B·T positions instead of B·(P + T). Without gradients the keys and values are kept from batch to batch, unless the
-backbone's weights are trained too. In a batch of several cues the rows of each cue share their own prefix.
+backbone's weights are trained too. In a batch of several cues the rows of each cue share their own prefix, and all
+prefixes that are not kept run in one padded pass.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from softcue.backbones.passes.decoding import Decoding
-from softcue.backbones.passes.forward_pass import ForwardPass, pad_candidates, sum_log_probabilities
+from softcue.backbones.passes.forward_pass import ForwardPass, RankedRows, sum_log_probabilities
 from softcue.inputs.collate import PaddingSide
+from softcue.inputs.formatter import TOKENS_AT_ONCE
+from softcue.prompts.mixed import first_row, join_prompts
 from softcue.types import Batch, LayerPrompt, Prompt
 
 KeyValueCache = list[tuple[Tensor, Tensor]]  # keys and values per layer, each [B heads S K/heads]
-PREFIX_CACHE_BYTES = 1 << 28  # of hidden states, keys and values that are kept for the next batch
 
 
 class SharedPrefix(NamedTuple):
@@ -37,11 +40,22 @@ class SharedPrefix(NamedTuple):
     prompt: Prompt
 
 
-class PrefixStates(NamedTuple):
+@dataclass(frozen=True)
+class PrefixStates:
     """The results of a pass over the positions of a shared prefix, for one row."""
 
     hidden: Tensor  # [1 N D] last-layer states
     cache: KeyValueCache
+
+    @cached_property
+    def by_position(self) -> list[Tensor]:
+        """Keys and values of each layer in turn, position by position. [N heads K/heads] each"""
+        return [tensor[0].transpose(0, 1) for pair in self.cache for tensor in pair]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The memory that they take."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.cache) + self.hidden.nbytes
 
 
 def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide) -> list[SharedPrefix]:
@@ -59,28 +73,37 @@ def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide)
     """
     if prompt is None or prompt.is_parallel:
         return []
-    prefixes = []
     all_rows = torch.arange(batch.size, device=batch.ids.device)
-    for rows, cue_prompt in prompt.parts or ((all_rows, prompt),):
+    parts = prompt.parts or ((all_rows, prompt),)
+    if any(cue_prompt.tokens.shape[1] and cue_prompt.shared_by is None for _, cue_prompt in parts):
+        return []
+    # Read from the device once for all cues, and not for each.
+    insert_at, lengths = batch.insert_at.tolist(), batch.mask.sum(dim=1).tolist()
+    most_before = max(insert_at, default=0)
+    ids, mask = batch.ids[:, :most_before].tolist(), batch.mask[:, :most_before].tolist()
+    prefixes, first = [], 0
+    for rows, cue_prompt in parts:  # one part's rows follow the other's
+        members = range(first, first := first + len(rows))
         prompt_length = cue_prompt.tokens.shape[1]
-        if prompt_length and cue_prompt.shared_by is None:
+        num_before = insert_at[members[0]] if prompt_length else 0
+        before = ids[members[0]][:num_before]
+        if prompt_length and any(insert_at[row] != num_before for row in members):
             return []
-        num_before = int(batch.insert_at[rows[0]]) if prompt_length else 0
-        ids, mask = batch.ids[rows, :num_before], batch.mask[rows]
-        is_alike = bool((batch.insert_at[rows] == num_before).all()) if prompt_length else True
-        if not is_alike or not bool((ids == ids[:1]).all() & mask[:, :num_before].all()):
+        if any(lengths[row] <= num_before or ids[row][:num_before] != before for row in members):
             return []
-        if not bool((mask.sum(dim=1) > num_before).all()):
+        if not all(all(mask[row][:num_before]) for row in members):
             return []
-        prefixes.append(SharedPrefix(rows, num_before + prompt_length, tuple(ids[0].tolist()), cue_prompt))
-    lengths = {prefix.length for prefix in prefixes}
-    return [] if lengths == {0} or (side == "right" and len(lengths) > 1) else prefixes
+        prefixes.append(SharedPrefix(rows, num_before + prompt_length, tuple(before), cue_prompt))
+    prefix_lengths = {prefix.length for prefix in prefixes}
+    return [] if prefix_lengths == {0} or (side == "right" and len(prefix_lengths) > 1) else prefixes
 
 
 class PrefixCache:
     """Prefix states of prompts whose parameters have not changed. The least recently used are dropped first."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes  # of hidden states, keys and values
+        self.num_bytes = 0
         self._entries: WeakKeyDictionary[nn.Module, tuple[list[Tensor], tuple[int, ...], PrefixStates]] = (
             WeakKeyDictionary()
         )
@@ -109,25 +132,23 @@ class PrefixCache:
         with self._lock:
             self._entries.pop(encoder, None)
             self._entries[encoder] = (tensors, prefix.tokens_before, states)
-            num_bytes = sum(_count_bytes(kept) for _, _, kept in self._entries.values())
+            # Counted anew, because the states of a cue that is gone leave by themselves.
+            self.num_bytes = sum(kept.num_bytes for _, _, kept in self._entries.values())
             for module in list(self._entries):
-                if num_bytes <= PREFIX_CACHE_BYTES:
+                if self.num_bytes <= self.max_bytes:
                     break
-                num_bytes -= _count_bytes(self._entries.pop(module)[2])
+                self.num_bytes -= self._entries.pop(module)[2].num_bytes
 
     def forget(self) -> None:
         """Drop all states."""
         with self._lock:
             self._entries.clear()
+            self.num_bytes = 0
 
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
     # Compared by value: a version counter does not notice changes through `.data`.
     return [value.detach() for value in (*module.parameters(), *module.buffers())]
-
-
-def _count_bytes(states: PrefixStates) -> int:
-    return sum(keys.nbytes + values.nbytes for keys, values in states.cache) + states.hidden.nbytes
 
 
 def make_cache(keys_values: KeyValueCache) -> Any:
@@ -144,9 +165,9 @@ def make_cache(keys_values: KeyValueCache) -> Any:
     return cache
 
 
-def repeat_rows(keys_values: KeyValueCache, repeats: int) -> KeyValueCache:
-    """Repeat each row of keys and values, for beams or candidates. [B ...] -> [B*repeats ...]"""
-    return [(keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0)) for keys, values in keys_values]
+def take_rows(keys_values: KeyValueCache, rows: Tensor) -> KeyValueCache:
+    """Copy keys and values of some rows [N], which may repeat, for beams or candidates. [B ...] -> [N ...]"""
+    return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in keys_values]
 
 
 def keys_values_of(cache: Any) -> KeyValueCache:
@@ -173,10 +194,18 @@ class DecoderPass(ForwardPass):
     @cached_property
     def _prefix_lengths(self) -> Tensor:
         """The number of shared positions of each row. [B 1]"""
-        lengths = torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
-        for prefix in self.shared:
-            lengths[prefix.rows] = prefix.length
-        return lengths
+        if not self.shared:
+            return torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
+        lengths = torch.tensor([[prefix.length] for prefix in self.shared], device=self.ids.device)
+        return lengths[self._prefix_numbers]
+
+    @cached_property
+    def _prefix_numbers(self) -> Tensor:
+        """The shared prefix of each row. [B]"""
+        numbers = torch.arange(len(self.shared), device=self.ids.device)
+        sizes = torch.tensor([len(prefix.rows) for prefix in self.shared], device=self.ids.device)
+        rows = torch.cat([prefix.rows for prefix in self.shared])
+        return torch.empty_like(rows).index_copy(0, rows, numbers.repeat_interleave(sizes))
 
     @property
     def _longest_prefix(self) -> int:
@@ -205,36 +234,61 @@ class DecoderPass(ForwardPass):
         """Run each shared prefix once. Without gradients a frozen backbone keeps its states for the next batch."""
         if self._prefix_states is None:
             use_cache = self.backbone.is_frozen and not torch.is_grad_enabled()
+            store = self.backbone.prefixes
+            kept = [store.get(prefix) if use_cache and prefix.length else None for prefix in self.shared]
+            missing = [
+                prefix for prefix, states in zip(self.shared, kept, strict=True) if states is None and prefix.length
+            ]
+            size = max(1, TOKENS_AT_ONCE // self._longest_prefix)
+            computed: list[PrefixStates] = []
+            while len(computed) < len(missing):
+                computed += self._compute_prefixes(missing[len(computed) : len(computed) + size])
+            in_order = iter(computed)
+            nothing = PrefixStates(self.embeds[:1, :0], [])
             self._prefix_states = []
-            for prefix in self.shared:
-                if not prefix.length:
-                    self._prefix_states.append(PrefixStates(self.embeds[:1, :0], []))
-                    continue
-                states = self.backbone.prefixes.get(prefix) if use_cache else None
+            for prefix, states in zip(self.shared, kept, strict=True):
                 if states is None:
-                    states = self._run_prefix(prefix)
-                    if use_cache:
-                        self.backbone.prefixes.put(prefix, states)
+                    states = next(in_order) if prefix.length else nothing
+                    if use_cache and prefix.length:
+                        store.put(prefix, states)
                 self._prefix_states.append(states)
         return self._prefix_states
 
-    def _run_prefix(self, prefix: SharedPrefix) -> PrefixStates:
-        row = prefix.rows[:1]
-        start = int(self._starts[row])
-        columns = slice(start, start + prefix.length)
-        row_layout = self.layout.rows(row)
-        no_text = row_layout.text_slots[:, :0]
+    def _compute_prefixes(self, prefixes: Sequence[SharedPrefix]) -> list[PrefixStates]:
+        """Run the positions of several prefixes in one pass; shorter ones are padded in front."""
+        longest = max(prefix.length for prefix in prefixes)
+        rows = torch.cat([prefix.rows[:1] for prefix in prefixes])  # [n] a row of each prefix
+        lengths = torch.tensor([[prefix.length] for prefix in prefixes], device=rows.device)  # [n 1]
+        places = torch.arange(longest, device=rows.device) - (longest - lengths)  # [n N] position within the row
+        columns = (self._starts[rows] + places).clamp(min=0)
+        is_real = places >= 0
+        no_text = self.layout.text_slots[rows, :0]
         layout = replace(
-            row_layout,
-            index=row_layout.index[:, columns],
-            mask=row_layout.mask[:, columns],
+            self.layout.rows(rows),
+            index=self.layout.index[rows].gather(1, columns).where(is_real, self.layout.pool_size),
+            mask=is_real,
             text_slots=no_text,
             text_mask=no_text.bool(),
         )
-        prefix_pass = replace(self, layout=layout, embeds=self.embeds[row, columns], prompt=prefix.prompt, shared=())
+        prompt = join_prompts([first_row(prefix.prompt) for prefix in prefixes])
+        embeds = self.embeds[rows.unsqueeze(1), columns]  # [n N D]
+        prefix_pass = replace(self, layout=layout, embeds=embeds, prompt=prompt, shared=())
         with prefix_pass._with_prompts():
             output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=make_cache([]))
-        return PrefixStates(output.last_hidden_state, keys_values_of(output.past_key_values))
+        hidden, cache = output.last_hidden_state, keys_values_of(output.past_key_values)
+        if len(prefixes) == 1:
+            return [PrefixStates(hidden, cache)]
+        # Copied, so that none keeps the others and their padding in memory.
+        return [
+            PrefixStates(
+                hidden[[number], longest - prefix.length :],
+                [
+                    (keys[[number], :, longest - prefix.length :], values[[number], :, longest - prefix.length :])
+                    for keys, values in cache
+                ],
+            )
+            for number, prefix in enumerate(prefixes)
+        ]
 
     @property
     def prefix_keys_values(self) -> KeyValueCache | None:
@@ -268,28 +322,25 @@ class DecoderPass(ForwardPass):
                 (keys.expand(num_rows, -1, -1, -1), values.expand(num_rows, -1, -1, -1))
                 for keys, values in all_states[0].cache
             ]
-        longest = self._longest_prefix
-        example = next(states.cache for states in all_states if states.cache)
-        joined = []
-        for layer, layer_example in enumerate(example):
-            blocks = [tensor.new_zeros(num_rows, tensor.shape[1], longest, tensor.shape[3]) for tensor in layer_example]
-            for prefix, states in zip(self.shared, all_states, strict=True):
-                if not prefix.length:
-                    continue
-                for block, tensor in zip(blocks, states.cache[layer], strict=True):
-                    block[prefix.rows, :, longest - prefix.length :] = tensor
-            joined.append((blocks[0], blocks[1]))
-        return joined
+        example = next(states.by_position for states in all_states if states.cache)
+        empty = [tensor[:0] for tensor in example]  # of rows without a prefix
+        by_prefix = [states.by_position or empty for states in all_states]
+        blocks = []
+        for tensors in zip(*by_prefix, strict=True):  # one layer's keys or values
+            padded = pad_sequence(list(tensors), batch_first=True, padding_side="left")  # [n N heads K/heads]
+            blocks.append(padded.index_select(0, self._prefix_numbers).transpose(1, 2))  # [B heads N K/heads]
+        return list(zip(blocks[::2], blocks[1::2], strict=True))
 
     def _run(self) -> Tensor:
         hidden: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state
         if not self.shared:
             return hidden
         longest = self._longest_prefix
-        block = hidden.new_zeros(len(hidden), longest, hidden.shape[2])  # [B N D]
-        for prefix, states in zip(self.shared, self._run_prefixes(), strict=True):
-            if prefix.length:
-                block[prefix.rows, longest - prefix.length :] = states.hidden
+        all_states = self._run_prefixes()
+        like = next(states.hidden[0] for states in all_states if states.cache)
+        prefix_states = [states.hidden[0] if states.cache else like[:0] for states in all_states]  # [N D] each
+        padded = pad_sequence(prefix_states, batch_first=True, padding_side="left")  # [n N D]
+        block = padded.index_select(0, self._prefix_numbers)  # [B N D]
         columns = torch.arange(self.layout.mask.shape[1], device=hidden.device)
         places = columns - self._starts  # [B S] position within the row
         shared_columns = longest - self._prefix_lengths + places
@@ -309,34 +360,35 @@ class DecoderPass(ForwardPass):
         slots = self.layout.target_slots - 1  # [B U]
         return self._logits_at(slots.where(self.layout.target_mask, slots.max()))  # padding adds no column
 
-    def rank(self, candidates: Sequence[Tensor]) -> Tensor:
-        """Log-likelihood of each candidate; all candidates use the same keys and values of the source. [B C]"""
-        ids, mask = pad_candidates(candidates, self.ids.device)  # [C U]
-        if self._leaves_window(ids.shape[1]):
-            return self._in_every_row().rank(candidates)
-        num_rows, num_candidates = len(self.ids), len(ids)
-        self.run_for_ranking()
-        assert self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None
-        logits = self._last_logits.repeat_interleave(num_candidates, dim=0).unsqueeze(1)  # [B*C 1 V]
-        repeated_ids, repeated_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
-        if ids.shape[1] > 1:
-            source_mask = self._source_cache_mask.long().repeat_interleave(num_candidates, dim=0)  # [B*C S]
-            embeds = self._embed_continuations(repeated_ids, repeated_mask)[:, :-1]  # [B*C U-1 D]
-            num_before = self.layout.num_positions.repeat_interleave(num_candidates, dim=0)  # [B*C 1]
-            positions = num_before + torch.arange(ids.shape[1] - 1, device=ids.device)
-            with self._without_prompts(lasting=self._lasting):
-                output = self.backbone.model(
-                    inputs_embeds=embeds.to(self.backbone.dtype),
-                    attention_mask=torch.cat([source_mask, repeated_mask[:, :-1].long()], dim=1),
-                    past_key_values=make_cache(repeat_rows(self._source_cache, num_candidates)),
-                    use_cache=True,
-                    **self.backbone.position_inputs(positions),
-                )
-            logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
-        return sum_log_probabilities(logits, repeated_ids, repeated_mask).view(num_rows, num_candidates)
+    def rank_together(self, groups: Sequence[RankedRows]) -> list[Tensor]:
+        """Log-likelihood of each group's candidates for each of its rows: [b C] per group."""
+        longest = max(len(candidate) for _, candidates in groups for candidate in candidates)
+        if self._leaves_window(longest):
+            return self._in_every_row().rank_together(groups)
+        return super().rank_together(groups)
 
-    def _embed_continuations(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
-        """Return the input states of tokens behind the text; several continuations of a row are adjacent. [N U D]"""
+    def _score(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Log-likelihood of targets [N U]; those of one row [N] read the same keys and values of the source. [N]"""
+        assert self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None
+        scores = self._last_logits.log_softmax(dim=-1)[rows, ids[:, 0]]  # [N]
+        if ids.shape[1] == 1:
+            return scores
+        before, before_mask = ids[:, :-1], mask[:, :-1]  # [N U-1]
+        embeds = self._embed_continuations(rows, before, before_mask)  # [N U-1 D]
+        positions = self.layout.num_positions[rows] + torch.arange(before.shape[1], device=ids.device)  # [N U-1]
+        lasting = {layer: part.rows(rows) for layer, part in self._lasting.items()}
+        with self._without_prompts(lasting=lasting):
+            output = self.backbone.model(
+                inputs_embeds=embeds.to(self.backbone.dtype),
+                attention_mask=torch.cat([self._source_cache_mask[rows], before_mask], dim=1).long(),
+                past_key_values=make_cache(take_rows(self._source_cache, rows)),
+                use_cache=True,
+                **self.backbone.position_inputs(positions),
+            )
+        return scores + sum_log_probabilities(output.logits.float(), ids[:, 1:], mask[:, 1:])
+
+    def _embed_continuations(self, rows: Tensor, target_ids: Tensor, target_mask: Tensor) -> Tensor:
+        """Return the input states of tokens [N U] behind the text of a row [N]. [N U D]"""
         return self.backbone.embed(target_ids)
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
@@ -360,7 +412,7 @@ class DecoderPass(ForwardPass):
         mask, unshared = self._source_mask, self.embeds[:, self._first_column :]
         # transformers skips one input for each cached key, and repeats all inputs except the cache for its beams.
         skipped = unshared.new_zeros(len(unshared), mask.shape[1] - unshared.shape[1], unshared.shape[2])
-        cache = repeat_rows(self._join_prefix_caches(), num_beams)
+        cache = take_rows(self._join_prefix_caches(), self._repeated_rows(num_beams))
         with self._without_prompts():
             generated = self.backbone.generate(
                 decoding,
@@ -371,6 +423,10 @@ class DecoderPass(ForwardPass):
                 past_key_values=self._make_generation_cache(cache, num_beams),
             )
         return generated.tolist()
+
+    def _repeated_rows(self, num_beams: int) -> Tensor:
+        """The row of each beam. [B*beams]"""
+        return torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(num_beams)
 
     def _make_generation_cache(self, keys_values: KeyValueCache, num_beams: int) -> Any:
         """Make the cache that generation begins with; `keys_values` have a row for each beam."""
@@ -409,15 +465,17 @@ class DecoderPass(ForwardPass):
         if narrowed is self:
             return self
         assert isinstance(narrowed, DecoderPass)
-        kept: list[tuple[SharedPrefix, PrefixStates | None]] = []
-        for number, prefix in enumerate(self.shared):
-            rows = torch.isin(index, prefix.rows).nonzero().flatten()
-            if len(rows):
-                states = self._prefix_states[number] if self._prefix_states else None
-                kept.append((prefix._replace(rows=rows), states))
-        narrowed.shared = [prefix for prefix, _ in kept]
-        all_states = [states for _, states in kept if states is not None]
-        narrowed._prefix_states = all_states if len(all_states) == len(kept) and kept else None
+        if self.shared:
+            members: dict[int, list[int]] = {}  # prefix -> its rows among the chosen ones
+            for row, number in enumerate(self._prefix_numbers[index].tolist()):
+                members.setdefault(number, []).append(row)
+            numbers = sorted(members)
+            narrowed.shared = [
+                self.shared[number]._replace(rows=torch.tensor(members[number], device=index.device))
+                for number in numbers
+            ]
+            states = self._prefix_states
+            narrowed._prefix_states = None if states is None else [states[number] for number in numbers]
         narrowed._lasting = {layer: part.rows(index) for layer, part in self._lasting.items()}
         if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
             narrowed._source_cache_mask = self._source_cache_mask[index]
@@ -425,7 +483,7 @@ class DecoderPass(ForwardPass):
             narrowed._last_logits = self._last_logits[index]
         return narrowed
 
-    def run_for_ranking(self) -> None:
+    def _run_for_ranking(self) -> None:
         """Run once over prompt and text and keep keys and values. The text must end in the last column."""
         if self._source_cache is not None:
             return

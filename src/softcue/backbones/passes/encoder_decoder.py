@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from softcue.backbones.passes.decoding import Decoding
-from softcue.backbones.passes.forward_pass import ForwardPass, pad_candidates, sum_log_probabilities
+from softcue.backbones.passes.forward_pass import ForwardPass, sum_log_probabilities
 
 
 class EncoderDecoderPass(ForwardPass):
@@ -26,23 +24,18 @@ class EncoderDecoderPass(ForwardPass):
         """Logits of the decoder's first step, after the target's prefix (such as BART's `<s>`). [B V]"""
         prefix = torch.tensor([self.backbone.target_prefix], device=self.ids.device, dtype=torch.long)
         ids = torch.cat([self._start(len(self.ids)), prefix.expand(len(self.ids), -1)], dim=1)
-        return self._decode(ids, repeats=1)[:, -1]
+        return self._decode(ids)[:, -1]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """Logits of the decoder, whose input is the target shifted by one. [B U V]"""
-        return self._decode(self._shift(target_ids), repeats=1)
+        return self._decode(self._shift(target_ids))
 
-    def run_for_ranking(self) -> None:
-        """Run the encoder on prompt and text."""
+    def _run_for_ranking(self) -> None:
         self.with_positions.hidden()
 
-    def rank(self, candidates: Sequence[Tensor]) -> Tensor:
-        """Log-likelihood of each candidate; all candidates use the same encoder states. [B C]"""
-        ids, mask = pad_candidates(candidates, self.ids.device)  # [C U]
-        num_rows, num_candidates = len(self.ids), len(ids)
-        repeated_ids, repeated_mask = ids.repeat(num_rows, 1), mask.repeat(num_rows, 1)  # [B*C U]
-        logits = self._decode(self._shift(repeated_ids), repeats=num_candidates)
-        return sum_log_probabilities(logits, repeated_ids, repeated_mask).view(num_rows, num_candidates)
+    def _score(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Log-likelihood of targets [N U]; those of one row [N] read the same encoder states. [N]"""
+        return sum_log_probabilities(self._decode(self._shift(ids), rows), ids, mask)
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         from transformers.modeling_outputs import BaseModelOutput
@@ -59,16 +52,17 @@ class EncoderDecoderPass(ForwardPass):
             )
         return generated[:, 1:].tolist()  # without the start token
 
-    def _decode(self, decoder_ids: Tensor, repeats: int) -> Tensor:
+    def _decode(self, decoder_ids: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Logits of the decoder for tokens [N U] behind the source of a row [N]; None: one for each row. [N U V]"""
         from transformers.modeling_outputs import BaseModelOutput
 
         source = self.with_positions
         hidden, mask = source.hidden(), source.layout.mask.long()
-        if repeats > 1:
-            hidden, mask = hidden.repeat_interleave(repeats, dim=0), mask.repeat_interleave(repeats, dim=0)
+        if rows is not None:
+            hidden, mask = hidden[rows], mask[rows]
         noise = None
         if self.dropout is not None:
-            assert repeats == 1, "candidates are ranked without dropout"
+            assert rows is None, "candidates are ranked without dropout"
             numbers = torch.arange(decoder_ids.shape[1], device=decoder_ids.device)
             noise = self.dropout.of_tokens(numbers.expand(len(decoder_ids), -1))
         with self._without_prompts(noise):

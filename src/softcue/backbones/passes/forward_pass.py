@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from softcue.backbones.injection import ActivePass, ReachedLayer, inject
 from softcue.backbones.layout import Layout
 from softcue.backbones.passes.decoding import Decoding, TokenListener
 from softcue.errors import BackboneError
+from softcue.inputs.formatter import TOKENS_AT_ONCE
 from softcue.randomness import Dropout, TokenNoise, text_generator
 from softcue.types import LayerPrompt, Prompt
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 Pooling = Literal["cls", "mean", "last"]
 # compared: features of the similarity of two texts; mask: the state at the mask token (encoders)
 Summary = Literal["cls", "mean", "last", "compared", "mask"]
+RANKED_AT_ONCE = 256  # most pairs of a row and a candidate in one pass: each has its logits over all words
+RankedRows = tuple[Tensor, Sequence[Tensor]]  # rows [b], and the candidates that are ranked for each of them
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
@@ -166,10 +171,6 @@ class ForwardPass(ABC):
             mask.append(self.layout.target_mask)
         return torch.cat(states, dim=1), torch.cat(mask, dim=1)
 
-    def run_for_ranking(self) -> None:
-        """Run, for all rows at once, the pass that `rank` needs."""
-        self.hidden()
-
     def rows(self, index: Tensor) -> ForwardPass:
         """The same pass for some of the rows; it keeps the results computed so far."""
         if len(index) == len(self.ids):
@@ -222,6 +223,13 @@ class ForwardPass(ABC):
     def first_logits(self) -> Tensor:
         """Logits over the vocabulary for the first word of the prediction. [B V]"""
 
+    def logits_behind(self, tokens: Sequence[int]) -> Tensor:
+        """Logits over the vocabulary for the word behind these first tokens of the prediction. [B V]"""
+        if not tokens:
+            return self.first_logits()
+        target = self.ids.new_tensor([*tokens, tokens[-1]])  # the last token is not read
+        return self.target_logits(target.expand(len(self.ids), -1))[:, len(tokens)]
+
     def mask_states(self) -> Tensor:
         """States at the mask token, as the masked-word head compares them with words. [B D]"""
         raise BackboneError(
@@ -237,6 +245,42 @@ class ForwardPass(ABC):
 
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
         """Log-likelihood of each candidate target (token ids that end with the end token). [B C]"""
+        all_rows = torch.arange(len(self.ids), device=self.ids.device)
+        return self.rank_together([(all_rows, candidates)])[0]
+
+    def rank_together(self, groups: Sequence[RankedRows]) -> list[Tensor]:
+        """Log-likelihood of each group's candidates for each of its rows: [b C] per group.
+
+        All pairs of a row and a candidate share one pass, whatever the number and the length of a group's candidates.
+        Only what would not fit into memory is divided, into passes of candidates of similar length.
+        """
+        device = self.ids.device
+        candidates = [candidate for _, group_candidates in groups for candidate in group_candidates]
+        ids, mask = pad_candidates(candidates, device)  # [C U]
+        self._run_for_ranking()
+        firsts = list(accumulate((len(group_candidates) for _, group_candidates in groups), initial=0))
+        numbers = torch.cat(  # [N] which candidate each pair has
+            [torch.arange(*ends).repeat(len(rows)) for ends, (rows, _) in zip(pairwise(firsts), groups, strict=True)]
+        )
+        rows = torch.cat([rows.repeat_interleave(len(group_candidates)) for rows, group_candidates in groups])  # [N]
+        lengths = torch.tensor([len(candidate) for candidate in candidates])[numbers]  # [N]
+        size = max(1, min(RANKED_AT_ONCE, TOKENS_AT_ONCE // (self.layout.mask.shape[1] + ids.shape[1])))
+        pairs = torch.arange(len(numbers)) if len(numbers) <= size else lengths.argsort(stable=True)
+        scores = torch.empty(len(numbers), device=device)
+        for chunk in pairs.split(size):
+            width, places = int(lengths[chunk].max()), numbers[chunk].to(device)
+            chosen = chunk.to(device)
+            scores[chosen] = self._score(rows[chosen], ids[places, :width], mask[places, :width])
+        sizes = [len(group_rows) * len(group_candidates) for group_rows, group_candidates in groups]
+        parts = zip(scores.split(sizes), groups, strict=True)
+        return [part.view(len(group_rows), len(group_candidates)) for part, (group_rows, group_candidates) in parts]
+
+    def _run_for_ranking(self) -> None:
+        """Run, for all rows at once, the pass that all candidates share."""
+        raise self._no_text_error("rank")
+
+    def _score(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Log-likelihood of a target [N U] behind the source of a row [N]. [N]"""
         raise self._no_text_error("rank")
 
     def generate(self, decoding: Decoding) -> list[list[int]]:
@@ -265,13 +309,10 @@ class ForwardPass(ABC):
 
 def pad_candidates(candidates: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """Put candidate targets into one padded batch: token ids and mask. [C U] each"""
-    width = max(len(candidate) for candidate in candidates)
-    ids = torch.zeros(len(candidates), width, dtype=torch.long, device=device)
-    mask = torch.zeros(len(candidates), width, dtype=torch.bool, device=device)
-    for row, candidate in enumerate(candidates):
-        ids[row, : len(candidate)] = candidate
-        mask[row, : len(candidate)] = True
-    return ids, mask
+    ids = pad_sequence(list(candidates), batch_first=True)
+    lengths = torch.tensor([len(candidate) for candidate in candidates])
+    mask = torch.arange(ids.shape[1]) < lengths.unsqueeze(1)
+    return ids.to(device), mask.to(device)
 
 
 def sum_log_probabilities(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

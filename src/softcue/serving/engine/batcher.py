@@ -12,9 +12,10 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate, islice, takewhile
+from operator import attrgetter
 
 from softcue.serving.engine.requests import BatchRow, RequestRow
 from softcue.serving.errors import RequestError, busy, draining, inference_ended
@@ -42,71 +43,91 @@ def choose_batch(waiting: Sequence[BatchRow], now: float, limits: Limits, pass_t
     one with the oldest row. Once overdue rows can fill a batch, only overdue rows are considered.
     """
     oldest = waiting[0]
-    model, decoding, group = oldest.request_row.model, oldest.request_row.decoding, oldest.request_row.group
+    request_row = oldest.request_row
+    model, decoding, group = request_row.model, request_row.decoding, request_row.group
     budget = model.tokens_at_once if limits.token_budget is None else limits.token_budget
     num_passes = 1 + (model.readout.max_target_length if decoding else 0)
-    compatible = [row for row in waiting if row.request_row.decoding == decoding]
+    first, others = [oldest], []
+    for row in islice(waiting, 1, None):
+        if row.request_row.decoding != decoding:
+            continue
+        if row.request_row.group is not group:
+            others.append(row)
+            continue
+        longest = max(row.length, *map(_length, first))
+        if len(first) + 1 > limits.max_rows or (len(first) + 1) * longest > budget:
+            return first
+        first.append(row)
+    width = max(map(_length, first))
 
-    def fits(num_rows: int, longest: int) -> bool:
-        return num_rows <= limits.max_rows and num_rows * longest <= budget
-
-    first = _Unit(oldest.length, [oldest])
-    for row in compatible[1:]:
-        if row.request_row.group is group:
-            if not fits(len(first.rows) + 1, longest := max(first.length, row.length)):
-                return first.rows
-            first = _Unit(longest, [*first.rows, row])
-
-    others = [_Unit(row.length, [row]) for row in compatible if row.request_row.group is not group]
-    overdue = [unit for unit in others if unit.rows[0].request_row.arrived < now - limits.max_age]
+    overdue = list(takewhile(lambda row: row.request_row.arrived < now - limits.max_age, others))
     if len(overdue) >= limits.max_rows or sum(map(_length, overdue)) >= budget:
         others = overdue
     others.reverse()
     others.sort(key=_length)  # among equal lengths the oldest come last, next to the first unit
-    place = bisect_right(others, first.length, key=_length)
+    place = bisect_right(others, width, key=_length)
     reach = max(NEIGHBOURS, limits.max_rows)
     below, above = others[max(0, place - reach) : place], others[place : place + reach]
-    return _divide(below, first, above, num_passes * pass_tokens, fits)
+    lengths = [*map(_length, below), width, *map(_length, above)]
+    sizes = [1] * len(lengths)
+    sizes[len(below)] = len(first)
+    start, end = _batch_of(len(below), lengths, sizes, num_passes * pass_tokens, limits.max_rows, budget)
+    return [*below[start:], *first, *above[: end - len(below) - 1]]
 
 
-class _Unit(NamedTuple):
-    """Rows that stay together."""
-
-    length: int
-    rows: list[BatchRow]
+_length = attrgetter("length")
 
 
-def _length(unit: _Unit) -> int:
-    return unit.length
+def _batch_of(
+    place: int, lengths: Sequence[int], sizes: Sequence[int], pass_tokens: float, max_rows: int, budget: int
+) -> tuple[int, int]:
+    """The batch of one unit, from unit to unit, in the division of units of rising length that takes the least time.
 
-
-def _divide(
-    below: Sequence[_Unit], first: _Unit, above: Sequence[_Unit], pass_tokens: float, fits: Callable[[int, int], bool]
-) -> list[BatchRow]:
-    """The batch of the first unit, in the division of all units that takes the least time.
-
-    A batch costs `pass_tokens` plus its tokens with padding. The least cost of the units up to each unit follows from
-    the least cost of the units before its batch (dynamic programming).
+    A batch costs `pass_tokens` plus its tokens with padding. With n rows in the units before unit s and least cost f(s)
+    of dividing them, the least cost up to unit e is the least f(s) + pass_tokens + (n(e) - n(s)) * length(e) over all
+    starts s of its last batch. A start that is better than an earlier one stays better for all longer units, so
+    starts wait in a queue until their time comes, and each enters and leaves it once.
     """
-    units = [*below, first, *above]
-    least_costs, starts = [0.0], []
-    for end, (width, _) in enumerate(units, 1):
-        best_cost, best_start, num_rows = math.inf, end - 1, 0
-        for start in range(end - 1, -1, -1):
-            num_rows += len(units[start].rows)
-            is_alone = start == end - 1
-            # Rows never share a pass if the padding costs more than a pass of their own.
-            if not is_alone and (not fits(num_rows, width) or width - units[start].length > pass_tokens):
-                break
-            cost = least_costs[start] + pass_tokens + num_rows * width
-            if cost <= best_cost:  # at equal cost the larger batch
-                best_cost, best_start = cost, start
-        least_costs.append(best_cost)
-        starts.append(best_start)
-    end = len(units)
-    while (start := starts[end - 1]) > len(below):
+    num_units = len(lengths)
+    num_before = [0, *accumulate(sizes)]  # n
+    # Where a batch up to each unit may start at the earliest: more rows would be too many, or cost more in padding
+    # than a pass of their own. And the end from which on a batch cannot start at a unit any more.
+    ends = [num_units + 1] * (num_units + 1)
+    earliest = 0
+    for end in range(1, num_units + 1):
+        width = lengths[end - 1]
+        num_rows = num_before[end] - num_before[earliest]
+        while earliest < end - 1 and (
+            num_rows > max_rows or num_rows * width > budget or width - lengths[earliest] > pass_tokens
+        ):
+            ends[earliest] = end
+            earliest += 1
+            num_rows = num_before[end] - num_before[earliest]
+    least_costs, starts = [0.0], [0] * (num_units + 1)
+    queue, times = [0], [0]  # starts, and the end from which on each is the best one
+    head = 0
+    for end in range(1, num_units + 1):
+        while head + 1 < len(queue) and times[head + 1] <= end:
+            head += 1
+        best, width = queue[head], lengths[end - 1]
+        starts[end] = best
+        least_costs.append(cost := least_costs[best] + pass_tokens + (num_before[end] - num_before[best]) * width)
+        while True:  # the new start `end` comes behind the last one in the queue
+            last = queue[-1]
+            # Better once a row more costs more than the difference; at equal cost the larger batch is better.
+            limit = (cost - least_costs[last]) / (num_before[end] - num_before[last])
+            time = min(bisect_right(lengths, limit) + 1, ends[last])
+            if len(queue) - 1 > head and time <= times[-1]:
+                queue.pop()
+                times.pop()
+                continue
+            queue.append(end)
+            times.append(max(time, end + 1))
+            break
+    end = num_units
+    while (start := starts[end]) > place:
         end = start
-    return [row for unit in units[start:end] for row in unit.rows]
+    return start, end
 
 
 class Batcher:
@@ -177,11 +198,11 @@ class Batcher:
             self._changed.notify_all()
             return list(self._in_flight)
 
-    def release(self, row: RequestRow) -> None:
-        """Count a request row as finished."""
+    def release(self, *rows: RequestRow) -> None:
+        """Count request rows as finished."""
         with self._changed:
-            self._in_flight.discard(row)
-            self.num_in_flight -= 1
+            self._in_flight.difference_update(rows)
+            self.num_in_flight -= len(rows)
             self._changed.notify_all()
 
     def take_arrived(self) -> list[RequestRow] | None:
@@ -192,8 +213,10 @@ class Batcher:
             num_characters = 0
             if len(self._waiting) >= ROWS_ENOUGH:  # only rows that are over, which make room for others
                 now = time.monotonic()
-                rows = [row for row in self._arrived if row.is_over(now)]
-                self._arrived = deque(row for row in self._arrived if row not in rows)
+                rows = [row for row in self._arrived if row.is_dropped or row.deadline <= now]
+                if rows:
+                    over = set(rows)
+                    self._arrived = deque(row for row in self._arrived if row not in over)
                 return rows
             while self._arrived and num_characters < CHARACTERS_AT_ONCE and len(self._waiting) + len(rows) < ROWS_READY:
                 rows.append(self._arrived.popleft())
@@ -208,9 +231,12 @@ class Batcher:
     def take(self) -> tuple[list[BatchRow], list[RequestRow]]:
         """The next batch, and request rows that are over, none of whose rows is in the batch."""
         now = time.monotonic()
-        over = {row.request_row: None for row in self._waiting if row.request_row.is_over(now)}
-        left = [row for row in self._waiting if row.request_row not in over and not row.request_row.result.done()]
+        waiting = [row for row in self._waiting if row.request_row.result is None]
+        over = {
+            row.request_row: None for row in waiting if row.request_row.is_dropped or row.request_row.deadline <= now
+        }
+        left = [row for row in waiting if row.request_row not in over] if over else waiting
         batch = choose_batch(left, now, self.limits, self.pass_tokens) if left else []
         taken = set(batch)
         self._waiting = [row for row in left if row not in taken]
-        return batch, [row for row in over if not row.result.done()]
+        return batch, list(over)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +29,7 @@ from softcue.inference import predict_mixed, tokenize_requests
 from softcue.serving.engine.batcher import Batcher, Limits
 from softcue.serving.engine.registry import LoadedCue, Registry, recorded_dtype
 from softcue.serving.engine.requests import (
+    AwaitedItem,
     BatchReport,
     BatchRow,
     Ensemble,
@@ -51,6 +53,10 @@ STATE_BYTES = 64 << 20  # cache of states below late prompts: enough for texts i
 logger = logging.getLogger("softcue.serving")
 
 
+def _arrival(row: BatchRow) -> float:
+    return row.request_row.arrived
+
+
 class Engine:
     """Predicts items of any cues together: the cues of a folder, or loaded cues by name.
 
@@ -72,10 +78,13 @@ class Engine:
         allow_pickle: bool = False,
         deterministic: bool = False,
         require_signature: str | Path | None = None,
+        prefix_cache_mb: int | None = None,
     ) -> None:
         """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case.
 
         `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
+        `prefix_cache_mb` bounds the keys and values of prompts that a decoder keeps from batch to batch; None: a
+        sixteenth of the memory of its device, at least 256 MB.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
@@ -84,6 +93,8 @@ class Engine:
             settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
             backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)
+        if prefix_cache_mb is not None:
+            backbone.set_prefix_bytes(prefix_cache_mb << 20)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
@@ -143,17 +154,24 @@ class Engine:
         """
         options = Options(ensemble, truncate)
         self._check_alive()
-        requests = [self._make_request(item, options, math.inf) for item in items]
-        for chunk in self._chunks(requests):
+        finished: SimpleQueue[AwaitedItem] = SimpleQueue()
+        awaited: list[AwaitedItem] = []
+        for item in items:
+            rows = self._make_rows(item, options, math.inf)
+            awaited.append(AwaitedItem(() if isinstance(rows, RequestError) else rows, ensemble, finished))
+            if isinstance(rows, RequestError):
+                awaited[-1].finish(rows)
+        for chunk in self._chunks(awaited):
             try:
                 self._batcher.put([row for request in chunk for row in request.rows], seconds=math.inf)
             except RequestError as error:  # the engine was closed; items accepted before are still predicted
                 for request in chunk:
                     if request.rows:
-                        request.result.set_result(error.copy())
-        results = [request.result.result() for request in requests]
+                        request.finish(error.copy())
+        for _ in awaited:
+            finished.get()
         self._check_alive()
-        return results
+        return [request.result for request in awaited if request.result is not None]
 
     def submit(
         self, items: Sequence[Item], options: Options, seconds: float = math.inf, on_text: OnText | None = None
@@ -169,10 +187,12 @@ class Engine:
         """
         deadline = time.monotonic() + seconds
         callback = on_text if options.ensemble is None else None
-        requests = [
-            self._make_request(item, options, deadline, callback and partial(callback, index))
-            for index, item in enumerate(items)
-        ]
+        requests: list[PendingRequest] = []
+        for index, item in enumerate(items):
+            rows = self._make_rows(item, options, deadline, callback and partial(callback, index))
+            requests.append(PendingRequest(() if isinstance(rows, RequestError) else rows, options.ensemble))
+            if isinstance(rows, RequestError):
+                requests[-1].finish(rows)
         self._batcher.put([row for request in requests for row in request.rows])
         return requests
 
@@ -187,15 +207,15 @@ class Engine:
 
     # --- from items to request rows ---
 
-    def _make_request(
+    def _make_rows(
         self, item: Item, options: Options, deadline: float, on_text: Callable[[str], None] | None = None
-    ) -> PendingRequest:
+    ) -> list[RequestRow] | RequestError:
+        """The request rows of an item, one for each of its cues, or the error of the item."""
         names, text = item
         try:
             rows = [self._make_row(cue, text, options, deadline) for cue in self._find_cues(names, options)]
-            group = object()
             for row in rows:
-                row.group = group
+                row.group = rows[0].group
                 if row.decoding is not None:
                     answer_so_far = partial(row.model.readout.answer_tokens, is_complete=False)
                     own_stop = row.model.readout.config.stop
@@ -204,8 +224,8 @@ class Engine:
                         self.backbone.tokenizer, stop, on_text, row.has_no_client, answer_so_far
                     )
         except SoftcueError as error:
-            return PendingRequest.of_error(error if isinstance(error, RequestError) else invalid(error))
-        return PendingRequest(rows, options.ensemble)
+            return error if isinstance(error, RequestError) else invalid(error)
+        return rows
 
     def _find_cues(self, names: str | Sequence[str], options: Options) -> list[LoadedCue]:
         """The cue of a name; for an ensemble the named cues, or all cues of the named task."""
@@ -255,10 +275,10 @@ class Engine:
             example = task.example_from(texts, "text")
         return RequestRow(loaded_cue, model, example, options, deadline)
 
-    def _chunks(self, requests: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
+    def _chunks(self, requests: Sequence[AwaitedItem]) -> Iterator[list[AwaitedItem]]:
         """Requests in groups that leave room for requests of others."""
         limit = self._batcher.limits.max_in_flight
-        chunk: list[PendingRequest] = []
+        chunk: list[AwaitedItem] = []
         num_rows = 0
         for request in requests:
             num_rows += len(request.rows)
@@ -334,7 +354,7 @@ class Engine:
                 except Exception:
                     logger.exception("an example could not be read")
                     self._finish(row, pass_failed())
-        return sorted(batch_rows, key=lambda batch_row: batch_row.request_row.arrived)
+        return sorted(batch_rows, key=_arrival)
 
     def _tokenize(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         splits = [row.model.split(row.example) for row in rows]
@@ -342,8 +362,12 @@ class Engine:
         tokenized_rows = iter(tokenize_requests(self.backbone, examples, self._use_disk_cache))
         tokenized: list[BatchRow] = []
         for row, split in zip(rows, splits, strict=True):
-            batch_rows = [BatchRow.of(row, number, next(tokenized_rows)) for number in range(len(split))]
-            row.is_truncated = any(batch_row.tokens.is_truncated for batch_row in batch_rows)
+            if len(split) == 1:
+                batch_rows = [BatchRow.of(row, 0, next(tokenized_rows))]
+                row.is_truncated = batch_rows[0].tokens.is_truncated
+            else:
+                batch_rows = [BatchRow.of(row, number, next(tokenized_rows)) for number in range(len(split))]
+                row.is_truncated = any(batch_row.tokens.is_truncated for batch_row in batch_rows)
             row.predictions = [None] * len(batch_rows)
             if row.is_truncated and not row.options.truncate:
                 expected = f"at most {row.model.formatter.limit} tokens"
@@ -386,11 +410,15 @@ class Engine:
         seconds = time.monotonic() - began
         for batch_row, prediction in zip(batch, predictions, strict=True):
             batch_row.request_row.predictions[batch_row.number] = prediction
+        results: dict[RequestRow, Result] = {}
         for row in dict.fromkeys(batch_row.request_row for batch_row in batch):
             row.compute_seconds += seconds
-            finished = [prediction for prediction in row.predictions if prediction is not None]
-            if len(finished) == len(row.predictions):
-                self._finish(row, merge_rows(row, finished))
+            if row.result is None and None not in row.predictions:
+                finished = [prediction for prediction in row.predictions if prediction is not None]
+                results[row] = merge_rows(row, finished)
+        self._batcher.release(*results)
+        for row, result in results.items():
+            self._set_result(row, result)
         self._report(batch, seconds)
 
     def _report(self, batch: Sequence[BatchRow], seconds: float) -> None:
@@ -410,11 +438,15 @@ class Engine:
         )
 
     def _finish(self, row: RequestRow, result: Result) -> None:
-        if not row.result.done():
-            streamer, row.streamer = row.streamer, None  # it refers to the row: a cycle would keep the cue alive
-            self._num_predictions += isinstance(result, ServedPrediction)
-            if streamer is not None and isinstance(result, ServedPrediction):
-                streamer.send(result.prediction.label_text or "")
-                result = replace(result, is_ended=streamer.is_ended)
+        if row.result is None:
             self._batcher.release(row)
-            row.result.set_result(result)
+            self._set_result(row, result)
+
+    def _set_result(self, row: RequestRow, result: Result) -> None:
+        """Set the result of a row that was released."""
+        streamer, row.streamer = row.streamer, None  # it refers to the row: a cycle would keep the cue alive
+        self._num_predictions += isinstance(result, ServedPrediction)
+        if streamer is not None and isinstance(result, ServedPrediction):
+            streamer.send(result.prediction.label_text or "")
+            result = replace(result, is_ended=streamer.is_ended)
+        row.finish(result)

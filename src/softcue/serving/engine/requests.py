@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Literal
 
 from softcue.backbones import Decoding
@@ -73,7 +74,7 @@ class ServedPrediction:
 Result = ServedPrediction | RequestError
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RequestRow:
     """One example for one version of a cue, from its arrival to its result."""
 
@@ -83,7 +84,8 @@ class RequestRow:
     options: Options
     deadline: float = math.inf  # on the monotonic clock
     arrived: float = field(default_factory=time.monotonic)
-    result: Future[Result] = field(default_factory=Future)
+    result: Result | None = None  # None: it has none yet
+    on_result: Callable[[], None] | None = None  # called once, when it has one
     predictions: list[Prediction | None] = field(default_factory=list)  # of its batch rows
     started: float = 0.0  # when the first of its batch rows was run
     compute_seconds: float = 0.0  # of the passes of its batch rows
@@ -91,11 +93,18 @@ class RequestRow:
     is_dropped: bool = False  # no client waits for it any more
     group: object = field(default_factory=object)  # equal for all cues of an ensemble: they share a batch
     streamer: TextStreamer | None = None  # receives generated tokens
+    # How text is generated, if it is: generation takes many passes, so other rows do not share its batch.
+    decoding: Decoding | None = field(init=False)
 
-    @property
-    def decoding(self) -> Decoding | None:
-        """How text is generated, if it is: generation takes many passes, so other rows do not share its batch."""
-        return self.model.readout.decoding
+    def __post_init__(self) -> None:
+        self.decoding = self.model.readout.decoding
+
+    def finish(self, result: Result) -> None:
+        """Set the result, once."""
+        self.result = result
+        on_result, self.on_result = self.on_result, None  # it refers to the request
+        if on_result is not None:
+            on_result()
 
     def is_over(self, now: float) -> bool:
         """Whether no client waits for the row any more, or its deadline has passed."""
@@ -106,9 +115,9 @@ class RequestRow:
         return self.is_dropped
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class BatchRow:
-    """One tokenized row of a request row: most request rows have one, long texts have several."""
+    """One tokenized row of a request row: most request rows have one, long texts have several. It never changes."""
 
     request_row: RequestRow
     number: int
@@ -121,39 +130,60 @@ class BatchRow:
         return cls(request_row, number, tokens, request_row.model.length(tokens))
 
 
-class PendingRequest:
-    """An item whose result is not there yet: the request rows of its cues, and one future for the result."""
+class PendingItem(ABC):
+    """An item whose result is not there yet: the request rows of its cues. Only the inference thread finishes them."""
 
     def __init__(self, rows: Sequence[RequestRow], ensemble: Ensemble | None = None) -> None:
         self.rows = rows
-        self.result: Future[Result] = Future()
-        self.result.set_running_or_notify_cancel()  # clients that leave call `drop`; a result can always be set
         self._ensemble = ensemble
         self._num_left = len(rows)
-        self._lock = threading.Lock()
         for row in rows:
-            row.result.add_done_callback(self._finish_row)
+            row.on_result = self._finish_row
 
-    @classmethod
-    def of_error(cls, error: RequestError) -> PendingRequest:
-        """An item that has its error already."""
-        request = cls([])
-        request.result.set_result(error)
-        return request
+    @abstractmethod
+    def finish(self, result: Result) -> None:
+        """Set the result, once."""
+
+    def _finish_row(self) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            # Rows refer to this object: unless they are released here, a replaced cue stays until the next collection.
+            rows, self.rows = self.rows, ()
+            self.finish(join_cues(rows, self._ensemble))
+
+
+class PendingRequest(PendingItem):
+    """An item whose result a future will have."""
+
+    def __init__(self, rows: Sequence[RequestRow], ensemble: Ensemble | None = None) -> None:
+        super().__init__(rows, ensemble)
+        self.result: Future[Result] = Future()
+        self.result.set_running_or_notify_cancel()  # clients that leave call `drop`; a result can always be set
+
+    def finish(self, result: Result) -> None:
+        """Set the result of the future."""
+        self.result.set_result(result)
 
     def drop(self) -> None:
         """Say that no client waits any more: rows that have not started are never run."""
         for row in self.rows:
             row.is_dropped = True
 
-    def _finish_row(self, _: Future[Result]) -> None:
-        with self._lock:
-            self._num_left -= 1
-            is_last = self._num_left == 0
-        if is_last:
-            # Rows refer to this object: unless they are released here, a replaced cue stays until the next collection.
-            rows, self.rows = self.rows, ()
-            self.result.set_result(join_cues(rows, self._ensemble))
+
+class AwaitedItem(PendingItem):
+    """One of many items that a caller waits for together: `finished` gets an entry for each. A future costs more."""
+
+    def __init__(
+        self, rows: Sequence[RequestRow], ensemble: Ensemble | None, finished: SimpleQueue[AwaitedItem]
+    ) -> None:
+        super().__init__(rows, ensemble)
+        self.result: Result | None = None
+        self._finished = finished
+
+    def finish(self, result: Result) -> None:
+        """Set the result and tell the caller."""
+        self.result = result
+        self._finished.put(self)
 
 
 @dataclass(frozen=True)
@@ -193,13 +223,13 @@ def merge_rows(row: RequestRow, predictions: Sequence[Prediction]) -> Result:
 
 def join_cues(rows: Sequence[RequestRow], ensemble: Ensemble | None) -> Result:
     """The result of an item from the results of its cues."""
-    results = [row.result.result() for row in rows]
+    results = [row.result for row in rows]
+    if ensemble is None and results[0] is not None:
+        return results[0]
     for result in results:
         if isinstance(result, RequestError):
             return result
     served = [result for result in results if isinstance(result, ServedPrediction)]
-    if ensemble is None:
-        return served[0]
     predictions = [result.prediction for result in served]
     try:
         prediction = (vote if ensemble == "vote" else mean)(predictions)

@@ -42,6 +42,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         allow_pickle=settings.allow_pickle,
         require_signature=settings.require_signature,
         deterministic=settings.deterministic,
+        prefix_cache_mb=settings.prefix_cache_mb,
     )
 
 
