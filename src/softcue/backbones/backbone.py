@@ -304,7 +304,7 @@ class Backbone:
     @property
     def word_input_states(self) -> WordVectors:
         """Vectors of single words at the layer where prompts enter, by token id."""
-        return self.word_table.detach() if self.word_factor == 1.0 else ScaledWords(self)
+        return EmbeddedWords(self)
 
     @cached_property
     def word_size(self) -> float:
@@ -579,8 +579,8 @@ class Backbone:
         return generated
 
 
-class ScaledWords:
-    """Word vectors as they enter a model that scales them, looked up on demand."""
+class EmbeddedWords:
+    """Word vectors as they enter the model, which may scale them, looked up on demand by ids of any device."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
