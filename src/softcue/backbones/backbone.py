@@ -559,13 +559,13 @@ class Backbone:
         self,
         decoding: Decoding,
         listeners: Sequence[TokenListener | None] = (),
-        streams: Sequence[torch.Generator] = (),
+        draw_keys: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """Generate token ids with the model. Listeners get each row's tokens, unless beams are compared.
 
-        With a temperature, tokens are drawn from each row's random stream by adding Gumbel noise and taking the
-        largest. So a draw depends on the row alone.
+        With a temperature, tokens are drawn by adding Gumbel noise and taking the largest. `draw_keys` decide the noise
+        of each row [B], so a draw depends on the row alone.
         """
         use_listeners = decoding.num_beams == 1 and any(listeners)
         generated: Tensor = self.model.generate(
@@ -574,7 +574,7 @@ class Backbone:
             max_new_tokens=decoding.max_new_tokens,
             do_sample=False,
             stopping_criteria=[make_stopping_criterion(listeners)] if use_listeners else None,
-            logits_processor=[partial(add_gumbel_noise, decoding, streams)] if decoding.temperature else None,
+            logits_processor=None if draw_keys is None else [partial(add_gumbel_noise, decoding, draw_keys)],
         )
         return generated
 

@@ -24,7 +24,7 @@ from softcue.backbones.key_steps import Rotation
 from softcue.backbones.layout import JoinedVectors, Layout
 from softcue.backbones.structure import Projection, Stack, cross_attentions_of, layers_of, modules_of
 from softcue.backbones.tracing import hidden_input, structure_of
-from softcue.randomness import TokenNoise
+from softcue.randomness import TokenNoise, begin_section, draws_of_pass
 from softcue.types import LayerPrompt, Prompt
 
 
@@ -100,7 +100,7 @@ def inject(
         )
     token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
-        with change_attention(None if active is None or active.joined is None else active.join):
+        with draws_of_pass(), change_attention(None if active is None or active.joined is None else active.join):
             yield active
     finally:
         _active.reset(token)
@@ -259,6 +259,7 @@ def _make_layer_hook(
             active.num_runs[is_source, numbers[0]] = num_runs + 1
             number = numbers[num_runs % len(numbers)]
         active.num_rows[:] = [hidden.shape[0]]
+        begin_section(number if is_source else -2 - number)
         changed = hidden
         if number == 0 and active.noise is not None:
             changed = active.noise.drop(changed, noise_place)

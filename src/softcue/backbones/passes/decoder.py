@@ -350,7 +350,7 @@ class DecoderPass(ForwardPass):
                 generated = self.backbone.generate(
                     decoding,
                     self.listeners,
-                    self._streams(decoding),
+                    self._draw_keys(decoding),
                     inputs_embeds=self.embeds,
                     attention_mask=self.layout.mask.long(),
                     past_key_values=self._make_generation_cache([], num_beams),
@@ -365,7 +365,7 @@ class DecoderPass(ForwardPass):
             generated = self.backbone.generate(
                 decoding,
                 self.listeners,
-                self._streams(decoding),
+                self._draw_keys(decoding),
                 inputs_embeds=torch.cat([skipped, unshared], dim=1),
                 attention_mask=mask.long(),
                 past_key_values=self._make_generation_cache(cache, num_beams),

@@ -53,7 +53,7 @@ class EncoderDecoderPass(ForwardPass):
             generated = self.backbone.generate(
                 decoding,
                 self.listeners,
-                self._streams(decoding),
+                self._draw_keys(decoding),
                 encoder_outputs=states,
                 attention_mask=source.layout.mask.long(),
             )

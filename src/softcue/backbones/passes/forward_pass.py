@@ -20,8 +20,9 @@ from torch.nn import functional
 from softcue.backbones.injection import ActivePass, ReachedLayer, inject
 from softcue.backbones.layout import Layout
 from softcue.backbones.passes.decoding import Decoding, TokenListener
+from softcue.devices import send
 from softcue.errors import BackboneError
-from softcue.randomness import Dropout, TokenNoise, text_generator
+from softcue.randomness import Dropout, TokenNoise, text_key
 from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
@@ -248,11 +249,14 @@ class ForwardPass(ABC):
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         raise self._no_text_error("generate")
 
-    def _streams(self, decoding: Decoding) -> list[torch.Generator]:
-        """A random stream for each row, seeded by its text: draws do not depend on the other rows of the batch."""
-        rows = zip(self.ids.tolist(), self.text_mask.tolist(), strict=True) if decoding.temperature else ()
+    def _draw_keys(self, decoding: Decoding) -> Tensor | None:
+        """A key for the draws of each row, from its text: they do not depend on the other rows of the batch. [B]"""
+        if not decoding.temperature:
+            return None
+        rows = zip(self.ids.tolist(), self.text_mask.tolist(), strict=True)
         texts = [[token for token, is_text in zip(*row, strict=True) if is_text] for row in rows]
-        return [text_generator(decoding.seed, text) for text in texts]
+        keys = [text_key(decoding.seed, text) for text in texts]
+        return send(torch.tensor(keys, dtype=torch.int32), self.ids.device)
 
     def _no_text_error(self, method: str) -> BackboneError:
         return BackboneError(
