@@ -63,9 +63,9 @@ class ReadingEncoder(PromptEncoder):
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer == 0:
                 return None
-            summary = pool(hidden.float(), mask, "mean")
+            summary = pool(hidden.float(), mask, "mean").to(self.base.device)
             states = self.deep(summary).view(len(summary), self.prompt_length, -1) * layer
-            return LayerPrompt(states, torch.full((len(summary),), not self.replaces, device=hidden.device))
+            return LayerPrompt(states, torch.full((len(summary),), not self.replaces, device=states.device))
 
         return replace(make_prompt(tokens), layer_prompts=layer_prompts)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone, ForwardPass
+from softcue.devices import send
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import target_tokens
 from softcue.readouts.readout import (
@@ -63,7 +64,7 @@ class LabelWords(Readout):
         else:  # those of the token behind the sentinel; that token itself is not read
             target = forward_pass.ids.new_tensor([[self.sentinels.first, self.sentinels.first]])
             logits = forward_pass.target_logits(target.expand(len(forward_pass.ids), -1))[:, 1]
-        return logits[:, self.word_ids.to(forward_pass.ids.device)]
+        return logits[:, send(self.word_ids, logits.device)]
 
     def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
         """Return the cross-entropies over the label words. [B]"""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.passes.forward_pass import ForwardPass, pad_candidates, sum_log_probabilities
+from softcue.devices import send
 from softcue.inputs.collate import PaddingSide
 from softcue.types import Batch, LayerPrompt, Prompt
 
@@ -32,6 +33,7 @@ class SharedPrefix(NamedTuple):
     """Rows that begin with the same positions."""
 
     rows: Tensor  # [b] indices into the batch
+    first_row: int  # the first of them
     length: int  # N positions: the tokens before the prompt, and the prompt
     tokens_before: tuple[int, ...]  # ids of the tokens before the prompt
     prompt: Prompt
@@ -60,19 +62,26 @@ def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide)
     if prompt is None or prompt.is_parallel:
         return []
     prefixes = []
-    all_rows = torch.arange(batch.size, device=batch.ids.device)
+    host = batch.on_host
+    all_rows = torch.arange(batch.size, device=host.ids.device)
     for rows, cue_prompt in prompt.parts or ((all_rows, prompt),):
+        host_rows = rows.to(host.ids.device)
         prompt_length = cue_prompt.tokens.shape[1]
         if prompt_length and cue_prompt.shared_by is None:
             return []
-        num_before = int(batch.insert_at[rows[0]]) if prompt_length else 0
-        ids, mask = batch.ids[rows, :num_before], batch.mask[rows]
-        is_alike = bool((batch.insert_at[rows] == num_before).all()) if prompt_length else True
+        num_before = int(host.insert_at[host_rows[0]]) if prompt_length else 0
+        ids, mask = host.ids[host_rows, :num_before], host.mask[host_rows]
+        is_alike = bool((host.insert_at[host_rows] == num_before).all()) if prompt_length else True
         if not is_alike or not bool((ids == ids[:1]).all() & mask[:, :num_before].all()):
             return []
         if not bool((mask.sum(dim=1) > num_before).all()):
             return []
-        prefixes.append(SharedPrefix(rows, num_before + prompt_length, tuple(ids[0].tolist()), cue_prompt))
+        tokens_before, device = tuple(ids[0].tolist()), batch.ids.device
+        prefixes.append(
+            SharedPrefix(
+                send(rows, device), int(host_rows[0]), num_before + prompt_length, tokens_before, cue_prompt
+            )
+        )
     lengths = {prefix.length for prefix in prefixes}
     return [] if lengths == {0} or (side == "right" and len(lengths) > 1) else prefixes
 
@@ -186,8 +195,11 @@ class DecoderPass(ForwardPass):
     @cached_property
     def _first_column(self) -> int:
         """The first column that at least one row does not share."""
-        num_unshared = self.layout.mask.sum(dim=1, keepdim=True) - self._prefix_lengths  # [B 1]
-        return self.layout.mask.shape[1] - int(num_unshared.max())
+        mask = self.layout.on_host.mask
+        if len(self.shared) == 1:  # all rows share it
+            return mask.shape[1] - int(mask.sum(dim=1).max()) + self.shared[0].length
+        num_unshared = mask.sum(dim=1, keepdim=True) - self._prefix_lengths.to(mask.device)  # [B 1]
+        return mask.shape[1] - int(num_unshared.max())
 
     @cached_property
     def _source_mask(self) -> Tensor:
@@ -219,8 +231,8 @@ class DecoderPass(ForwardPass):
         return self._prefix_states
 
     def _run_prefix(self, prefix: SharedPrefix) -> PrefixStates:
-        row = prefix.rows[:1]
-        start = int(self._starts[row])
+        row = slice(prefix.first_row, prefix.first_row + 1)
+        start = int(self.layout.on_host.mask[prefix.first_row].long().argmax())  # its first real column
         columns = slice(start, start + prefix.length)
         row_layout = self.layout.rows(row)
         no_text = row_layout.text_slots[:, :0]
@@ -230,11 +242,12 @@ class DecoderPass(ForwardPass):
             mask=row_layout.mask[:, columns],
             text_slots=no_text,
             text_mask=no_text.bool(),
+            host=None,
         )
         prefix_pass = replace(self, layout=layout, embeds=self.embeds[row, columns], prompt=prefix.prompt, shared=())
         with prefix_pass._with_prompts():
             output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=make_cache([]))
-        return PrefixStates(output.last_hidden_state, keys_values_of(output.past_key_values))
+        return PrefixStates(output.last_hidden_state.to(self.embeds.device), keys_values_of(output.past_key_values))
 
     @property
     def prefix_keys_values(self) -> KeyValueCache | None:
@@ -277,12 +290,12 @@ class DecoderPass(ForwardPass):
                 if not prefix.length:
                     continue
                 for block, tensor in zip(blocks, states.cache[layer], strict=True):
-                    block[prefix.rows, :, longest - prefix.length :] = tensor
+                    block[prefix.rows.to(block.device), :, longest - prefix.length :] = tensor
             joined.append((blocks[0], blocks[1]))
         return joined
 
     def _run(self) -> Tensor:
-        hidden: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state
+        hidden: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state.to(self.embeds.device)
         if not self.shared:
             return hidden
         longest = self._longest_prefix
@@ -300,14 +313,16 @@ class DecoderPass(ForwardPass):
 
     def first_logits(self) -> Tensor:
         """Logits at the last token of the source, which belongs to the prompt if that is behind the text. [B V]"""
-        is_source = self.layout.is_text | self.layout.is_prompt  # [B S]
+        layout = self.layout.on_host
+        is_source = layout.is_text | layout.is_prompt  # [B S]
         columns = torch.arange(is_source.shape[1], device=is_source.device)
         return self._logits_at((columns * is_source).max(dim=1, keepdim=True).values)[:, 0]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """Logits at the token before each target token. [B U V]"""
-        slots = self.layout.target_slots - 1  # [B U]
-        return self._logits_at(slots.where(self.layout.target_mask, slots.max()))  # padding adds no column
+        layout = self.layout.on_host
+        slots = layout.target_slots - 1  # [B U]
+        return self._logits_at(slots.where(layout.target_mask, slots.max()))  # padding adds no column
 
     def rank(self, candidates: Sequence[Tensor]) -> Tensor:
         """Log-likelihood of each candidate; all candidates use the same keys and values of the source. [B C]"""
@@ -332,7 +347,7 @@ class DecoderPass(ForwardPass):
                     use_cache=True,
                     **self.backbone.position_inputs(positions),
                 )
-            logits = torch.cat([logits, output.logits.float()], dim=1)  # [B*C U V]
+            logits = torch.cat([logits, output.logits.to(logits.device).float()], dim=1)  # [B*C U V]
         return sum_log_probabilities(logits, repeated_ids, repeated_mask).view(num_rows, num_candidates)
 
     def _embed_continuations(self, target_ids: Tensor, target_mask: Tensor) -> Tensor:
@@ -414,14 +429,16 @@ class DecoderPass(ForwardPass):
             rows = torch.isin(index, prefix.rows).nonzero().flatten()
             if len(rows):
                 states = self._prefix_states[number] if self._prefix_states else None
-                kept.append((prefix._replace(rows=rows), states))
+                kept.append((prefix._replace(rows=rows, first_row=int(rows[0])), states))
         narrowed.shared = [prefix for prefix, _ in kept]
         all_states = [states for _, states in kept if states is not None]
         narrowed._prefix_states = all_states if len(all_states) == len(kept) and kept else None
         narrowed._lasting = {layer: part.rows(index) for layer, part in self._lasting.items()}
         if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
             narrowed._source_cache_mask = self._source_cache_mask[index]
-            narrowed._source_cache = [(keys[index], values[index]) for keys, values in self._source_cache]
+            narrowed._source_cache = [
+                (keys[index.to(keys.device)], values[index.to(values.device)]) for keys, values in self._source_cache
+            ]
             narrowed._last_logits = self._last_logits[index]
         return narrowed
 
@@ -431,17 +448,18 @@ class DecoderPass(ForwardPass):
             return
         last_column = {"logits_to_keep": 1} if self.backbone.structure.takes_logits_to_keep else {}
         output = self._run_model(self.backbone.model, use_cache=True, **last_column)
-        self._last_logits = output.logits[:, -1].float()
+        self._last_logits = output.logits[:, -1].to(self.embeds.device).float()
         self._source_cache, self._source_cache_mask = keys_values_of(output.past_key_values), self._source_mask
 
     def _logits_at(self, slots: Tensor) -> Tensor:
-        """Logits at some positions [B U] -> [B U V]; the head runs only on the columns that a row needs."""
+        """Logits at some positions, given by the host [B U] -> [B U V]; the head runs only on columns that a row needs."""
         slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # padding may have no column
         is_alike = bool((slots == slots[:1]).all())  # left padding, targets of one length: the same for all rows
         columns, index = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
+        columns, index = send(columns, self.ids.device), None if index is None else send(index, self.ids.device)
         if self.backbone.structure.takes_logits_to_keep:
             logits: Tensor = self._run_model(self.backbone.model, use_cache=False, logits_to_keep=columns).logits
         else:
             logits = self._run_model(self.backbone.model, use_cache=False).logits[:, columns]
-        logits = logits.float()  # [B columns V]
+        logits = logits.to(self.embeds.device).float()  # [B columns V]
         return logits if index is None else logits.gather(1, index.unsqueeze(2).expand(-1, -1, logits.shape[2]))

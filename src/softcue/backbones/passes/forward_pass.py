@@ -201,8 +201,9 @@ class ForwardPass(ABC):
         layer_prompts, num_rows = prompt.layer_prompts, len(self.ids)
 
         def layer_prompts_of_rows(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-            all_hidden = hidden.new_zeros(num_rows, *hidden.shape[1:]).index_copy(0, index, hidden)
-            all_masks = mask.new_ones(num_rows, mask.shape[1]).index_copy(0, index, mask)
+            places = index.to(hidden.device)
+            all_hidden = hidden.new_zeros(num_rows, *hidden.shape[1:]).index_copy(0, places, hidden)
+            all_masks = mask.new_ones(num_rows, mask.shape[1]).index_copy(0, places, mask)
             layer_prompt = layer_prompts(layer, all_hidden, all_masks)
             return None if layer_prompt is None else layer_prompt.rows(index)
 
