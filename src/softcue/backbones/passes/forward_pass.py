@@ -161,6 +161,7 @@ class ForwardPass(ABC):
             hidden = active.reached[0]  # the layers behind it are no part of an exported graph: nothing reads them
         except ReachedLayer as reached:
             hidden = reached.hidden
+        hidden = hidden.to(self.embeds.device)
         states, mask = [self.layout.text_of(hidden)], [self.text_mask]
         if with_target:
             states.append(self.layout.target_of(hidden))
