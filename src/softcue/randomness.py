@@ -276,10 +276,19 @@ class TokenNoise:
 
     def drop_weights(self, values: Tensor, place: int) -> Tensor:
         """Drop attention weights of the first Q tokens to all S, the same way. [B H Q S]"""
-        keys = self._keys(place)[:, : values.shape[2]]  # [B Q]
-        pairs = _mixed(keys.unsqueeze(2) + _mixed(self.tokens.int()).unsqueeze(1))  # [B Q S]
-        heads = _mixed(torch.arange(values.shape[1], dtype=torch.int32, device=values.device))  # [H]
-        return self._dropped(values, _mixed(pairs.unsqueeze(1) ^ heads.view(-1, 1, 1)))
+        queries = self._keys(place)[:, : values.shape[2]].unsqueeze(2)  # [B Q 1]
+        tokens = _mixed(self.tokens.int()).unsqueeze(1)  # [B 1 S]
+        heads = _mixed(torch.arange(1, values.shape[1] + 1, dtype=torch.int32, device=values.device)).view(-1, 1, 1)
+        least = int(self.share * 2**32) - 2**31
+        kept = torch.empty_like(values)
+        rows_at_once = 1 if values.device.type == "cpu" else len(values)  # one row fits a processor's cache
+        for first in range(0, len(values), rows_at_once):
+            rows = slice(first, first + rows_at_once)
+            pairs = _mixed(queries[rows] + tokens[rows])  # [b Q S]
+            drawn = pairs.unsqueeze(1) ^ heads  # [b H Q S]
+            kept[rows] = drawn.mul_(_FACTOR) >= least
+            kept[rows] *= 1 / (1 - self.share)
+        return values * kept
 
     def _keys(self, place: int) -> Tensor:
         """A number for each token at a place of the pass. [B S]"""
@@ -291,12 +300,13 @@ class TokenNoise:
 
 
 _LARGEST = 2**31 - 1
+_FACTOR = 0x7FEB352D
 
 
 def _mixed(numbers: Tensor) -> Tensor:
     """Mix the bits of 32-bit integers: near numbers give unrelated ones."""
     numbers = numbers ^ ((numbers >> 16) & 0xFFFF)  # >> keeps the sign, the mask removes it
-    numbers = numbers * 0x7FEB352D  # products wrap around
+    numbers = numbers * _FACTOR  # products wrap around
     numbers = numbers ^ ((numbers >> 15) & 0x1FFFF)
     numbers = numbers * (0x846CA68B - 2**32)
     return numbers ^ ((numbers >> 16) & 0xFFFF)

@@ -22,7 +22,11 @@ from softcue.training import TaskData, Trainer, TrainingConfig
 from softcue.types import Example, Prediction
 
 # Each label is one token of the tiny tokenizer, as a masked-word head needs it.
-TASK = Task(name="toy", labels={"a": Label(words="the"), "b": Label(words="is"), "c": Label(words="my")})
+LABELS = {"a": ("the", "an account"), "b": ("is", "a bill"), "c": ("my", "an order")}
+TASK = Task(
+    name="toy",
+    labels={name: Label(words=word, description=f"It is about {what}") for name, (word, what) in LABELS.items()},
+)
 Place = Callable[[Any], None]  # puts a model of transformers where it should be
 
 
