@@ -387,11 +387,9 @@ class Backbone:
         self, batch: Batch, prompt: Prompt | None, with_target: bool, dropout: Dropout | None
     ) -> list[SharedPrefix]:
         """Find the prefixes that run once for several rows."""
-        # A layer that runs again in the backward pass would add its keys to the cache a second time.
-        reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         # With dropout each row has its own noise, also in its prompt, so nothing is shared.
         can_cache = self.limits.keys().isdisjoint({"cached decoding", "shared prefix"})
-        if self.kind != "decoder" or not can_cache or reruns_layers or dropout is not None:
+        if self.kind != "decoder" or not can_cache or dropout is not None:
             return []
         shared = find_shared_prefixes(batch, prompt, self.layout_side)
         if not shared or self.window is None:

@@ -153,6 +153,38 @@ def make_cache(keys_values: KeyValueCache) -> Any:
     return cache
 
 
+def make_rerunnable_cache(keys_values: KeyValueCache, num_layers: int) -> Any:
+    """Make a cache of transformers for one pass whose layers may run again in the backward pass.
+
+    A layer that runs again gets what it got the first time: its keys behind these ones, and not behind its own.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    class RerunnableLayer(DynamicLayer):
+        """One layer's keys and values. Those of the pass itself are kept only if there were none before."""
+
+        def __init__(self, before: tuple[Tensor, Tensor] | None) -> None:
+            super().__init__()
+            self.before = before
+            if before is not None:
+                self.lazy_initialization(*before)
+                self.keys, self.values = before
+
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            if self.before is None:
+                if not self.is_initialized:
+                    self.lazy_initialization(key_states, value_states)
+                    self.keys, self.values = key_states, value_states
+                return key_states, value_states
+            keys, values = self.before
+            return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+
+    cache = DynamicCache()
+    cache.layers.extend(RerunnableLayer(keys_values[layer] if keys_values else None) for layer in range(num_layers))
+    return cache
+
+
 def repeat_rows(keys_values: KeyValueCache, repeats: int) -> KeyValueCache:
     """Repeat each row of keys and values, for beams or candidates. [B ...] -> [B*repeats ...]"""
     return [(keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0)) for keys, values in keys_values]
@@ -246,8 +278,15 @@ class DecoderPass(ForwardPass):
         )
         prefix_pass = replace(self, layout=layout, embeds=self.embeds[row, columns], prompt=prefix.prompt, shared=())
         with prefix_pass._with_prompts():
-            output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=make_cache([]))
+            cache = self._make_cache([])
+            output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=cache)
         return PrefixStates(output.last_hidden_state.to(self.embeds.device), keys_values_of(output.past_key_values))
+
+    def _make_cache(self, keys_values: KeyValueCache) -> Any:
+        """Make a cache for a pass that begins with these keys and values."""
+        if self.backbone.checkpoints_layers and torch.is_grad_enabled():
+            return make_rerunnable_cache(keys_values, self.backbone.num_layers)
+        return make_cache(keys_values)
 
     @property
     def prefix_keys_values(self) -> KeyValueCache | None:
@@ -269,7 +308,7 @@ class DecoderPass(ForwardPass):
         for name in inputs.keys() - {"attention_mask"}:
             inputs[name] = inputs[name][:, self._first_column :]
         inputs["attention_mask"] = self._source_mask.long()
-        cache = make_cache(self._join_prefix_caches())
+        cache = self._make_cache(self._join_prefix_caches())
         with self._without_prompts():
             return model(**inputs, past_key_values=cache, **options | {"use_cache": True})
 
