@@ -24,6 +24,7 @@ FLOW = [
         "configuration",
         "settings_docs",
         "recipe_summary",
+        "planning",
         "cue",
         "run",
         "auto_run",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.devices import send
+from softcue.devices import send, without_autocast
 from softcue.randomness import RowDraws, batch_positions, hashed_uniform
 
 EmaRule = Literal["vqvae", "literal"]
@@ -86,7 +86,7 @@ class Quantizer(nn.Module):
     @torch.no_grad()
     def logits(self, vectors: Tensor) -> Tensor:
         """Return equation 3 over the temperature, for the codes of each token. [B n D] -> [B n k], k = K or K/n"""
-        with torch.autocast(vectors.device.type, enabled=False):
+        with without_autocast(vectors.device):
             codes = self._codes_by_token()  # [n k D] or [1 K D]
             # ||p - e||^2 = ||p||^2 - 2 p.e + ||e||^2. Codes are centred: close codes far from 0 would lose precision.
             center = codes.mean(1)  # [n D] or [1 D]
@@ -195,7 +195,7 @@ class Quantizer(nn.Module):
             noise = hashed_uniform(key, logits.shape[1] * self.shape.draws).view(1, -1, self.shape.draws)
             return self._mean_of_codes(self._draw_codes(logits, noise.expand(logits.shape[0], -1, -1)))
         probabilities = logits.softmax(-1)
-        with torch.autocast(logits.device.type, enabled=False):
+        with without_autocast(logits.device):
             if self.shape.tokens:
                 return torch.einsum("bnk,nkd->bnd", probabilities, self._codes_by_token())
             return probabilities @ self.codebook
