@@ -56,9 +56,10 @@ class MemoryMeter(TorchDispatchMode):
         (2048, 4)
     """
 
-    def __init__(self, existing: Iterable[Tensor] = ()) -> None:
+    def __init__(self, existing: Iterable[Tensor] = (), has_equal_lengths: bool = False) -> None:
         """`existing` are tensors that were there before: views of them need no memory."""
         super().__init__()
+        self.has_equal_lengths = has_equal_lengths
         self.live = self.peak = 0
         self._existing = {tensor.untyped_storage()._cdata for tensor in existing}
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -66,8 +67,8 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count what it allocated."""
         if func is aten._local_scalar_dense.default and args[0].is_meta:
-            # There is no value. Rows of a batch differ in length, so no mask is all true; a codebook has values.
-            return getattr(args[0], "softcue_is_any", False)
+            # There is no value. A mask is all true if no row is padded; a codebook has values.
+            return self.has_equal_lengths or getattr(args[0], "softcue_is_any", False)
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.is_meta:
@@ -134,10 +135,12 @@ def measure_step(
     length: int,
     target_length: int,
     config: TrainingConfig | None = None,
+    has_equal_lengths: bool = False,
 ) -> StepMemory:
     """Return the memory of one step on rows of this many tokens. Nothing is computed, and the models stay as they are.
 
-    `length` counts the tokens of the text, `target_length` those of the target on backbones that write it.
+    `length` counts the tokens of the text, `target_length` those of the target on backbones that write it. Rows that
+    `has_equal_lengths` of all need no mask of attention.
 
     Example:
         measure_step(backbone, model, num_rows=16, length=128, target_length=2).peak
@@ -150,7 +153,7 @@ def measure_step(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         weights = _count_bytes(tensor for module in modules[1:] for tensor in _tensors_of(module))
         existing = [tensor for module in modules for tensor in _tensors_of(module)]
-        with MemoryMeter(existing) as meter, fused_attention(), rows_of_global_batch(range(num_rows), num_rows):
+        with MemoryMeter(existing, has_equal_lengths) as meter, fused_attention(), rows_of_global_batch(range(num_rows), num_rows):
             batch = _make_batch(backbone, model, num_rows, length, target_length)
             model.train()
             _take_step(view, model, batch)
