@@ -74,6 +74,14 @@ def few_shot(repeats: Repeats = 3, data: Data = None, as_json: Json = False) -> 
     _print_figures(measurements.pop("figures"), as_json, **measurements)
 
 
+@app.command("memory")
+def memory(as_json: Json = False) -> None:
+    """Memory of a training step: what `softcue plan` foresees, relative to what torch's allocator gives out."""
+    from benchmarks.step_memory import memory_figures
+
+    _print_figures(memory_figures(), as_json)
+
+
 @app.command("start")
 def start(repeats: Repeats = 7, as_json: Json = False) -> None:
     """One prediction as a whole command, against a bare script that loads the same model and runs one pass."""

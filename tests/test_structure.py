@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 # Data flows from left to right; a package imports only from itself and from those before it.
 FLOW = [
-    *("errors", "types", "files", "yaml_text", "randomness", "phm", "drawing", "listing", "machine", "ray_cluster"),
+    *("errors", "devices", "types", "files", "yaml_text", "randomness", "phm", "drawing", "listing", "machine"),
+    "ray_cluster",
     *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
     *(
         "inference",
@@ -23,6 +24,7 @@ FLOW = [
         "configuration",
         "settings_docs",
         "recipe_summary",
+        "planning",
         "cue",
         "run",
         "auto_run",

@@ -63,9 +63,9 @@ class ReadingEncoder(PromptEncoder):
         def layer_prompts(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             if layer == 0:
                 return None
-            summary = pool(hidden.float(), mask, "mean")
+            summary = pool(hidden.float(), mask, "mean").to(self.base.device)
             states = self.deep(summary).view(len(summary), self.prompt_length, -1) * layer
-            return LayerPrompt(states, torch.full((len(summary),), not self.replaces))
+            return LayerPrompt(states, torch.full((len(summary),), not self.replaces, device=states.device))
 
         return replace(make_prompt(tokens), layer_prompts=layer_prompts)
 
@@ -201,8 +201,8 @@ def make_model(
         parameter.data.normal_(std=0.5)
     if values.get("rule") == "parallel":  # its values start at zero
         for parameter in model.method.parameters():
-            parameter.data += 0.1 * torch.randn(parameter.shape)  # with 0.2 attention doubles the rounding of keys
+            parameter.data += 0.1 * torch.randn(parameter.shape).to(parameter.device)  # with 0.2 attention doubles the rounding of keys
     if model.method.weights is not None:  # they start as a copy: move them away
         for parameter in model.method.weights.parameters():
-            parameter.data += 0.05 * torch.randn(parameter.shape)
+            parameter.data += 0.05 * torch.randn(parameter.shape).to(parameter.device)
     return model.eval()

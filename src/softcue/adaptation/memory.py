@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softcue.machine import GIGABYTE, read_memory
+from softcue.machine import GIGABYTE
 from softcue.training.optimizers import FACTORED_FROM
 
 FLOAT32 = 4  # bytes
@@ -97,15 +97,6 @@ def count_activation_bytes(model: nn.Module, compute_loss: Callable[[], Tensor])
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         compute_loss()
     return sum(sizes.values()) + GRADIENTS_AT_ONCE * max(sizes.values(), default=0)
-
-
-def free_memory(device: torch.device) -> float | None:
-    """The bytes that are free on a device, as far as the system tells."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    memory = read_memory()
-    sizes = [size for size in (memory.available, memory.limit) if size is not None]
-    return min(sizes) * GIGABYTE if sizes else None
 
 
 def _optimizer_numbers(shape: torch.Size) -> int:

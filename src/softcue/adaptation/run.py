@@ -19,7 +19,7 @@ from softcue.adaptation.checkpoints import AdaptationCheckpoints
 from softcue.adaptation.chunks import ChunkStream, HeldOutRule, split_tokens
 from softcue.adaptation.config import AdaptationConfig
 from softcue.adaptation.loop import AdaptationLoop
-from softcue.adaptation.memory import MemoryNeed, estimate_memory, free_memory
+from softcue.adaptation.memory import MemoryNeed, estimate_memory
 from softcue.adaptation.objectives import make_objective
 from softcue.adaptation.passages import TextSources
 from softcue.adaptation.rows import AdaptationRow, RowFormat
@@ -41,6 +41,7 @@ from softcue.training import Processes
 from softcue.training.batches import stream_seed
 from softcue.training.loop import peak_megabytes
 from softcue.training.progress import ProgressRecorder
+from softcue.training.step_memory import free_memory
 from softcue.training.trackers import Reports, TrackedRun, check_installed, flatten, name_run
 
 REPORT_FILE = "adaptation.json"  # written last: a folder that has it is finished

@@ -312,7 +312,7 @@ class Backbone:
     @property
     def word_input_states(self) -> WordVectors:
         """Vectors of single words at the layer where prompts enter, by token id."""
-        return self.word_table.detach() if self.word_factor == 1.0 else ScaledWords(self)
+        return EmbeddedWords(self)
 
     @cached_property
     def word_size(self) -> float:
@@ -371,15 +371,13 @@ class Backbone:
         that are keys and values join those of each layer, where the model allows it, and take positions elsewhere or
         with `joins_keys=False`.
         """
-        if prompt is None:
-            tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2])
-            mask = torch.zeros(batch.size, 0, dtype=torch.bool, device=embeds.device)
-        else:
-            tokens, mask = prompt.tokens, prompt.mask
+        tokens = embeds.new_zeros(batch.size, 0, embeds.shape[2]) if prompt is None else prompt.tokens
         with_target = with_target and self.kind == "decoder"  # an encoder-decoder's target goes to its decoder
         shared = self._find_shared(batch, prompt, with_target, dropout)
         joined_mask = None if shared or not joins_keys else self._joined_vectors(batch, prompt, with_target)
-        layout = lay_out(batch, mask, self.layout_side, with_target, joined_mask)
+        # Made where the batch was made: the host needs lengths and columns, and need not ask the device for them.
+        mask = _mask_on_host(batch, prompt)
+        layout = lay_out(batch.on_host, mask, self.layout_side, with_target, joined_mask).on(embeds.device)
         target = self.target_input_states(batch) if with_target else embeds[:, :0]  # [B U D]
         placed = layout.place(tokens, embeds, target).to(self.dtype)  # [B S D]
         segments = None if batch.segments is None else layout.place_segments(batch.segments)
@@ -397,11 +395,9 @@ class Backbone:
         self, batch: Batch, prompt: Prompt | None, with_target: bool, dropout: Dropout | None
     ) -> list[SharedPrefix]:
         """Find the prefixes that run once for several rows."""
-        # A layer that runs again in the backward pass would add its keys to the cache a second time.
-        reruns_layers = self.checkpoints_layers and torch.is_grad_enabled()
         # With dropout each row has its own noise, also in its prompt, so nothing is shared.
         can_cache = self.limits.keys().isdisjoint({"cached decoding", "shared prefix"})
-        if self.kind != "decoder" or not can_cache or reruns_layers or dropout is not None:
+        if self.kind != "decoder" or not can_cache or dropout is not None:
             return []
         shared = find_shared_prefixes(batch, prompt, self.layout_side)
         if not shared or self.window is None:
@@ -412,26 +408,25 @@ class Backbone:
 
     def _num_columns(self, batch: Batch, prompt: Prompt | None, with_target: bool) -> int:
         """The number of columns that rows, prompts and targets take."""
-        lengths = batch.mask.sum(dim=1)  # [B]
-        if prompt is not None:
-            lengths = lengths + prompt.mask.sum(dim=1)
-        return int((lengths + batch.target_mask.sum(dim=1) if with_target else lengths).max())
+        host = batch.on_host
+        lengths = host.mask.sum(dim=1) + _mask_on_host(batch, prompt).sum(dim=1)  # [B]
+        return int((lengths + host.target_mask.sum(dim=1) if with_target else lengths).max())
 
     def _joined_vectors(self, batch: Batch, prompt: Prompt | None, with_target: bool) -> Tensor | None:
-        """Which prompt vectors join a layer's keys instead of taking positions; None if none do. [B P]"""
+        """Which prompt vectors join a layer's keys instead of taking positions, on the host; None if none do. [B P]"""
         if prompt is None or not self.can_join_keys:
             return None
-        all_rows = torch.arange(batch.size, device=batch.ids.device)
-        parts = prompt.parts or ((all_rows, prompt),)
+        host = batch.on_host
+        parts = prompt.parts or ((torch.arange(batch.size, device=host.ids.device), prompt),)
         if all(part.needs_positions for _, part in parts):
             return None
-        is_joined = torch.zeros(batch.size, 1, dtype=torch.bool, device=batch.ids.device)
+        is_joined = torch.zeros(batch.size, 1, dtype=torch.bool, device=host.ids.device)
         for rows, part in parts:
-            is_joined[rows] = not part.needs_positions
-        mask = prompt.mask & is_joined  # [B P]
+            is_joined[rows.to(host.ids.device)] = not part.needs_positions
+        mask = _mask_on_host(batch, prompt) & is_joined  # [B P]
         # Of a prompt behind the text, a decoder reads the state at its last position.
-        last = batch.insert_at if batch.places is None else batch.places.amax(dim=1).maximum(batch.insert_at)
-        is_behind = self.kind == "decoder" and bool((last >= batch.mask.sum(dim=1)).any())
+        last = host.insert_at if host.places is None else host.places.amax(dim=1).maximum(host.insert_at)
+        is_behind = self.kind == "decoder" and bool((last >= host.mask.sum(dim=1)).any())
         # A sliding window counts columns, and joined vectors have none.
         is_far = self.window is not None and (
             torch.compiler.is_exporting() or self._num_columns(batch, prompt, with_target) > self.window
@@ -578,13 +573,13 @@ class Backbone:
         self,
         decoding: Decoding,
         listeners: Sequence[TokenListener | None] = (),
-        streams: Sequence[torch.Generator] = (),
+        draw_keys: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
         """Generate token ids with the model. Listeners get each row's tokens, unless beams are compared.
 
-        With a temperature, tokens are drawn from each row's random stream by adding Gumbel noise and taking the
-        largest. So a draw depends on the row alone.
+        With a temperature, tokens are drawn by adding Gumbel noise and taking the largest. `draw_keys` decide the noise
+        of each row [B], so a draw depends on the row alone.
         """
         use_listeners = decoding.num_beams == 1 and any(listeners)
         generated: Tensor = self.model.generate(
@@ -593,7 +588,7 @@ class Backbone:
             max_new_tokens=decoding.max_new_tokens,
             do_sample=False,
             stopping_criteria=[make_stopping_criterion(listeners)] if use_listeners else None,
-            logits_processor=[partial(add_gumbel_noise, decoding, streams)] if decoding.temperature else None,
+            logits_processor=None if draw_keys is None else [partial(add_gumbel_noise, decoding, draw_keys)],
         )
         return generated
 
@@ -615,8 +610,18 @@ def prefix_bytes(device: torch.device) -> int:
     return max(LEAST_PREFIX_BYTES, 0 if total is None else int(total * PREFIX_SHARE))
 
 
-class ScaledWords:
-    """Word vectors as they enter a model that scales them, looked up on demand."""
+def _mask_on_host(batch: Batch, prompt: Prompt | None) -> Tensor:
+    """Which vectors of each row's prompt are real, where the batch was made. [B P]"""
+    device = batch.on_host.ids.device
+    if prompt is None:
+        return torch.zeros(batch.size, 0, dtype=torch.bool, device=device)
+    if prompt.is_full and prompt.mask.device != device:
+        return torch.ones(prompt.mask.shape, dtype=torch.bool, device=device)
+    return prompt.mask.to(device)
+
+
+class EmbeddedWords:
+    """Word vectors as they enter the model, which may scale them, looked up on demand by ids of any device."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
@@ -626,6 +631,8 @@ class ScaledWords:
 
     def __getitem__(self, ids: Tensor) -> Tensor:
         """[n] -> [n D]"""
+        if ids.is_meta:  # of a model whose parameters are loaded afterwards
+            return ids.new_empty(len(ids), self._backbone.width, dtype=torch.float32)
         with torch.no_grad():
             return self._backbone.embed(ids.to(self._backbone.device))
 

@@ -7,6 +7,7 @@ The active pass is in one ContextVar, which gradient checkpointing restores when
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -24,7 +25,7 @@ from softcue.backbones.key_steps import Rotation
 from softcue.backbones.layout import JoinedVectors, Layout
 from softcue.backbones.structure import Projection, Stack, cross_attentions_of, layers_of, modules_of
 from softcue.backbones.tracing import hidden_input, structure_of
-from softcue.randomness import TokenNoise
+from softcue.randomness import TokenNoise, begin_section, draws_of_pass
 from softcue.types import LayerPrompt, Prompt
 
 
@@ -47,10 +48,17 @@ class ActivePass:
     queries: dict[int, Tensor] = field(default_factory=dict)  # [B S Q] by layer, until its attention is done
     joined: JoinedKeys | None = None  # prompts that are keys and values without positions
 
+    def layer_prompt(self, number: int, device: torch.device) -> LayerPrompt | None:
+        """Return a layer's prompt where the layer is, if the prompt has a part for it."""
+        part = self.layer_prompts.get(number)
+        if part is not None:
+            part = self.layer_prompts[number] = part.on(device)
+        return part
+
     def join(self, inputs: AttentionInputs) -> AttentionInputs:
         """Join the prompt of the layer that runs now to what its attention reads."""
         assert self.joined is not None
-        return self.joined.join(self.layer_prompts.get(_layer.get()), inputs)
+        return self.joined.join(self.layer_prompt(_layer.get(), inputs.keys.device), inputs)
 
 
 class ReachedLayer(Exception):  # noqa: N818 - it ends a pass early and is no error
@@ -100,7 +108,7 @@ def inject(
         )
     token = _active.set(active)  # None hides the outer pass from a plain pass within it
     try:
-        with change_attention(None if active is None or active.joined is None else active.join):
+        with draws_of_pass(), change_attention(None if active is None or active.joined is None else active.join):
             yield active
     finally:
         _active.reset(token)
@@ -253,15 +261,16 @@ def _make_layer_hook(
             return None
         hidden = hidden_input(args, kwargs)  # [B S D]
         assert hidden is not None
+        changed = hidden.to(device_of(module, hidden.device))  # of a model on several devices: that of this layer
         number = numbers[0]
         if len(numbers) > 1:  # a shared layer
             num_runs = active.num_runs.get((is_source, numbers[0]), 0)
             active.num_runs[is_source, numbers[0]] = num_runs + 1
             number = numbers[num_runs % len(numbers)]
         active.num_rows[:] = [hidden.shape[0]]
-        changed = hidden
+        begin_section(number if is_source else -2 - number)
         if number == 0 and active.noise is not None:
-            changed = active.noise.drop(changed, noise_place)
+            changed = active.noise.on(changed.device).drop(changed, noise_place)
         if is_source:
             _layer.set(number)
             if active.stops_at == number:
@@ -283,9 +292,9 @@ def _prompt_layer(
     active: ActivePass, number: int, hidden: Tensor, key_path: KeyPath | None, rotation: Rotation | None
 ) -> Tensor:
     """Ask the prompt for a layer's part, given the states of the text that enter it, and apply it to these states."""
-    layout = active.layout
-    if layout is None or active.prompt is None or active.prompt.layer_prompts is None:
+    if active.layout is None or active.prompt is None or active.prompt.layer_prompts is None:
         return hidden
+    layout = active.layout.on(hidden.device)
     is_source = hidden.shape[1] == layout.index.shape[1] and number not in active.layer_prompts
     if not is_source:
         # A cached decoding step: the prompt is already in the keys and values, unless it has no positions.
@@ -299,6 +308,7 @@ def _prompt_layer(
     if layer_prompt is None:
         active.layer_prompts.pop(number, None)
         return hidden
+    layer_prompt = layer_prompt.on(hidden.device)
     if active.joined is not None:
         assert key_path is not None
         layer_prompt = active.joined.prepare(key_path, layer_prompt, hidden, rotation)
@@ -323,10 +333,10 @@ def _make_projection_hook(runs: RunNumbers, owner: int, which: str, projection: 
         active = running_pass(owner)
         if active is None or active.layout is None:
             return None
-        layer_prompt = active.layer_prompts.get(runs.current)
+        layer_prompt = active.layer_prompt(runs.current, output.device)
         if layer_prompt is None or layer_prompt.joined is not None:
             return None
-        layout, vectors = active.layout, getattr(layer_prompt, which)  # [B P K]
+        layout, vectors = active.layout.on(output.device), getattr(layer_prompt, which)  # [B P K]
         if vectors is None or output.shape[1] != layout.index.shape[1]:
             return None
         is_replaced = layout.is_prompt if layer_prompt.sets is None else layout.is_prompt & layer_prompt.sets[:, None]
@@ -362,7 +372,9 @@ def _make_heads_hook(runs: RunNumbers, owner: int, head_width: int) -> Any:
         if active is None or queries is None:
             return None
         joined: Tensor = args[0]
-        added = parallel_attention(queries, active.layer_prompts[runs.current], head_width)
+        layer_prompt = active.layer_prompt(runs.current, queries.device)
+        assert layer_prompt is not None
+        added = parallel_attention(queries, layer_prompt, head_width)
         return (joined + added.to(joined.dtype).view_as(joined), *args[1:])
 
     return change_input
@@ -418,13 +430,33 @@ def _make_sublayer_hook(runs: RunNumbers, owner: int) -> Any:
         # OPT's feed-forward runs on all positions of the batch as one axis: [B*S D].
         changed = states if states.dim() == 3 else states.view(active.num_rows[0], -1, states.shape[1])  # [B S D]
         if active.noise is not None:
-            changed = active.noise.drop(changed, runs.current)
+            changed = active.noise.on(changed.device).drop(changed, runs.current)
         if active.sublayers:
-            changed = active.sublayers[runs.current](changed)
+            changed = _run_on(changed.device, active.sublayers[runs.current], changed)
         changed = changed.view_as(states)
         return changed if isinstance(output, Tensor) else (changed, *output[1:])
 
     return change_output
+
+
+def device_of(module: nn.Module, otherwise: torch.device) -> torch.device:
+    """Return the device of a module's weights; another one if it has none, or if they are loaded when it runs.
+
+    Example:
+        >>> device_of(nn.Linear(2, 2), torch.device("meta"))
+        device(type='cpu')
+    """
+    weight = next(module.parameters(), None)
+    return otherwise if weight is None or weight.is_meta else weight.device
+
+
+def _run_on(device: torch.device, module: nn.Module, *inputs: Tensor) -> Tensor:
+    """Run a method's module where a layer is. Its parameters stay together on one device; the layer gets copies."""
+    tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+    if all(value.device == device for value in tensors.values()):
+        return module(*inputs)  # type: ignore[no-any-return]
+    copies = {name: value.to(device) for name, value in tensors.items()}
+    return torch.func.functional_call(module, copies, inputs)  # type: ignore[no-any-return]
 
 
 _linears_lock = Lock()
@@ -458,7 +490,7 @@ def _make_linear_hook(path: str, owner: int) -> Any:
         # The row of a token is the first axis. OPT's feed-forward runs on all positions as one axis: [B*S X].
         num_rows = args[0].shape[0] if args[0].dim() == 3 else active.num_rows[0]
         inputs, outputs = (states.reshape(num_rows, -1, states.shape[-1]) for states in (args[0], output))  # [B S X]
-        changed: Tensor = change(inputs, outputs)
+        changed = _run_on(output.device, change, inputs, outputs)
         return changed.view_as(output)
 
     return change_output
@@ -469,7 +501,7 @@ def _make_noise_hook(place: int, owner: int) -> Any:
 
     def change_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         active = running_pass(owner)
-        return None if active is None or active.noise is None else active.noise.drop(output, place)
+        return None if active is None or active.noise is None else active.noise.on(output.device).drop(output, place)
 
     return change_output
 
@@ -481,7 +513,7 @@ def checkpoint_layers(layers: Sequence[nn.Module]) -> None:
     dropout by a row's place) finds its context again, because the layer runs in a copy of the context of its first run.
     """
     for layer in layers:
-        if "forward" not in vars(layer):  # two backbones may share a model, and two places a layer
+        if not hasattr(layer.forward, "softcue_checkpointed"):  # two backbones may share a model, two places a layer
             layer.forward = _make_checkpointed(layer.forward)
 
 
@@ -492,4 +524,5 @@ def _make_checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         context = copy_context()
         return checkpoint(lambda *again: context.copy().run(forward, *again, **kwargs), *args, use_reentrant=False)
 
+    run.softcue_checkpointed = True  # type: ignore[attr-defined]
     return run

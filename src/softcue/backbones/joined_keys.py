@@ -65,16 +65,17 @@ class JoinedKeys:
             return layer_prompt
         assert self.layout.joined is not None
         kept = None if rotation is None else self.rotations.get(id(rotation[0]))
-        keys = layer_prompt.keys.to(like.dtype)
-        keys = apply_key_steps(path.steps, path.norm, keys, kept[1] if kept else None)
-        values = layer_prompt.values.to(like.dtype)
-        return replace(layer_prompt, keys=keys, values=values, joined=self.layout.joined.mask)
+        of_prompt = None if kept is None else (kept[1][0].to(like.device), kept[1][1].to(like.device))
+        keys = apply_key_steps(path.steps, path.norm, layer_prompt.keys.to(like.dtype), of_prompt)
+        values, joined = layer_prompt.values.to(like.dtype), self.layout.on(like.device).joined
+        assert joined is not None
+        return replace(layer_prompt, keys=keys, values=values, joined=joined.mask)
 
     def join(self, layer_prompt: LayerPrompt | None, inputs: AttentionInputs) -> AttentionInputs:
         """Join a layer's prompt to the keys and values that its attention reads. The prompt comes first."""
         layout = self.layout
-        if layout is not None and inputs.keys.shape[2] != layout.index.shape[1]:
-            layout = None  # a decoding step: every new token comes after the prompt
+        if layout is not None:  # None in a decoding step: every new token comes after the prompt
+            layout = layout.on(inputs.keys.device) if inputs.keys.shape[2] == layout.index.shape[1] else None
         bias = None if inputs.bias is None or layout is None else self._join_bias(inputs, layout)
         if layer_prompt is None or layer_prompt.joined is None:
             return inputs if bias is None else replace(inputs, bias=bias[..., -inputs.keys.shape[2] :])
@@ -122,12 +123,14 @@ class JoinedKeys:
             assert layout.joined is not None
             positions = layout.positions  # [B S]
             key_positions = torch.cat([layout.joined.positions.clamp(min=0), positions], dim=1)  # [B P+S]
-            length = int(key_positions.max()) + 1
+            host = layout.on_host
+            assert host.joined is not None
+            length = int(torch.cat([host.joined.positions, host.positions], dim=1).max()) + 1
             by_position = module.compute_bias(length, length)[0]  # [H N N]
             bias = by_position[:, positions.unsqueeze(2), key_positions.unsqueeze(1)]  # [H B S P+S]
             self.bias = bias.transpose(0, 1).to(inputs.queries.dtype)
         assert self.bias is not None
-        return self.bias
+        return self.bias.to(inputs.queries.device)
 
 
 def _extend_mask(inputs: AttentionInputs, is_visible: Tensor) -> Tensor | None:

@@ -6,11 +6,12 @@ disagree. Rows are packed without gaps: the padding of a shorter prompt goes to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from softcue.devices import send
 from softcue.inputs.collate import PaddingSide
 from softcue.types import Batch
 
@@ -26,9 +27,13 @@ class JoinedVectors:
     positions: Tensor  # [B P] the number of each vector's position
     num_before: Tensor  # [B S] how many of them come before each laid-out token
 
-    def rows(self, index: Tensor) -> JoinedVectors:
+    def rows(self, index: Tensor | slice) -> JoinedVectors:
         """Return the vectors of some of the rows."""
         return JoinedVectors(self.mask[index], self.positions[index], self.num_before[index])
+
+    def on(self, device: torch.device) -> JoinedVectors:
+        """Return the vectors on a device."""
+        return JoinedVectors(send(self.mask, device), send(self.positions, device), send(self.num_before, device))
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,24 @@ class Layout:
     prompt_length: int  # P; positions with index < P hold prompt tokens
     pool_size: int  # P + T + U; the index of padding
     joined: JoinedVectors | None = None  # prompt vectors that are counted as positions, but take none
+    host: Layout | None = None  # the same where the host made it, if this is a copy on another device
+    _copies: dict[torch.device, Layout] = field(default_factory=dict, repr=False)  # on devices of other layers
+
+    @property
+    def on_host(self) -> Layout:
+        """The layout where it was made: the host reads it there without waiting for a device."""
+        return self if self.host is None else self.host
+
+    def on(self, device: torch.device) -> Layout:
+        """Return the layout on a device: that of the layer that needs it. Copies are kept."""
+        if self.index.device == device:
+            return self
+        if device not in self._copies:
+            host = self.on_host
+            tensors = {name: send(value, device) for name, value in vars(host).items() if isinstance(value, Tensor)}
+            joined = None if host.joined is None else host.joined.on(device)
+            self._copies[device] = replace(self, **tensors, joined=joined, host=host, _copies={})
+        return self._copies[device]
 
     @property
     def positions(self) -> Tensor:
@@ -82,10 +105,15 @@ class Layout:
         pool[:, self.prompt_length : self.prompt_length + segments.shape[1]] = segments
         return pool.gather(1, self.index)  # [B S]
 
-    def rows(self, index: Tensor) -> Layout:
+    def rows(self, index: Tensor | slice) -> Layout:
         """Return the layout of some of the rows."""
+        host = self.host
+        if host is not None:
+            host = host.rows(index.to(host.index.device) if isinstance(index, Tensor) else index)
         return replace(
             self,
+            host=host,
+            _copies={},
             index=self.index[index],
             mask=self.mask[index],
             text_slots=self.text_slots[index],

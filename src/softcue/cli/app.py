@@ -24,6 +24,7 @@ from softcue.cli import (
     inspect,
     methods,
     params,
+    plan,
     predict,
     push,
     serve,
@@ -65,6 +66,7 @@ app.command("import")(import_peft.import_peft)
 app.command("methods")(methods.methods)
 app.command("config")(config.config)
 app.command("params")(params.params)
+app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.add_typer(tasks.app, name="tasks")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from softcue.randomness import RowDraws
 from softcue.types import Instance
 
 
@@ -25,35 +25,21 @@ class ContextShape:
 
 
 class RowNoise:
-    """Dropout over rows of different lengths: each row draws for its own tokens only, from its own generator."""
+    """Dropout over rows of different lengths: noise depends on a token's number in its row, not on padding."""
 
-    def __init__(self, generators: Sequence[torch.Generator], visible: Tensor, share: float) -> None:
-        self.generators, self.share = generators, share
-        self.positions = [row.nonzero().squeeze(1).cpu() for row in visible]  # positions of each row's tokens
+    def __init__(self, draws: RowDraws, visible: Tensor, share: float) -> None:
+        self.draws, self.share = draws, share
+        self.tokens = (visible.int().cumsum(dim=1) - 1).int()  # [B S] the number of each token within its row
 
     def drop_states(self, values: Tensor) -> Tensor:
         """Drop values of states at all positions, or at those of the prompt alone. [B Q X]"""
         if not self.share:
             return values
-        kept = torch.ones(values.shape)
-        for row, (generator, positions) in enumerate(zip(self.generators, self.positions, strict=True)):
-            queries = positions[positions < values.shape[1]]
-            kept[row, queries] = self._draw(generator, len(queries), values.shape[2])
-        return values * kept.to(values.device)
+        return self.draws.noise(self.tokens[:, : values.shape[1]], self.share).drop(values, place=0)
 
     def drop_weights(self, values: Tensor) -> Tensor:
         """Drop attention weights. [B H Q S]"""
-        if not self.share:
-            return values
-        kept = torch.ones(values.shape)
-        for row, (generator, positions) in enumerate(zip(self.generators, self.positions, strict=True)):
-            queries = positions[positions < values.shape[2]]
-            drawn = self._draw(generator, len(queries), len(positions), values.shape[1])
-            kept[row, :, queries.unsqueeze(1), positions] = drawn.permute(2, 0, 1)
-        return values * kept.to(values.device)
-
-    def _draw(self, generator: torch.Generator, *shape: int) -> Tensor:
-        return (torch.rand(*shape, generator=generator) >= self.share).float() / (1 - self.share)
+        return self.draws.noise(self.tokens, self.share).drop_weights(values, place=0) if self.share else values
 
 
 class EncoderLayer(nn.Module):
@@ -115,13 +101,13 @@ class Contextualizer(nn.Module):
             layer.initialize(generator)  # type: ignore[operator]
         initialize_linear(self.back, generator)
 
-    def forward(self, prompt: Tensor, instance: Instance, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return P^c, with dropout if there is a generator per row. [n D] -> [B n D]"""
+    def forward(self, prompt: Tensor, instance: Instance, draws: RowDraws | None) -> Tensor:
+        """Return P^c, with dropout if there are random numbers for the rows. [n D] -> [B n D]"""
         num_rows, num_tokens = instance.mask.shape[0], prompt.shape[0]
         text = self.project(instance.embeds.float() / self.shape.scale)  # [B T d']
         tokens = self.project(prompt / self.shape.scale).expand(num_rows, -1, -1)  # [B n d']
         visible = torch.cat([instance.mask.new_ones(num_rows, num_tokens), instance.mask], dim=1).bool()  # [B n+T]
-        noise = RowNoise(generators, visible, self.shape.dropout) if generators else None
+        noise = None if draws is None else RowNoise(draws, visible, self.shape.dropout)
         states = torch.cat([tokens, text], dim=1)
         for number, layer in enumerate(self.layers, start=1):
             # After the last layer only the prompt's states are needed.

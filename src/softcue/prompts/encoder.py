@@ -97,4 +97,4 @@ def make_prompt(tokens: Tensor) -> Prompt:
         torch.Size([2, 3])
     """
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)  # [B P]
-    return Prompt(tokens, mask, aux_loss=tokens.new_zeros(()))
+    return Prompt(tokens, mask, aux_loss=tokens.new_zeros(()), is_full=True)

@@ -155,7 +155,7 @@ class IDPG(PromptEncoder):
                 return None
             # No layer comes before layer 0, so its generator reads M(x).
             reads_previous = self.reads_previous and layer > 0
-            vectors = self.pool(hidden.float(), mask) if reads_previous else sentence  # [B R]
+            vectors = self.pool(hidden.float(), mask).to(sentence.device) if reads_previous else sentence  # [B R]
             generated = self._generate(indices[layer], vectors, matrices)
             if self.units is not None:
                 generated = self.units(generated, indices[layer])

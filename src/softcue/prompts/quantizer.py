@@ -13,7 +13,7 @@ gradient is straight-through. All values are float32, whatever the backbone's dt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from softcue.randomness import batch_positions
+from softcue.devices import send, without_autocast
+from softcue.randomness import RowDraws, batch_positions, hashed_uniform
 
 EmaRule = Literal["vqvae", "literal"]
 EvaluationRule = Literal["expectation", "sample", "argmax"]
@@ -59,6 +60,8 @@ class Quantizer(nn.Module):
         super().__init__()
         self.shape = shape
         self.register_buffer("codebook", codebook)  # [K D]
+        # A codebook, its version as torch counts changes, and whether it was empty then.
+        self._emptiness: tuple[Tensor | None, int, bool] = (None, 0, True)
         start = 1.0 / shape.codes if shape.rule == "literal" else 1.0
         for name, initial in {
             "counts": torch.full((shape.codes,), start),  # c
@@ -70,13 +73,20 @@ class Quantizer(nn.Module):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no codes yet."""
-        return not bool(self.codebook.any())
+        """Whether there are no codes yet. The device is asked only after something else than a step changed them."""
+        codebook, version, is_empty = self._emptiness
+        if codebook is not self.codebook or version != self.codebook._version:
+            is_empty = not bool(self.codebook.any())
+            self._note_emptiness(is_empty)
+        return is_empty
+
+    def _note_emptiness(self, is_empty: bool) -> None:
+        self._emptiness = self.codebook, self.codebook._version, is_empty
 
     @torch.no_grad()
     def logits(self, vectors: Tensor) -> Tensor:
         """Return equation 3 over the temperature, for the codes of each token. [B n D] -> [B n k], k = K or K/n"""
-        with torch.autocast(vectors.device.type, enabled=False):
+        with without_autocast(vectors.device):
             codes = self._codes_by_token()  # [n k D] or [1 K D]
             # ||p - e||^2 = ||p||^2 - 2 p.e + ||e||^2. Codes are centred: close codes far from 0 would lose precision.
             center = codes.mean(1)  # [n D] or [1 D]
@@ -88,7 +98,7 @@ class Quantizer(nn.Module):
             distances = vectors.square().sum(-1, keepdim=True) - 2 * products + codes.square().sum(-1)
             return distances.clamp_(min=0).div_(-self._temperature())
 
-    def forward(self, vectors: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, vectors: Tensor, draws: RowDraws | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Return P^q by straight-through, and in training the statistics of the draws. [B n D] -> [B n D]"""
         if not self.training:
             quantised = straight_through(vectors, self._quantize_for_evaluation(self.logits(vectors)))
@@ -96,10 +106,8 @@ class Quantizer(nn.Module):
         if self.is_empty:
             return vectors, self._statistics(vectors, None, None)
         logits = self.logits(vectors)
-        noise = torch.stack(
-            [torch.rand(vectors.shape[1], self.shape.draws, generator=generator) for generator in generators]
-        )
-        codes = self._draw_codes(logits, noise.to(logits.device))  # [B n m]
+        assert draws is not None, "training draws codes"
+        codes = self._draw_codes(logits, draws.uniform(vectors.shape[1], self.shape.draws))  # [B n m]
         return straight_through(vectors, self._mean_of_codes(codes)), self._statistics(vectors, logits, codes)
 
     def assignment(self, vectors: Tensor) -> Tensor:
@@ -120,8 +128,8 @@ class Quantizer(nn.Module):
         return {name: torch.zeros_like(tensor) for name, tensor in same_shape.items()}
 
     @torch.no_grad()
-    def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, float]:
-        """Apply equations 7 and 8 for one optimizer step, and return what to log of the codebook."""
+    def update_state(self, statistics: Mapping[str, Tensor], epoch_begins: bool) -> dict[str, Tensor]:
+        """Apply equations 7 and 8 for one optimizer step, and return what to log of the codebook: single numbers."""
         self.steps += 1
         if self.is_empty:
             if self.steps >= self.shape.fill_after:
@@ -133,16 +141,18 @@ class Quantizer(nn.Module):
         self.recent.lerp_(statistics["counts"], 1 - PERPLEXITY_DECAY)
         self._update_codes(statistics["counts"], statistics["sums"])
         health = {
-            "codes_drawn": float((self.drawn > 0).sum()),
-            "perplexity": float(perplexity(self.recent)),
-            "code_distance": float(statistics["distance"] / statistics["vectors"]),
-            "temperature": float(self._temperature()),
+            "codes_drawn": (self.drawn > 0).sum(),
+            "perplexity": perplexity(self.recent),
+            "code_distance": statistics["distance"] / statistics["vectors"],
+            "temperature": self._temperature(),
         }
         if self.shape.reset_below:
             is_unused = self.counts < self.shape.reset_below * self.counts.mean()
-            self.codebook[is_unused] = statistics["candidates"][is_unused]
-            self.counts[is_unused] = self.counts.mean()
-            health["codes_reset"] = float(is_unused.sum())
+            candidates = statistics["candidates"]
+            self.codebook.copy_(torch.where(is_unused.unsqueeze(1), candidates, self.codebook))
+            self.counts.copy_(torch.where(is_unused, self.counts.mean(), self.counts))
+            health["codes_reset"] = is_unused.sum()
+        self._note_emptiness(False)  # an average of codes and vectors is not zero
         return health
 
     def _update_codes(self, drawn: Tensor, sums: Tensor) -> None:
@@ -164,7 +174,7 @@ class Quantizer(nn.Module):
         return (counts + self.shape.epsilon) / (total + len(counts) * self.shape.epsilon) * total
 
     def _temperature(self) -> Tensor:
-        temperature = torch.tensor(self.shape.temperature, device=self.codebook.device)
+        temperature = torch.full((), self.shape.temperature, device=self.codebook.device)
         if not self.shape.is_relative:
             return temperature
         # The mean over pairs of ||e_j - e_k||^2 is 2 mean ||e_j - mean e||^2, over the codes of one token.
@@ -181,11 +191,11 @@ class Quantizer(nn.Module):
         if self.shape.evaluation == "argmax":
             return self._mean_of_codes(logits.argmax(-1, keepdim=True) + self._first_codes(logits))
         if self.shape.evaluation == "sample":
-            generator = torch.Generator().manual_seed(self.shape.sample_seed)
-            noise = torch.rand(logits.shape[1], self.shape.draws, generator=generator).to(logits.device)
+            key = torch.full((1,), self.shape.sample_seed % 2**31, dtype=torch.int32, device=logits.device)
+            noise = hashed_uniform(key, logits.shape[1] * self.shape.draws).view(1, -1, self.shape.draws)
             return self._mean_of_codes(self._draw_codes(logits, noise.expand(logits.shape[0], -1, -1)))
         probabilities = logits.softmax(-1)
-        with torch.autocast(logits.device.type, enabled=False):
+        with without_autocast(logits.device):
             if self.shape.tokens:
                 return torch.einsum("bnk,nkd->bnd", probabilities, self._codes_by_token())
             return probabilities @ self.codebook
@@ -216,7 +226,7 @@ class Quantizer(nn.Module):
         if logits is not None and codes is not None:
             share = 1 / self.shape.draws
             drawn = codes.flatten(0, 1)  # [B*n m]
-            statistics["counts"] = torch.bincount(drawn.flatten(), minlength=self.shape.codes) * share  # sum_i u_ij
+            statistics["counts"] = _count(drawn.flatten(), self.shape.codes) * share  # sum_i u_ij
             for draw in drawn.T:  # sum_i u_ij p_i, one draw of every vector at a time
                 statistics["sums"].index_add_(0, draw, flat, alpha=share)
             statistics["distance"] = -logits.amax(-1).sum() * self._temperature()
@@ -242,8 +252,14 @@ class Quantizer(nn.Module):
             rows, tokens = chosen // num_tokens, chosen % num_tokens
         local = torch.full((total,), -1)
         local[torch.tensor(positions)] = torch.arange(num_rows)
-        is_local = local[rows] >= 0
-        candidates[is_local.to(candidates.device)] = vectors[local[rows][is_local], tokens[is_local]]
+        codes = (local[rows] >= 0).nonzero().flatten()  # those whose vector is here
+        sources = (local[rows] * num_tokens + tokens)[codes]
+        candidates[send(codes, candidates.device)] = vectors.flatten(0, 1)[send(sources, candidates.device)]
+
+
+def _count(numbers: Tensor, size: int) -> Tensor:
+    """Count how often each number below `size` occurs. Unlike `bincount` the host does not read them. [size]"""
+    return numbers.new_zeros(size).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
 def _draw_distinct(population: int, count: int) -> Tensor:

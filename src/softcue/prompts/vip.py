@@ -11,7 +11,7 @@ CQ is a small transformer over prompt and text (contextualizer.py) whose outputs
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +22,7 @@ from torch.nn import functional
 from softcue.prompts.contextualizer import ContextShape, Contextualizer, initialize_linear
 from softcue.prompts.encoder import PromptEncoder, make_prompt
 from softcue.prompts.quantizer import Quantizer
-from softcue.randomness import row_generators
+from softcue.randomness import RowDraws, row_draws
 from softcue.types import Instance, Prompt
 
 Reduction = Literal["mean", "sum"]
@@ -81,9 +81,9 @@ class VIP(PromptEncoder):
         """Return P, which is the same for every input."""
         return self.prompt
 
-    def contextualize(self, instance: Instance, generators: Sequence[torch.Generator] = ()) -> Tensor:
+    def contextualize(self, instance: Instance, draws: RowDraws | None = None) -> Tensor:
         """Return P^c. [B n D]"""
-        return self.contextualizer(self.prompt[self.num_soft :], instance, generators)  # type: ignore[no-any-return]
+        return self.contextualizer(self.prompt[self.num_soft :], instance, draws)  # type: ignore[no-any-return]
 
     def codebook(self) -> Tensor | None:
         """Return the quantiser's codebook, unless it is empty."""
@@ -97,24 +97,24 @@ class VIP(PromptEncoder):
     def forward(self, instance: Instance) -> Prompt:
         """Return the prompt of each row."""
         num_rows = instance.mask.shape[0]
-        generators = row_generators(num_rows) if self.training else []
-        context = self.contextualize(instance, generators)  # P^c [B n D]
+        draws = row_draws(num_rows, instance.mask.device) if self.training else None
+        context = self.contextualize(instance, draws)  # P^c [B n D]
         tokens, statistics, losses = context, {}, {}
         if self.quantizer is not None:
-            tokens, statistics = self.quantizer(context, generators)  # P^q
+            tokens, statistics = self.quantizer(context, draws)  # P^q
         scale = self.contextualizer.shape.scale
         if self.training and self.quantizer is not None:
             losses["commitment"] = commitment(context / scale, tokens / scale, self.weights.reduction)
         compared = None
         if self.training and self.weights.noise_resilience:
-            second_view = self.contextualize(instance, generators)  # the generators go on, so the noise differs
+            second_view = self.contextualize(instance, draws)  # each call draws again, so the noise differs
             compared = torch.stack([context, second_view], dim=1) / scale  # [B 2 n D]
         aux_loss = context.new_zeros(())
         if self.training:
             for name, loss in losses.items():
                 aux_loss = aux_loss + getattr(self.weights, name) * loss
             statistics |= {name: loss.detach() * num_rows for name, loss in losses.items()}
-            statistics["rows"] = torch.tensor(float(num_rows), device=context.device)
+            statistics["rows"] = context.new_full((), float(num_rows))
             statistics["energy"] = tokens.detach().square().sum(-1).mean(1).sum()
         if self.skip:
             tokens = self.prompt[self.num_soft :] + tokens
@@ -150,9 +150,13 @@ class VIP(PromptEncoder):
         rows = statistics["rows"]
         static_norm = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
         ratio = (statistics["energy"] / rows).sqrt() / static_norm.clamp(min=1e-12)  # |P^q| / |P|
-        health["prompt_ratio"] = float(ratio)
+        health["prompt_ratio"] = ratio
+        health |= {name: statistics[name] / rows for name in self._loss_names}
+        numbers = torch.stack([value.double() for value in health.values()]).tolist()  # the device is read once
         # In a batch of one row noise resilience compares nothing and is 0. That is not logged.
-        return health | {name: float(statistics[name] / rows) for name in self._loss_names if statistics[name] != 0}
+        return {
+            name: value for name, value in zip(health, numbers, strict=True) if value or name not in self._loss_names
+        }
 
     def _advice(self) -> str:
         """Return the settings to try against a collapsed codebook or a static prompt (docs/results.md)."""

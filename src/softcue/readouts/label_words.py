@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone, ForwardPass
+from softcue.devices import send
 from softcue.errors import BackboneError, ConfigurationError
 from softcue.inputs.formatter import target_tokens
 from softcue.readouts.readout import (
@@ -63,7 +64,7 @@ class LabelWords(Readout):
 
     def _of_label_words(self, logits: Tensor) -> Tensor:
         """Take the logits of the label words. [B V] -> [B C]"""
-        return logits[:, self.word_ids.to(logits.device)]
+        return logits[:, send(self.word_ids, logits.device)]
 
     def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
         """Return the cross-entropies over the label words. [B]"""

@@ -26,6 +26,8 @@ def supervised_contrastive(
         >>> float(supervised_contrastive(apart[:2], torch.tensor([0, 1]), 0.1))
         0.0
     """
+    if len(labels) < 2:
+        return features.sum() * 0.0
     vectors = functional.normalize(features - features.mean(dim=0), dim=1)  # [N R]
     is_self = torch.eye(len(labels), dtype=torch.bool, device=features.device)
     similarities = (vectors @ vectors.T / temperature).masked_fill(is_self, float("-inf"))  # [N N]
@@ -33,9 +35,6 @@ def supervised_contrastive(
     is_positive = (labels[:, None] == labels[None, :]) & ~is_self
     num_positives = is_positive.sum(dim=1)  # [N]
     losses = -log_shares.masked_fill(~is_positive, 0.0).sum(dim=1) / num_positives.clamp(min=1)
-    is_anchor = num_positives > 0
-    if not is_anchor.any():
-        return features.sum() * 0.0
     if weights is not None:
         losses = losses * weights
-    return losses[is_anchor].mean()
+    return losses.sum() / (num_positives > 0).sum().clamp(min=1)  # rows that are no anchors have a loss of 0

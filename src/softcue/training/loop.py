@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone
+from softcue.devices import send
 from softcue.errors import ConfigurationError, DataError, TrainingError
 from softcue.evaluation import Evaluation, score
 from softcue.files import tensor_shapes
@@ -384,7 +385,9 @@ class Trainer:
                 loss = loss + self._contrastive_loss(output.features, batch.labels, row_weights, share)
             loss_sum += loss.detach()
             if output.features is not None and contrast is not None:
-                loss = loss + (output.features * contrast[model][positions]).sum()  # its gradient is that of the loss
+                loss = (
+                    loss + (output.features * contrast[model][self._index(positions)]).sum()
+                )  # its gradient is that of the loss
             _add(statistics, output.statistics)
             if output.compared is not None and encoder is not None:
                 if gradient is None:
@@ -392,7 +395,9 @@ class Trainer:
                     loss_sum += batch_loss.detach()
                     _add(statistics, sums)
                 else:
-                    batch_loss = (output.compared * gradient[positions]).sum()  # its gradient is that of the loss
+                    batch_loss = (
+                        output.compared * gradient[self._index(positions)]
+                    ).sum()  # its gradient is that of the loss
                 loss = loss + batch_loss
             loss.backward()
         return loss_sum, statistics
@@ -437,7 +442,7 @@ class Trainer:
                 with self._as_part_of_batch(rows, positions) as batch:
                     vectors = model.compared(self.backbone, batch)
                 assert vectors is not None
-                compared[positions] = vectors
+                compared[self._index(positions)] = vectors
         self.processes.total(compared).requires_grad_()
         loss, sums = encoder.batch_loss(compared)
         if self.processes.is_main:
@@ -452,7 +457,12 @@ class Trainer:
 
     def _weights_of(self, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
         """The scaled weights of the rows at these positions of the global batch. [B]"""
-        return torch.tensor([self.row_weights[rows[position]] for position in positions], device=self.backbone.device)
+        weights = torch.tensor([self.row_weights[rows[position]] for position in positions])
+        return send(weights, self.backbone.device)
+
+    def _index(self, positions: Sequence[int]) -> Tensor:
+        """Positions as an index on the backbone's device. [B]"""
+        return send(torch.tensor(positions), self.backbone.device)
 
     def _contrastive_loss(self, features: Tensor, labels: Tensor, weights: Tensor, share: float) -> Tensor:
         """The contrastive term of a task's rows in a batch, weighted by their share of it."""
@@ -482,12 +492,12 @@ class Trainer:
                         with self._as_part_of_batch(rows, piece_positions) as batch:
                             output: StepOutput = model(self.backbone, batch, dropout, with_features=True)
                         assert output.features is not None
-                        features[piece_positions] = output.features.float()
+                        features[self._index(piece_positions)] = output.features.float()
             self.processes.total(features).requires_grad_()
             labels = torch.tensor([self.rows[rows[position]].label for position in positions])
             term = self._contrastive_loss(
-                features[positions],
-                labels.to(self.backbone.device),
+                features[self._index(positions)],
+                send(labels, self.backbone.device),
                 self._weights_of(rows, positions),
                 len(positions) / len(rows),
             )

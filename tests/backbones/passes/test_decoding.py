@@ -18,8 +18,8 @@ WRITERS = [kind for kind in ONE_OF_EACH_KIND if kind != "bert"]
 
 def draws(decoding: Decoding, logits: list[float], count: int = 20_000) -> torch.Tensor:
     """How often each token is drawn."""
-    streams = [torch.Generator().manual_seed(number) for number in range(count)]
-    noisy = add_gumbel_noise(decoding, streams, torch.zeros(()), torch.tensor([logits]).expand(count, -1))
+    keys, generated = torch.arange(count, dtype=torch.int32), torch.zeros(count, 3)
+    noisy = add_gumbel_noise(decoding, keys, generated, torch.tensor([logits]).expand(count, -1))
     return torch.bincount(noisy.argmax(dim=1), minlength=len(logits)) / count
 
 

@@ -252,11 +252,16 @@ def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
         check_close(shares[0][name] + shares[1][name], value, name)
 
 
-def test_checkpointed_layers_lay_prompts_out_in_every_row() -> None:
-    backbone = tiny("gpt2").with_weights()
-    backbone.checkpoint_layers()
-    model = make_model(backbone)
-    assert not forward_pass_of(model, backbone).shared
+@pytest.mark.parametrize("case", ["prompt-tuning", "p-tuning-v2 kv", "p-tuning-v2"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3_text"])
+def test_layers_that_run_again_share_a_prefix_with_the_same_loss_and_gradient(family: str, case: str) -> None:
+    plain = tiny(family)
+    checkpointed = plain.with_weights()
+    checkpointed.checkpoint_layers()
+    model = make_model(plain, case)
+    batch = collate(model.rows(plain, EXAMPLES, with_target=True), plain.tokenizer.pad_token_id)
+    assert model.read(checkpointed, batch, with_target=True)[0].shared  # type: ignore[attr-defined]
+    check_same_step(training_step(model, checkpointed), training_step(model, plain))
 
 
 def test_a_prompt_is_run_once_per_step_whatever_the_number_of_rows(plain: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ class StandInTokenizer:
         pad_token_id = _first_id(config, "pad_token_id")
         self.pad_token_id = pad_token_id if pad_token_id is not None else self.eos_token_id or 0  # as in Backbone
         special = {self.pad_token_id, self.bos_token_id, self.eos_token_id}
+        self.mask_token_id = self.pad_token_id  # no text of a stand-in has a mask
         self.all_special_ids = sorted(number for number in special if number is not None)
         self._numbers: dict[str, int] = {}
 

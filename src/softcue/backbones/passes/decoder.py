@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.passes.forward_pass import ForwardPass, RankedRows, sum_log_probabilities
+from softcue.devices import send
 from softcue.inputs.collate import PaddingSide
 from softcue.inputs.formatter import TOKENS_AT_ONCE
 from softcue.prompts.mixed import first_row, join_prompts
@@ -73,14 +74,14 @@ def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide)
     """
     if prompt is None or prompt.is_parallel:
         return []
-    all_rows = torch.arange(batch.size, device=batch.ids.device)
+    host = batch.on_host
+    all_rows = torch.arange(batch.size, device=host.ids.device)
     parts = prompt.parts or ((all_rows, prompt),)
     if any(cue_prompt.tokens.shape[1] and cue_prompt.shared_by is None for _, cue_prompt in parts):
         return []
-    # Read from the device once for all cues, and not for each.
-    insert_at, lengths = batch.insert_at.tolist(), batch.mask.sum(dim=1).tolist()
+    insert_at, lengths = host.insert_at.tolist(), host.mask.sum(dim=1).tolist()
     most_before = max(insert_at, default=0)
-    ids, mask = batch.ids[:, :most_before].tolist(), batch.mask[:, :most_before].tolist()
+    ids, mask = host.ids[:, :most_before].tolist(), host.mask[:, :most_before].tolist()
     prefixes, first = [], 0
     for rows, cue_prompt in parts:  # one part's rows follow the other's
         members = range(first, first := first + len(rows))
@@ -93,7 +94,9 @@ def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide)
             return []
         if not all(all(mask[row][:num_before]) for row in members):
             return []
-        prefixes.append(SharedPrefix(rows, num_before + prompt_length, tuple(before), cue_prompt))
+        prefixes.append(
+            SharedPrefix(send(rows, batch.ids.device), num_before + prompt_length, tuple(before), cue_prompt)
+        )
     prefix_lengths = {prefix.length for prefix in prefixes}
     return [] if prefix_lengths == {0} or (side == "right" and len(prefix_lengths) > 1) else prefixes
 
@@ -167,7 +170,42 @@ def make_cache(keys_values: KeyValueCache) -> Any:
 
 def take_rows(keys_values: KeyValueCache, rows: Tensor) -> KeyValueCache:
     """Copy keys and values of some rows [N], which may repeat, for beams or candidates. [B ...] -> [N ...]"""
-    return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in keys_values]
+    return [
+        (keys.index_select(0, rows.to(keys.device)), values.index_select(0, rows.to(values.device)))
+        for keys, values in keys_values
+    ]
+
+
+def make_rerunnable_cache(keys_values: KeyValueCache, num_layers: int) -> Any:
+    """Make a cache of transformers for one pass whose layers may run again in the backward pass.
+
+    A layer that runs again gets what it got the first time: its keys behind these ones, and not behind its own.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    class RerunnableLayer(DynamicLayer):
+        """One layer's keys and values. Those of the pass itself are kept only if there were none before."""
+
+        def __init__(self, before: tuple[Tensor, Tensor] | None) -> None:
+            super().__init__()
+            self.before = before
+            if before is not None:
+                self.lazy_initialization(*before)
+                self.keys, self.values = before
+
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            if self.before is None:
+                if not self.is_initialized:
+                    self.lazy_initialization(key_states, value_states)
+                    self.keys, self.values = key_states, value_states
+                return key_states, value_states
+            keys, values = self.before
+            return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+
+    cache = DynamicCache()
+    cache.layers.extend(RerunnableLayer(keys_values[layer] if keys_values else None) for layer in range(num_layers))
+    return cache
 
 
 def keys_values_of(cache: Any) -> KeyValueCache:
@@ -196,14 +234,14 @@ class DecoderPass(ForwardPass):
         """The number of shared positions of each row. [B 1]"""
         if not self.shared:
             return torch.zeros(len(self.ids), 1, dtype=torch.long, device=self.ids.device)
-        lengths = torch.tensor([[prefix.length] for prefix in self.shared], device=self.ids.device)
+        lengths = send(torch.tensor([[prefix.length] for prefix in self.shared]), self.ids.device)
         return lengths[self._prefix_numbers]
 
     @cached_property
     def _prefix_numbers(self) -> Tensor:
         """The shared prefix of each row. [B]"""
         numbers = torch.arange(len(self.shared), device=self.ids.device)
-        sizes = torch.tensor([len(prefix.rows) for prefix in self.shared], device=self.ids.device)
+        sizes = send(torch.tensor([len(prefix.rows) for prefix in self.shared]), self.ids.device)
         rows = torch.cat([prefix.rows for prefix in self.shared])
         return torch.empty_like(rows).index_copy(0, rows, numbers.repeat_interleave(sizes))
 
@@ -215,8 +253,11 @@ class DecoderPass(ForwardPass):
     @cached_property
     def _first_column(self) -> int:
         """The first column that at least one row does not share."""
-        num_unshared = self.layout.mask.sum(dim=1, keepdim=True) - self._prefix_lengths  # [B 1]
-        return self.layout.mask.shape[1] - int(num_unshared.max())
+        mask = self.layout.on_host.mask
+        if len(self.shared) == 1:  # all rows share it
+            return mask.shape[1] - int(mask.sum(dim=1).max()) + self.shared[0].length
+        num_unshared = mask.sum(dim=1, keepdim=True) - self._prefix_lengths.to(mask.device)  # [B 1]
+        return mask.shape[1] - int(num_unshared.max())
 
     @cached_property
     def _source_mask(self) -> Tensor:
@@ -258,7 +299,7 @@ class DecoderPass(ForwardPass):
         """Run the positions of several prefixes in one pass; shorter ones are padded in front."""
         longest = max(prefix.length for prefix in prefixes)
         rows = torch.cat([prefix.rows[:1] for prefix in prefixes])  # [n] a row of each prefix
-        lengths = torch.tensor([[prefix.length] for prefix in prefixes], device=rows.device)  # [n 1]
+        lengths = send(torch.tensor([[prefix.length] for prefix in prefixes]), rows.device)  # [n 1]
         places = torch.arange(longest, device=rows.device) - (longest - lengths)  # [n N] position within the row
         columns = (self._starts[rows] + places).clamp(min=0)
         is_real = places >= 0
@@ -269,26 +310,35 @@ class DecoderPass(ForwardPass):
             mask=is_real,
             text_slots=no_text,
             text_mask=no_text.bool(),
+            host=None,
         )
         prompt = join_prompts([first_row(prefix.prompt) for prefix in prefixes])
         embeds = self.embeds[rows.unsqueeze(1), columns]  # [n N D]
         prefix_pass = replace(self, layout=layout, embeds=embeds, prompt=prompt, shared=())
         with prefix_pass._with_prompts():
-            output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=make_cache([]))
-        hidden, cache = output.last_hidden_state, keys_values_of(output.past_key_values)
+            cache = self._make_cache([])
+            output = self.backbone.base(**prefix_pass._inputs(), use_cache=True, past_key_values=cache)
+        hidden = output.last_hidden_state.to(self.embeds.device)
+        keys_values = keys_values_of(output.past_key_values)
         if len(prefixes) == 1:
-            return [PrefixStates(hidden, cache)]
+            return [PrefixStates(hidden, keys_values)]
         # Copied, so that none keeps the others and their padding in memory.
         return [
             PrefixStates(
                 hidden[[number], longest - prefix.length :],
                 [
                     (keys[[number], :, longest - prefix.length :], values[[number], :, longest - prefix.length :])
-                    for keys, values in cache
+                    for keys, values in keys_values
                 ],
             )
             for number, prefix in enumerate(prefixes)
         ]
+
+    def _make_cache(self, keys_values: KeyValueCache) -> Any:
+        """Make a cache for a pass that begins with these keys and values."""
+        if self.backbone.checkpoints_layers and torch.is_grad_enabled():
+            return make_rerunnable_cache(keys_values, self.backbone.num_layers)
+        return make_cache(keys_values)
 
     @property
     def prefix_keys_values(self) -> KeyValueCache | None:
@@ -310,7 +360,7 @@ class DecoderPass(ForwardPass):
         for name in inputs.keys() - {"attention_mask"}:
             inputs[name] = inputs[name][:, self._first_column :]
         inputs["attention_mask"] = self._source_mask.long()
-        cache = make_cache(self._join_prefix_caches())
+        cache = self._make_cache(self._join_prefix_caches())
         with self._without_prompts():
             return model(**inputs, past_key_values=cache, **options | {"use_cache": True})
 
@@ -328,11 +378,13 @@ class DecoderPass(ForwardPass):
         blocks = []
         for tensors in zip(*by_prefix, strict=True):  # one layer's keys or values
             padded = pad_sequence(list(tensors), batch_first=True, padding_side="left")  # [n N heads K/heads]
-            blocks.append(padded.index_select(0, self._prefix_numbers).transpose(1, 2))  # [B heads N K/heads]
+            blocks.append(
+                padded.index_select(0, self._prefix_numbers.to(padded.device)).transpose(1, 2)
+            )  # [B heads N K/heads]
         return list(zip(blocks[::2], blocks[1::2], strict=True))
 
     def _run(self) -> Tensor:
-        hidden: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state
+        hidden: Tensor = self._run_model(self.backbone.base, use_cache=False).last_hidden_state.to(self.embeds.device)
         if not self.shared:
             return hidden
         longest = self._longest_prefix
@@ -351,14 +403,16 @@ class DecoderPass(ForwardPass):
 
     def first_logits(self) -> Tensor:
         """Logits at the last token of the source, which belongs to the prompt if that is behind the text. [B V]"""
-        is_source = self.layout.is_text | self.layout.is_prompt  # [B S]
+        layout = self.layout.on_host
+        is_source = layout.is_text | layout.is_prompt  # [B S]
         columns = torch.arange(is_source.shape[1], device=is_source.device)
         return self._logits_at((columns * is_source).max(dim=1, keepdim=True).values)[:, 0]
 
     def target_logits(self, target_ids: Tensor) -> Tensor:
         """Logits at the token before each target token. [B U V]"""
-        slots = self.layout.target_slots - 1  # [B U]
-        return self._logits_at(slots.where(self.layout.target_mask, slots.max()))  # padding adds no column
+        layout = self.layout.on_host
+        slots = layout.target_slots - 1  # [B U]
+        return self._logits_at(slots.where(layout.target_mask, slots.max()))  # padding adds no column
 
     def rank_together(self, groups: Sequence[RankedRows]) -> list[Tensor]:
         """Log-likelihood of each group's candidates for each of its rows: [b C] per group."""
@@ -385,7 +439,8 @@ class DecoderPass(ForwardPass):
                 use_cache=True,
                 **self.backbone.position_inputs(positions),
             )
-        return scores + sum_log_probabilities(output.logits.float(), ids[:, 1:], mask[:, 1:])
+        logits = output.logits.to(scores.device).float()  # [N U-1 V]
+        return scores + sum_log_probabilities(logits, ids[:, 1:], mask[:, 1:])
 
     def _embed_continuations(self, rows: Tensor, target_ids: Tensor, target_mask: Tensor) -> Tensor:
         """Return the input states of tokens [N U] behind the text of a row [N]. [N U D]"""
@@ -402,7 +457,7 @@ class DecoderPass(ForwardPass):
                 generated = self.backbone.generate(
                     decoding,
                     self.listeners,
-                    self._streams(decoding),
+                    self._draw_keys(decoding),
                     inputs_embeds=self.embeds,
                     attention_mask=self.layout.mask.long(),
                     past_key_values=self._make_generation_cache([], num_beams),
@@ -417,7 +472,7 @@ class DecoderPass(ForwardPass):
             generated = self.backbone.generate(
                 decoding,
                 self.listeners,
-                self._streams(decoding),
+                self._draw_keys(decoding),
                 inputs_embeds=torch.cat([skipped, unshared], dim=1),
                 attention_mask=mask.long(),
                 past_key_values=self._make_generation_cache(cache, num_beams),
@@ -479,7 +534,9 @@ class DecoderPass(ForwardPass):
         narrowed._lasting = {layer: part.rows(index) for layer, part in self._lasting.items()}
         if self._source_cache is not None and self._source_cache_mask is not None and self._last_logits is not None:
             narrowed._source_cache_mask = self._source_cache_mask[index]
-            narrowed._source_cache = [(keys[index], values[index]) for keys, values in self._source_cache]
+            narrowed._source_cache = [
+                (keys[index.to(keys.device)], values[index.to(values.device)]) for keys, values in self._source_cache
+            ]
             narrowed._last_logits = self._last_logits[index]
         return narrowed
 
@@ -489,17 +546,18 @@ class DecoderPass(ForwardPass):
             return
         last_column = {"logits_to_keep": 1} if self.backbone.structure.takes_logits_to_keep else {}
         output = self._run_model(self.backbone.model, use_cache=True, **last_column)
-        self._last_logits = output.logits[:, -1].float()
+        self._last_logits = output.logits[:, -1].to(self.embeds.device).float()
         self._source_cache, self._source_cache_mask = keys_values_of(output.past_key_values), self._source_mask
 
     def _logits_at(self, slots: Tensor) -> Tensor:
-        """Logits at some positions [B U] -> [B U V]; the head runs only on the columns that a row needs."""
+        """Logits at some positions, given by the host [B U] -> [B U V]; the head runs only on columns that a row needs."""
         slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # padding may have no column
         is_alike = bool((slots == slots[:1]).all())  # left padding, targets of one length: the same for all rows
         columns, index = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
+        columns, index = send(columns, self.ids.device), None if index is None else send(index, self.ids.device)
         if self.backbone.structure.takes_logits_to_keep:
             logits: Tensor = self._run_model(self.backbone.model, use_cache=False, logits_to_keep=columns).logits
         else:
             logits = self._run_model(self.backbone.model, use_cache=False).logits[:, columns]
-        logits = logits.float()  # [B columns V]
+        logits = logits.to(self.embeds.device).float()  # [B columns V]
         return logits if index is None else logits.gather(1, index.unsqueeze(2).expand(-1, -1, logits.shape[2]))

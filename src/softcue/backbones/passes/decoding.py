@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softcue.randomness import hashed_uniform, step_keys
+
 # Called after each token with all tokens generated for its row so far; returns whether the row is finished.
 TokenListener = Callable[[Sequence[int]], bool]
 
@@ -24,13 +26,15 @@ class Decoding:
     seed: int = 0  # of the draws
 
 
-def add_gumbel_noise(decoding: Decoding, streams: Sequence[torch.Generator], _: Tensor, scores: Tensor) -> Tensor:
-    """Add noise to logits [B V], so that the largest is a draw from their softmax. Each row has its random stream.
+def add_gumbel_noise(decoding: Decoding, keys: Tensor, generated: Tensor, scores: Tensor) -> Tensor:
+    """Add noise to logits [B V], so that the largest is a draw from their softmax.
+
+    The noise is a hash of the row's key [B], the number of its generated tokens [B U] and the word.
 
     Example:
-        >>> streams = [torch.Generator().manual_seed(seed) for seed in range(400)]
+        >>> keys, nothing = torch.arange(400, dtype=torch.int32), torch.zeros(400, 0)
         >>> logits = torch.tensor([[0.0, 1.0]] * 400)
-        >>> drawn = add_gumbel_noise(Decoding(temperature=1.0), streams, torch.zeros(()), logits).argmax(dim=1)
+        >>> drawn = add_gumbel_noise(Decoding(temperature=1.0), keys, nothing, logits).argmax(dim=1)
         >>> bool(abs(drawn.float().mean() - torch.tensor(1.0).sigmoid()) < 0.07)
         True
     """
@@ -40,7 +44,7 @@ def add_gumbel_noise(decoding: Decoding, streams: Sequence[torch.Generator], _: 
         shares = ordered.softmax(dim=1)
         is_out = shares.cumsum(dim=1) - shares >= decoding.top_p  # the likeliest always stays
         scaled = scaled.masked_fill(torch.zeros_like(is_out).scatter(1, order, is_out), -torch.inf)
-    uniform = torch.stack([torch.rand(scores.shape[1], generator=stream) for stream in streams]).to(scaled)
+    uniform = hashed_uniform(step_keys(keys.to(scores.device), generated.shape[1]), scores.shape[1])  # [B V]
     return scaled - torch.log(-torch.log(uniform.clamp(min=1e-20)))  # -log(-log U) is Gumbel noise
 
 

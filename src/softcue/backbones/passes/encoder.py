@@ -13,7 +13,8 @@ class EncoderPass(ForwardPass):
     """A pass of an encoder-only backbone: hidden states and, if the model has it, the masked-word head."""
 
     def _run(self) -> Tensor:
-        return self.backbone.base(**self._inputs()).last_hidden_state  # type: ignore[no-any-return]
+        hidden: Tensor = self.backbone.base(**self._inputs()).last_hidden_state
+        return hidden.to(self.embeds.device)
 
     def mask_states(self) -> Tensor:
         """States at the mask token that its last layer compares with words; without a head, the hidden states. [B D]

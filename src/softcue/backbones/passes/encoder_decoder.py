@@ -18,7 +18,8 @@ class EncoderDecoderPass(ForwardPass):
 
     def _run(self) -> Tensor:
         inputs = self._inputs()
-        return self.backbone.model.get_encoder()(**inputs).last_hidden_state  # type: ignore[no-any-return]
+        hidden: Tensor = self.backbone.model.get_encoder()(**inputs).last_hidden_state
+        return hidden.to(self.embeds.device)
 
     def first_logits(self) -> Tensor:
         """Logits of the decoder's first step, after the target's prefix (such as BART's `<s>`). [B V]"""
@@ -46,7 +47,7 @@ class EncoderDecoderPass(ForwardPass):
             generated = self.backbone.generate(
                 decoding,
                 self.listeners,
-                self._streams(decoding),
+                self._draw_keys(decoding),
                 encoder_outputs=states,
                 attention_mask=source.layout.mask.long(),
             )
@@ -72,7 +73,7 @@ class EncoderDecoderPass(ForwardPass):
                 decoder_input_ids=decoder_ids,
                 use_cache=False,
             )
-        return output.logits.float()  # type: ignore[no-any-return]
+        return output.logits.to(hidden.device).float()  # type: ignore[no-any-return]
 
     def _shift(self, target_ids: Tensor) -> Tensor:
         return torch.cat([self._start(len(target_ids)), target_ids[:, :-1]], dim=1)

@@ -22,9 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 from softcue.backbones.injection import ActivePass, ReachedLayer, inject
 from softcue.backbones.layout import Layout
 from softcue.backbones.passes.decoding import Decoding, TokenListener
+from softcue.devices import send
 from softcue.errors import BackboneError
 from softcue.inputs.formatter import TOKENS_AT_ONCE
-from softcue.randomness import Dropout, TokenNoise, text_generator
+from softcue.randomness import Dropout, TokenNoise, text_key
 from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class ForwardPass(ABC):
             hidden = active.reached[0]  # the layers behind it are no part of an exported graph: nothing reads them
         except ReachedLayer as reached:
             hidden = reached.hidden
+        hidden = hidden.to(self.embeds.device)
         states, mask = [self.layout.text_of(hidden)], [self.text_mask]
         if with_target:
             states.append(self.layout.target_of(hidden))
@@ -201,8 +203,9 @@ class ForwardPass(ABC):
         layer_prompts, num_rows = prompt.layer_prompts, len(self.ids)
 
         def layer_prompts_of_rows(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
-            all_hidden = hidden.new_zeros(num_rows, *hidden.shape[1:]).index_copy(0, index, hidden)
-            all_masks = mask.new_ones(num_rows, mask.shape[1]).index_copy(0, index, mask)
+            places = index.to(hidden.device)
+            all_hidden = hidden.new_zeros(num_rows, *hidden.shape[1:]).index_copy(0, places, hidden)
+            all_masks = mask.new_ones(num_rows, mask.shape[1]).index_copy(0, places, mask)
             layer_prompt = layer_prompts(layer, all_hidden, all_masks)
             return None if layer_prompt is None else layer_prompt.rows(index)
 
@@ -292,11 +295,14 @@ class ForwardPass(ABC):
     def _generate(self, decoding: Decoding) -> list[list[int]]:
         raise self._no_text_error("generate")
 
-    def _streams(self, decoding: Decoding) -> list[torch.Generator]:
-        """A random stream for each row, seeded by its text: draws do not depend on the other rows of the batch."""
-        rows = zip(self.ids.tolist(), self.text_mask.tolist(), strict=True) if decoding.temperature else ()
+    def _draw_keys(self, decoding: Decoding) -> Tensor | None:
+        """A key for the draws of each row, from its text: they do not depend on the other rows of the batch. [B]"""
+        if not decoding.temperature:
+            return None
+        rows = zip(self.ids.tolist(), self.text_mask.tolist(), strict=True)
         texts = [[token for token, is_text in zip(*row, strict=True) if is_text] for row in rows]
-        return [text_generator(decoding.seed, text) for text in texts]
+        keys = [text_key(decoding.seed, text) for text in texts]
+        return send(torch.tensor(keys, dtype=torch.int32), self.ids.device)
 
     def _no_text_error(self, method: str) -> BackboneError:
         return BackboneError(

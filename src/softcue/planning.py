@@ -1,0 +1,201 @@
+"""The memory that training needs, from a model's configuration alone, and what to set so that it fits a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from softcue.backbones import Backbone
+from softcue.backbones.loading.shapes import backbone_like
+from softcue.configuration import RunConfig, merged, resolve
+from softcue.errors import ConfigurationError
+from softcue.inference import TaskModel, make_task_model
+from softcue.machine import GIGABYTE
+from softcue.methods import METHODS
+from softcue.tasks import Label, Task
+from softcue.training.step_memory import StepMemory, measure_step
+
+Dtype = Literal["float32", "bfloat16"]
+Quantization = Literal["none", "int8", "int4"]
+BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
+INT4_GROUP = 128  # values that share a scale and a zero point
+USABLE = 0.92  # of a GPU: the rest is for its context, and for gaps between blocks
+TARGET_LENGTH = 4  # tokens of a label and its end
+NUM_GPUS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run uses memory: what a plan may change."""
+
+    rows: int  # in memory at once: training.micro_batch_size
+    checkpoints_layers: bool = False
+    dtype: Dtype = "bfloat16"
+    quantization: Quantization = "none"
+    gpus: int = 1  # over which the layers are split
+
+    def settings(self, other: Layout) -> list[str]:
+        """The settings in which this layout differs from another one."""
+        settings = []
+        if self.dtype != other.dtype:
+            settings.append(f"backbone.dtype={self.dtype}")
+        if self.quantization != other.quantization:
+            settings.append(f"backbone.quantization={self.quantization}")
+        if self.checkpoints_layers != other.checkpoints_layers:
+            settings.append("backbone.gradient_checkpointing=true")
+        if self.rows != other.rows:
+            settings.append(f"training.micro_batch_size={self.rows}")
+        if self.gpus != other.gpus:
+            settings.append(f"{self.gpus} GPUs")
+        return settings
+
+
+class MemoryPlan:
+    """The memory of one method on one backbone, for batches of so many rows of so many tokens.
+
+    Example:
+        plan = MemoryPlan("llama-2-7b", "prompt-tuning", rows=16, length=512)
+        plan.memory(Layout(rows=16)).peak / 2**30
+    """
+
+    def __init__(
+        self,
+        backbone: str,
+        method: str,
+        rows: int,
+        length: int,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.method, self.rows, self.length = backbone, method, rows, length
+        self.settings = settings or {}
+        self._models: dict[tuple[Dtype, bool], tuple[Backbone, TaskModel, RunConfig]] = {}
+        self._measured: dict[tuple[Dtype, bool, int], StepMemory] = {}
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What the figures leave out."""
+        backbone, model, _ = self._model("float32", False)
+        if self._needs_keys(backbone, model):
+            return [
+                f"method.rule={getattr(model.method.config, 'rule', '')}: keys are found only in a model with weights, "
+                "so activations are those of method.rule=add, which are larger"
+            ]
+        return []
+
+    @staticmethod
+    def _needs_keys(backbone: Backbone, model: TaskModel) -> bool:
+        rule = getattr(model.method.config, "rule", "add")
+        return rule in ("kv", "parallel") and backbone.structure.source.layers[0].keys is None
+
+    def _model(self, dtype: Dtype, checkpoints_layers: bool) -> tuple[Backbone, TaskModel, RunConfig]:
+        key = dtype, checkpoints_layers
+        if key not in self._models:
+            backbone = backbone_like(self.name)
+            backbone.model.to(getattr(torch, dtype))
+            if checkpoints_layers:
+                backbone.checkpoint_layers()
+            config = resolve(merged({"method": {**self.settings, "name": self.method}}), backbone.kind)
+            self._models[key] = backbone, self._task_model(backbone, config), config
+        return self._models[key]
+
+    def _task_model(self, backbone: Backbone, config: RunConfig, rule: str | None = None) -> TaskModel:
+        labels = {str(number): Label(words=str(number), description=str(number)) for number in range(2)}
+        method = config.method if rule is None else config.method.model_copy(update={"rule": rule})
+        readout = config.readout.model_copy(update={"head_start": "random"})
+        with torch.device("meta"):
+            task = Task(name="plan", labels=labels)
+            return make_task_model(task, (METHODS[self.method], method), readout, backbone, None)
+
+    def _measure(self, dtype: Dtype, checkpoints_layers: bool, rows: int) -> StepMemory:
+        key = dtype, checkpoints_layers, rows
+        if key not in self._measured:
+            backbone, model, config = self._model(dtype, checkpoints_layers)
+            length = min(self.length, backbone.max_length - model.method.reserved_length - TARGET_LENGTH)
+            measured = measure_step(backbone, model, rows, length, TARGET_LENGTH, config.training)
+            if self._needs_keys(backbone, model):
+                positions = self._task_model(backbone, config, rule="add")
+                activations = measure_step(
+                    backbone, positions, rows, length, TARGET_LENGTH, config.training
+                ).activations
+                counted = model.counts()
+                trained = 4 * (counted.gradient + counted.head)  # float32
+                measured = StepMemory(measured.weights, trained, trained, 2 * trained, activations)
+            self._measured[key] = measured
+        return self._measured[key]
+
+    def memory(self, layout: Layout) -> StepMemory:
+        """The memory of the fullest GPU with a layout.
+
+        Pieces of a batch need memory in proportion to their rows, beside a part that is always there.
+        """
+        whole = self._measure(layout.dtype, layout.checkpoints_layers, self.rows)
+        activations = float(whole.activations)
+        if layout.rows < self.rows:
+            one = self._measure(layout.dtype, layout.checkpoints_layers, 1)
+            per_row = (whole.activations - one.activations) / (self.rows - 1)
+            activations = one.activations + per_row * (layout.rows - 1)
+        in_layers, elsewhere, largest = self._weights(layout)
+        if layout.quantization != "none":
+            activations += largest  # a matrix is unpacked while it is used
+        share = -(-self._num_layers // layout.gpus) / self._num_layers
+        weights = int(in_layers * share + elsewhere)
+        return replace(whole, weights=weights, activations=int(activations * share))
+
+    @property
+    def _num_layers(self) -> int:
+        return self._model("float32", False)[0].num_layers
+
+    def _weights(self, layout: Layout) -> tuple[float, float, float]:
+        """Bytes of the weights in layers, of the others, and of the largest matrix of a layer when it is unpacked."""
+        backbone, model, _ = self._model(layout.dtype, layout.checkpoints_layers)
+        total = self._measure(layout.dtype, layout.checkpoints_layers, self.rows).weights
+        matrices = [weight for module in backbone.linears.values() if isinstance(weight := module.weight, torch.Tensor)]
+        full = sum(weight.nbytes for weight in matrices)
+        packed = float(full)
+        if bits := BITS.get(layout.quantization):
+            numel = sum(weight.numel() for weight in matrices)
+            scales = sum(2 * weight.shape[0] for weight in matrices) if bits == 8 else 4 * numel / INT4_GROUP
+            packed = numel * bits / 8 + scales
+        return packed, float(total - full), max((float(weight.nbytes) for weight in matrices), default=0.0)
+
+    def _layouts(self, start: Layout) -> Iterator[Layout]:
+        """Layouts that need less and less memory; the earlier ones cost less time or precision."""
+        for gpus in [gpus for gpus in NUM_GPUS if gpus >= start.gpus]:
+            formats: list[tuple[Dtype, Quantization]] = [(start.dtype, start.quantization)]
+            formats += [("bfloat16", "none")] * (start.dtype == "float32" and start.quantization == "none")
+            formats += [("bfloat16", "int8")] * (start.quantization == "none")
+            formats += [("bfloat16", "int4")] * (start.quantization != "int4")
+            for dtype, quantization in formats:
+                for checkpoints_layers in (False, True) if not start.checkpoints_layers else (True,):
+                    rows = start.rows
+                    while rows:
+                        yield Layout(rows, checkpoints_layers, dtype, quantization, gpus)
+                        rows //= 2
+
+    def fitting(self, start: Layout, bytes_of_gpu: float) -> Layout | None:
+        """The first layout, from this one on, whose peak fits a GPU of so many bytes; None if none does."""
+        for layout in self._layouts(start):
+            if self.memory(layout).peak <= USABLE * bytes_of_gpu:
+                return layout
+        return None
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a size such as `24GB` means.
+
+    Example:
+        >>> parse_size("24GB") == 24 * 2**30, parse_size("512 MB") == 2**29
+        (True, True)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GB|MB|GiB|MiB)?\s*", text, re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise ConfigurationError(
+            setting="--gpu", got=text, expected="the memory of one GPU, such as 24GB", fix="give a number and GB"
+        )
+    unit = 2**20 if (match[2] or "GB").lower().startswith("m") else GIGABYTE
+    return int(float(match[1]) * unit)
