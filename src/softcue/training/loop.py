@@ -16,9 +16,9 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError, DataError, TrainingError
-from softcue.evaluation import Evaluation, score
+from softcue.evaluation import Evaluation
 from softcue.files import tensor_shapes
-from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
+from softcue.inference import PreparedRequests, StepOutput, TaskModel
 from softcue.inputs.collate import collate
 from softcue.prompts import PromptEncoder
 from softcue.randomness import Dropout, rows_of_global_batch
@@ -31,6 +31,7 @@ from softcue.training.joint_model import JointModel
 from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
 from softcue.training.processes import Processes
+from softcue.training.shares import evaluate_requests, prepare_requests, same_scores, training_rows
 from softcue.training.solved_heads import HeadSolver
 from softcue.types import Batch, Example, TokenizedRow
 
@@ -134,10 +135,8 @@ class Trainer:
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
         self.needs_training = self.model.method.needs_training
-        rows_by_task: list[list[TokenizedRow]] = [
-            task.model.rows(backbone, task.model.training_examples(task.train), with_target=True)
-            if self.needs_training
-            else []
+        rows_by_task: list[Sequence[TokenizedRow]] = [
+            training_rows(task.model, backbone, task.train, self.processes) if self.needs_training else []
             for task in tasks
         ]
         self.rows: list[TokenizedRow] = [row for task_rows in rows_by_task for row in task_rows]
@@ -259,6 +258,7 @@ class Trainer:
                 fix="train a cue per task: it has a closed form for each",
             )
         for _ in closed_form_solutions or ():
+            self.processes.share_first(list(self._tensors().values()))
             self.state.step += 1
             self._evaluate()
         if not self.needs_training:
@@ -270,7 +270,7 @@ class Trainer:
         """Fit and solve the heads whose settings ask for it, and evaluate the model before its first step."""
         solved = [solver.start(self.backbone) for solver in self._head_solvers()]
         self.processes.share_first(list(self._tensors().values()))
-        evaluations = [evaluation for evaluation in solved if evaluation is not None]
+        evaluations = [same_scores(evaluation, self.processes) for evaluation in solved if evaluation is not None]
         encoder = self.model.method.prompt_encoder()
         if encoder is not None and not encoder.is_ready:
             return
@@ -287,6 +287,7 @@ class Trainer:
                 [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number],
                 validation,
                 self.config.evaluation_batch_size,
+                self.processes,
             )
             for number, (task, validation) in enumerate(zip(self.tasks, self._validation_requests(), strict=True))
         ]
@@ -297,7 +298,8 @@ class Trainer:
         for number, solver in enumerate(self._head_solvers()):
             readout = solver.model.readout
             if readout.config.refit and readout.is_solvable and solver.has_classes_or_scores:
-                kept[number] = solver.refit(self.backbone)
+                kept[number] = same_scores(solver.refit(self.backbone), self.processes)
+                self.processes.share_first(list(readout.state_dict().values()))
         return kept
 
     def _step(self) -> None:
@@ -531,7 +533,6 @@ class Trainer:
         should_save = should_evaluate if config.checkpoint_every == 0 else step % config.checkpoint_every == 0
         if self.checkpoints and (should_save or is_last or self.state.is_over) and self.processes.is_main:
             self.checkpoints.save(self._checkpoint())
-        self.processes.wait()
 
     def _evaluate(self, evaluations: list[Evaluation] | None = None) -> None:
         """Score the validation rows unless it is done, keep the model if it is the best, and report."""
@@ -560,18 +561,18 @@ class Trainer:
 
     def _score_validation(self) -> list[Evaluation]:
         """Scores of each task's validation rows."""
-        requests = self._validation_requests()
-        predicted = [predict(self.backbone, rows, self.config.evaluation_batch_size) for rows in requests]
         return [
-            score(task.model.task, result.predictions, task.validation, result.num_truncated)
-            for task, result in zip(self.tasks, predicted, strict=True)
+            evaluate_requests(self.backbone, task.model, requests, self.config.evaluation_batch_size, self.processes)
+            for task, requests in zip(self.tasks, self._validation_requests(), strict=True)
         ]
 
     def _validation_requests(self) -> list[PreparedRequests]:
         """The validation rows of each task, tokenized at the first use."""
         if not self._validation:
             requests = [[(task.model, example) for example in task.validation] for task in self.tasks]
-            self._validation = [PreparedRequests.of(self.backbone, task_requests) for task_requests in requests]
+            self._validation = [
+                prepare_requests(self.backbone, task_requests, self.processes) for task_requests in requests
+            ]
         return self._validation
 
     def _checkpoint(self) -> Checkpoint[TrainingState]:
