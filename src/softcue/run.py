@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -362,10 +362,10 @@ class Run:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for splits in self.splits:
             for examples in (splits.train, splits.validation, splits.test):
-                digest.update(repr(examples).encode("utf-8", "surrogatepass"))
-                weights = [example.weight for example in examples]
-                if any(weight != 1.0 for weight in weights):  # runs of earlier versions had none
-                    digest.update(repr(weights).encode())
+                for part in _list_text(map(repr, examples)):  # as the repr of a list, which may be larger than memory
+                    digest.update(part.encode("utf-8", "surrogatepass"))
+                if any(example.weight != 1.0 for example in examples):  # runs of earlier versions had none
+                    digest.update(repr([example.weight for example in examples]).encode())
         return digest.hexdigest()
 
     def _load_finished_together(self, folder: Path) -> Cue:
@@ -523,6 +523,14 @@ def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
         advice = "training.learning_rate is its rate" if has_weights else "set method.tune_backbone=true"
         warnings.append(f"training.backbone_learning_rate has no effect on {name}: {advice}")
     return warnings
+
+
+def _list_text(items: Iterable[str]) -> Iterator[str]:
+    """The text of a list, in parts."""
+    yield "["
+    for number, item in enumerate(items):
+        yield f", {item}" if number else item
+    yield "]"
 
 
 def _dtype_name(backbone: Backbone) -> str:

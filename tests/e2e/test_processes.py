@@ -1,7 +1,4 @@
-"""Several processes on machines without a shared folder: one result, no wait for a process that is gone.
-
-Run as a script by torchrun, this file is `softcue train` with an output folder for each process.
-"""
+"""Several processes on machines without a shared folder: one result, no wait for a process that is gone."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from killed_commands import PATIENCE, steps_done
 
 pytestmark = pytest.mark.processes
 
+SCRIPT = Path(__file__).parents[1] / "own_folders.py"
 WORDS = {
     "billing": ["my invoice is wrong", "please refund me", "charged twice again", "two invoices for one month"],
     "shipping": ["the parcel is late", "where is the box", "wrong address on it", "tracking says lost"],
@@ -43,7 +41,7 @@ def data(tmp_path: Path) -> Path:
 def start(*command: str, swaps_machines: bool = False) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SWAPS_MACHINES": "yes" if swaps_machines else ""}
     return subprocess.Popen(
-        [*TORCHRUN, __file__, *command],
+        [*TORCHRUN, str(SCRIPT), *command],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -142,7 +140,7 @@ def test_a_process_that_hangs_ends_the_others_after_the_timeout(
 
 
 def test_processes_with_different_rows_are_told(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
-    other = tmp_path / "rows.jsonl.1"  # the file that the second process reads, see the end of this file
+    other = tmp_path / "rows.jsonl.1"  # own_folders.py gives it to the second process
     other.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:-1]))
     code, _, lines = finish(start(*words(tmp_path / "cue", model_folders["bert"], data)))
     assert code != 0
@@ -157,17 +155,3 @@ def _has_ended(number: int) -> bool:
     except FileNotFoundError:
         return True
     return state == "Z"
-
-
-if __name__ == "__main__":
-    from softcue.cli.app import main
-
-    rank = os.environ["RANK"]
-    machine = str(1 - int(rank)) if os.environ["SWAPS_MACHINES"] else rank
-    place = sys.argv.index("--output-dir") + 1
-    Path(f"{sys.argv[place]}-{rank}.pid").write_text(str(os.getpid()))
-    sys.argv[place] += f"-{machine}"
-    for number, word in enumerate(sys.argv):
-        if Path(f"{word}.{rank}").is_file():
-            sys.argv[number] = f"{word}.{rank}"
-    main()

@@ -20,10 +20,11 @@ from softcue.evaluation import Evaluation
 from softcue.files import tensor_shapes
 from softcue.inference import PreparedRequests, StepOutput, TaskModel
 from softcue.inputs.collate import collate
+from softcue.inputs.packed_rows import join_rows, lengths_of, num_truncated, weights_of
 from softcue.prompts import PromptEncoder
 from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.readouts import Readout
-from softcue.training.batches import epoch_batches, micro_batches, stream_seed
+from softcue.training.batches import EpochBatches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState, other_run_error
 from softcue.training.config import TrainingConfig
 from softcue.training.contrastive import supervised_contrastive
@@ -101,10 +102,13 @@ def scaled_weights(readout: Readout, rows: Sequence[TokenizedRow]) -> list[float
     Example:
         scaled_weights(model.readout, rows)     # two rows of weights 1 and 3: [0.5, 1.5]
     """
+    weights = weights_of(rows)
+    if (weights == 1.0).all():
+        return [1.0] * len(rows)
     num_terms = [readout.num_losses([row]) for row in rows]
-    total = sum(row.weight * num for row, num in zip(rows, num_terms, strict=True))
+    total = sum(weight * num for weight, num in zip(weights.tolist(), num_terms, strict=True))
     scale = sum(num_terms) / total if total else 1.0
-    return [row.weight * scale for row in rows]
+    return [weight * scale for weight in weights.tolist()]
 
 
 class Trainer:
@@ -139,9 +143,10 @@ class Trainer:
             training_rows(task.model, backbone, task.train, self.processes) if self.needs_training else []
             for task in tasks
         ]
-        self.rows: list[TokenizedRow] = [row for task_rows in rows_by_task for row in task_rows]
-        self.task_numbers = [number for number, task_rows in enumerate(rows_by_task) for _ in task_rows]  # of each row
+        self.rows: Sequence[TokenizedRow] = join_rows(rows_by_task)
         self.num_rows_by_task = [len(task_rows) for task_rows in rows_by_task]
+        self.task_numbers = [number for number, size in enumerate(self.num_rows_by_task) for _ in range(size)]
+        self.lengths = lengths_of(self.rows)
         self.row_weights = [
             weight
             for model, task_rows in zip(self.models, rows_by_task, strict=True)
@@ -156,7 +161,8 @@ class Trainer:
         self.state = TrainingState()
         self.best: dict[str, Tensor] = {}
         self._best_evaluations: list[Evaluation] = []  # of `best`; empty if it was loaded from a checkpoint
-        self._batches: tuple[int, list[list[int]]] = (-1, [])  # an epoch and its batches
+        # an epoch, its row numbers if it has not each row once, and its batches
+        self._batches: tuple[int, list[int] | None, EpochBatches] | None = None
         self._validation: list[PreparedRequests] = []  # tokenized at the first evaluation
         self._has_begun = self._has_closed_form = False
         if backbone.device.type == "cuda":
@@ -237,7 +243,7 @@ class Trainer:
         return TrainingResult(
             self.state,
             evaluations,
-            sum(row.is_truncated for row in self.rows),
+            num_truncated(self.rows),
             time.monotonic() - self._started,
             peak_megabytes(self.backbone.device),
             self._warnings(evaluations),
@@ -284,7 +290,7 @@ class Trainer:
         return [
             HeadSolver(
                 task.model,
-                [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number],
+                self._rows_of_task(number),
                 validation,
                 self.config.evaluation_batch_size,
                 self.processes,
@@ -402,7 +408,7 @@ class Trainer:
     def _micro_batches(self, rows: Sequence[int]) -> list[list[int]]:
         """The micro-batches of this process: positions in the global batch."""
         return micro_batches(
-            [self._length(row) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
+            [int(self.lengths[row]) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
             self.processes.rank,
             self.processes.world_size,
             self.config.micro_batch_size,
@@ -584,21 +590,22 @@ class Trainer:
         """All tensors a step may change: those of the cue, and buffers that only training needs."""
         return {**self.model.state_dict(), **dict(self.model.named_buffers())}
 
-    def _length(self, row: int) -> int:
-        return len(self.rows[row].ids) + len(self.rows[row].target_ids)
+    def _rows_of_task(self, number: int) -> Sequence[TokenizedRow]:
+        """The rows of one task: rows lie one task after the other."""
+        first = sum(self.num_rows_by_task[:number])
+        return self.rows[first : first + self.num_rows_by_task[number]]
 
     def _batch_of_step(self, step: int) -> list[int]:
         """The row numbers of a step's global batch."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if self._batches[0] != epoch:
-            seed = self.config.seed
-            numbers = list(range(len(self.rows)))
+        if self._batches is None or self._batches[0] != epoch:
+            seed, numbers, lengths = self.config.seed, None, self.lengths
             if len(self.tasks) > 1:
                 numbers = epoch_rows(self.num_rows_by_task, self.mixture, seed, epoch)
-            lengths = [self._length(number) for number in numbers]
-            batches = epoch_batches(lengths, self.config.batch_size, seed, epoch)
-            self._batches = (epoch, [[numbers[index] for index in batch] for batch in batches])
-        return self._batches[1][position]
+                lengths = lengths[numbers]
+            self._batches = (epoch, numbers, EpochBatches(lengths, self.config.batch_size, seed, epoch))
+        _, numbers, batches = self._batches
+        return batches[position] if numbers is None else [numbers[index] for index in batches[position]]
 
     def _warnings(self, evaluations: Sequence[Evaluation]) -> list[str]:
         """Warnings about the method, and about each task."""
@@ -615,7 +622,7 @@ class Trainer:
                 f"finite: {self._slower}; rows that always give such a loss were not learned"
             )
         for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
-            rows = [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number]
+            rows = self._rows_of_task(number)
             prefix = "" if len(self.models) == 1 else f"{model.task.name}: "
             warnings += [prefix + warning for warning in self._task_warnings(model, rows, evaluation)]
         return warnings
@@ -630,9 +637,9 @@ class Trainer:
                 + ("nothing was learned" if self.needs_training else "the prompt does not tell labels apart")
                 + (f". Try one of: {settings}" if settings else "")
             )
-        if num_truncated := sum(row.is_truncated for row in rows):
+        if num_cut := num_truncated(rows):
             warnings.append(
-                f"{num_truncated} of {len(rows)} training rows were cut: texts to {model.formatter.limit} tokens "
+                f"{num_cut} of {len(rows)} training rows were cut: texts to {model.formatter.limit} tokens "
                 f"({model.max_length} less prompt and answer), answers to {model.readout.max_target_length}"
             )
         if evaluation.num_truncated:

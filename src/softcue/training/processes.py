@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -161,8 +160,6 @@ class Processes:
         """Turn a failed message between processes into a `LostProcessError`."""
         try:
             yield
-        except (pickle.PickleError, NotImplementedError):
-            raise
         except RuntimeError as error:  # gloo's errors have no class of their own
             if self.world_size == 1:
                 raise

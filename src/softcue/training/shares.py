@@ -9,6 +9,7 @@ from softcue.backbones import Backbone
 from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, TaskModel
 from softcue.inference.predict import Requests, predict_rows, tokenize_split
+from softcue.inputs.packed_rows import join_rows
 from softcue.training.processes import Processes, interleave
 from softcue.types import Example, Prediction, TokenizedRow
 
@@ -25,7 +26,7 @@ def training_rows(
     end = len(examples) * (processes.rank + 1) // processes.world_size
     share = model.training_examples(examples[first:end])
     rows = model.rows(backbone, share, with_target=True) if share else []
-    return [row for part in processes.gather(rows) for row in part]
+    return join_rows(processes.gather(rows))
 
 
 def prepare_requests(backbone: Backbone, requests: Requests, processes: Processes) -> PreparedRequests:
