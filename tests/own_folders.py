@@ -15,6 +15,7 @@ if __name__ == "__main__":
     Path(f"{sys.argv[place]}-{rank}.pid").write_text(str(os.getpid()))
     sys.argv[place] += f"-{machine}"
     for number, word in enumerate(sys.argv):
-        if Path(f"{word}.{rank}").is_file():
-            sys.argv[number] = f"{word}.{rank}"
+        own = Path(word).with_name(f"process-{rank}-{Path(word).name}") if Path(word).name else Path(word)
+        if own.is_file():
+            sys.argv[number] = str(own)
     main()

@@ -140,13 +140,13 @@ def test_a_process_that_hangs_ends_the_others_after_the_timeout(
 
 
 def test_processes_with_different_rows_are_told(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
-    other = tmp_path / "rows.jsonl.1"  # own_folders.py gives it to the second process
+    other = tmp_path / "process-1-rows.jsonl"  # own_folders.py gives it to the second process
     other.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:-1]))
     code, _, lines = finish(start(*words(tmp_path / "cue", model_folders["bert"], data)))
     assert code != 0
     errors = [line for line in lines if line.startswith("error: ")]
-    assert all("another run in process 1 than in process 0" in line for line in errors)
-    assert errors
+    assert errors, lines
+    assert all("another run in process 1 than in process 0" in line for line in errors), errors
 
 
 def _has_ended(number: int) -> bool:

@@ -108,7 +108,7 @@ def test_large_files_are_not_held_in_memory_and_give_the_same_splits(
         data = "".join(json.dumps(row) + "\n" for row in rows).encode()
         path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
     expected = read_splits(TaskConfig(train=str(path)), {})
-    monkeypatch.setattr(splits, "MIN_STREAMED_BYTES", 0)
+    monkeypatch.setattr(splits, "MIN_STORED_BYTES", 0)
     streamed = read_splits(TaskConfig(train=str(path)), {})
     assert isinstance(streamed.train, StoredExamples)
     assert streamed.task == expected.task

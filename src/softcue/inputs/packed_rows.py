@@ -186,6 +186,8 @@ def join_rows(parts: Sequence[Sequence[TokenizedRow]]) -> Sequence[TokenizedRow]
     if len(parts) == 1:
         return parts[0]
     packed = [part for part in parts if isinstance(part, PackedRows)]
+    if any("weight" in part.arrays for part in packed):
+        packed = [PackedRows({**part.arrays, "weight": weights_of(part)}, part.vectors, part.plain) for part in packed]
     if len(packed) < len(parts) or any(part.arrays.keys() != packed[0].arrays.keys() for part in packed):
         return list(chain.from_iterable(parts))
     arrays = {}

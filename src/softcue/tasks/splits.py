@@ -121,8 +121,8 @@ TASK_KEYS = (
     "metric",
     "template",
 )
-# bytes of the files from which a sample is drawn without loading them, and training rows are kept in a file
-MIN_STREAMED_BYTES = 1 << 28
+MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
+MIN_STORED_BYTES = 1 << 25  # bytes of the files from which training rows are kept in a file instead of memory
 FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows for every K
 
 
@@ -251,7 +251,7 @@ def read_splits(
 
 def _collector(source: Source) -> Callable[[Iterator[Example]], Sequence[Example]]:
     """What keeps the training rows of a source: a file if the source is large, else a list."""
-    return store_examples if size_of(source) > MIN_STREAMED_BYTES else list
+    return store_examples if size_of(source) > MIN_STORED_BYTES else list
 
 
 def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, Sequence[Example]]:
