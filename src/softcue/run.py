@@ -82,6 +82,7 @@ class Run:
             self.backbone.checkpoint_layers()
         form = self._task_form(requested)
         self.config: RunConfig = resolve(settings, self.backbone.kind, recipe, form)  # with the recipe for this kind
+        self._keep_in_step()
         self.models = self._build_models()
         self.config = self._replace_auto(self.config)
         paper = paper_recipe(self.config.method.name, self.backbone.kind, form)
@@ -140,6 +141,17 @@ class Run:
             if self.processes.decide(resume and is_finished and not self.checkpoints.exist()):
                 return [self._load_finished_together(folder) for folder in self.cue_folders]
             return self.complete(trainer, resume=resume, progress=progress)
+
+    def _keep_in_step(self) -> None:
+        """If the backbone's layers are divided over the processes, let them take the same passes."""
+        self.processes.is_in_step = self.backbone.is_sharded
+        if self.backbone.is_sharded and (self.is_joint or self.config.training.contrastive):
+            raise ConfigurationError(
+                setting="backbone.shard_layers",
+                got=True,
+                expected="one task without training.contrastive: all processes must take the same passes",
+                fix="train a cue per task" if self.is_joint else "set training.contrastive=0",
+            )
 
     def _check_same_run(self) -> None:
         """Check that all processes have the same settings, rows and backbone: each machine reads its own files."""

@@ -78,7 +78,8 @@ def sentence_vectors_of(
     # Keys are of texts with the prompt: vectors with different prompts are never mixed.
     prompted = add_prompt(examples, representation.prompt)
     keys = [_key(representation, backbone, task, example, limit) for example in prompted]
-    store = open_store(use_disk_cache)
+    # If layers are divided over processes, all of them must compute the same vectors, whatever their disks hold.
+    store = open_store(use_disk_cache and not backbone.is_sharded)
     vectors = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in vectors}
     if missing:

@@ -403,17 +403,35 @@ class Trainer:
                     batch_loss = (output.compared * gradient[positions]).sum()  # its gradient is that of the loss
                 loss = loss + batch_loss
             loss.backward()
+        self._pad_passes(rows, len(pieces))
         return loss_sum, statistics
 
     def _micro_batches(self, rows: Sequence[int]) -> list[list[int]]:
         """The micro-batches of this process: positions in the global batch."""
+        return self._micro_batches_of(rows, self.processes.rank)
+
+    def _micro_batches_of(self, rows: Sequence[int], rank: int) -> list[list[int]]:
         return micro_batches(
             [int(self.lengths[row]) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
-            self.processes.rank,
+            rank,
             self.processes.world_size,
             self.config.micro_batch_size,
             self.config.micro_batch_tokens,
         )
+
+    def _pad_passes(self, rows: Sequence[int], num_pieces: int) -> None:
+        """Run passes that change nothing, until this process has taken as many as the one with most micro-batches.
+
+        A layer that is divided over processes runs only when it runs in all of them.
+        """
+        if not self.processes.is_in_step:
+            return
+        most = max(len(self._micro_batches_of(rows, rank)) for rank in range(self.processes.world_size))
+        [(model, positions)] = self._group_by_task(rows, [0])
+        for _ in range(most - num_pieces):
+            with self._as_part_of_batch(rows, positions) as batch:
+                output: StepOutput = model(self.backbone, batch)
+            (output.losses.sum() * 0.0).backward()
 
     @contextmanager
     def _as_part_of_batch(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[Batch]:

@@ -30,6 +30,7 @@ class Processes:
 
     def __init__(self, timeout: int = DEFAULT_TIMEOUT) -> None:
         self.rank, self.world_size, self.timeout = 0, 1, timeout
+        self.is_in_step = False  # all processes take the same passes of the backbone: its layers are divided over them
         expected = int(os.environ.get("WORLD_SIZE", "1"))
         if expected > 1:
             if not torch.distributed.is_initialized():
@@ -108,7 +109,21 @@ class Processes:
             >>> Processes().share_of([1, 2, 3])
             [1, 2, 3]
         """
-        return items if self.world_size == 1 else items[self.rank :: self.world_size]
+        return items if not self.has_shares else items[self.rank :: self.world_size]
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether processes divide work without gradients. Those that must keep in step all do all of it."""
+        return self.world_size > 1 and not self.is_in_step
+
+    def gather_shares(self, share: Value) -> list[Value]:
+        """The shares of all processes, by rank; only this one's if each does all the work.
+
+        Example:
+            >>> Processes().gather_shares("share")
+            ['share']
+        """
+        return self.gather(share) if self.has_shares else [share]
 
     def in_shares(self, items: Sequence[Item], compute: Callable[[Sequence[Item]], Sequence[Value]]) -> list[Value]:
         """One value for each item, in order and in all processes; each process computes those of its share.
@@ -118,7 +133,7 @@ class Processes:
             [10, 20, 30]
         """
         share = self.share_of(items)
-        return interleave(self.gather(list(compute(share)) if share else []))
+        return interleave(self.gather_shares(list(compute(share)) if share else []))
 
     def share_tensors(self, tensors: Mapping[str, Tensor], owner: int) -> dict[str, Tensor]:
         """The tensors of one process, in all processes, sent one by one to save memory; only the owner's are read.

@@ -22,11 +22,12 @@ def training_rows(
     Example:
         training_rows(model, backbone, splits.train, Processes())
     """
-    first = len(examples) * processes.rank // processes.world_size
-    end = len(examples) * (processes.rank + 1) // processes.world_size
+    first, end = 0, len(examples)
+    if processes.has_shares:
+        first, end = (end * rank // processes.world_size for rank in (processes.rank, processes.rank + 1))
     share = model.training_examples(examples[first:end])
     rows = model.rows(backbone, share, with_target=True) if share else []
-    return join_rows(processes.gather(rows))
+    return join_rows(processes.gather_shares(rows))
 
 
 def prepare_requests(backbone: Backbone, requests: Requests, processes: Processes) -> PreparedRequests:
@@ -76,9 +77,10 @@ def baseline_predictions(
         baseline_predictions(splits.test, lambda share: predict_baselines(backbone, task, "a", share), Processes())
     """
     share = processes.share_of(examples)
-    parts = [part for part in processes.gather(predict(share) if share else None) if part is not None]
+    shares = processes.gather_shares(predict(share) if share else None)
+    parts = [part for part in shares if part is not None]
     names = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
-    empty: list[list[Prediction]] = [[]] * (processes.world_size - len(parts))  # fewer examples than processes
+    empty: list[list[Prediction]] = [[]] * (len(shares) - len(parts))  # fewer examples than processes
     return {name: interleave([*(part[name] for part in parts), *empty]) for name in names}
 
 
