@@ -14,7 +14,7 @@ import pytest
 from command import TORCHRUN
 from killed_commands import PATIENCE, steps_done
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[1] / "own_folders.py"
 WORDS = {
@@ -31,11 +31,14 @@ def words(folder: Path, model: Path, data: Path, *more: str) -> list[str]:
     return ["train", "--backbone", str(model), *files, "--output-dir", str(folder), "--json", *more, *SETTINGS]
 
 
+def write_rows(path: Path, num_rows: int = len(ROWS)) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:num_rows]))
+    return path
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return path
+    return write_rows(tmp_path / "rows.jsonl")
 
 
 def start(*command: str, swaps_machines: bool = False) -> subprocess.Popen[str]:
@@ -69,41 +72,51 @@ def cue_bytes(folder: Path) -> tuple[bytes, bytes]:
     return (folder / "cue.json").read_bytes(), (folder / "cue.safetensors").read_bytes()
 
 
-def test_without_a_shared_folder_a_killed_run_ends_at_once_and_resumes_to_the_same_cue(
-    tmp_path: Path, data: Path, model_folders: dict[str, Path]
-) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    spoken = [word for word in words(whole, model_folders["bert"], data) if word != "--json"]
-    process = start(*spoken)
-    out, err = process.communicate(timeout=PATIENCE)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model_folders: dict[str, Path]) -> Path:
+    """The folder of an undisturbed run in two processes: `whole-0`, beside its rows."""
+    folder = tmp_path_factory.mktemp("whole")
+    spoken = words(folder / "whole", model_folders["bert"], write_rows(folder / "rows.jsonl"))
+    process = start(*(word for word in spoken if word != "--json"))
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert err.count("6 rows for 2 processes") == 1
     assert "training.batch_size=8" in err
-    assert not (tmp_path / "whole-1").exists()  # only the first process writes
+    return folder
 
-    killed = start(*words(broken, model_folders["bert"], data))
+
+def test_without_a_shared_folder_a_killed_run_ends_at_once_and_resumes_to_the_same_cue(
+    tmp_path: Path, whole: Path, model_folders: dict[str, Path]
+) -> None:
+    command = words(tmp_path / "broken", model_folders["bert"], whole / "rows.jsonl")
+    killed = start(*command)
     wait_for_steps(tmp_path / "broken-0", 5, killed)
-    os.kill(process_of(broken, 1), signal.SIGKILL)
+    os.kill(process_of(tmp_path / "broken", 1), signal.SIGKILL)
     began = time.monotonic()
     code, _, lines = finish(killed)
     assert code != 0
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 100  # far less than the timeout of 600 seconds
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) <= 1  # torchrun may stop the other process before it notices
     assert all("processes: got 'a closed connection'" in line and "--resume" in line for line in errors)
 
-    # the machines are the other way round: now the second process has the checkpoints
-    again = start(*words(broken, model_folders["bert"], data, "--resume"), swaps_machines=True)
-    code, out, _ = finish(again)
-    assert code == 0
-    assert cue_bytes(tmp_path / "broken-1") == cue_bytes(tmp_path / "whole-0")
+    # The machines are the other way round: now the second process has the checkpoints.
+    code, _, lines = finish(start(*command, "--resume", swaps_machines=True))
+    assert code == 0, lines
+    assert cue_bytes(tmp_path / "broken-1") == cue_bytes(whole / "whole-0")
     first = (tmp_path / "broken-1/metrics.jsonl").read_text().splitlines()[0]
     assert json.loads(first)["step"] > 5  # the steps before are not repeated
 
-    # a finished run is only loaded, also where its folder is on another machine
-    code, out, _ = finish(start(*words(whole, model_folders["bert"], data, "--resume")))
-    assert code == 0
-    assert json.loads(out)["cue"] == str(tmp_path / "whole-0")
+
+def test_a_finished_run_is_loaded_also_where_its_folder_is_on_another_machine(
+    whole: Path, model_folders: dict[str, Path]
+) -> None:
+    assert not (whole / "whole-1").exists()  # only the first process writes
+    code, out, lines = finish(start(*words(whole / "whole", model_folders["bert"], whole / "rows.jsonl", "--resume")))
+    assert code == 0, lines
+    assert json.loads(out)["cue"] == str(whole / "whole-0")
+    assert json.loads(out)["steps"] == 48
+    assert not (whole / "whole-1").exists()
 
 
 def test_scores_of_two_processes_are_those_of_one(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
@@ -140,8 +153,7 @@ def test_a_process_that_hangs_ends_the_others_after_the_timeout(
 
 
 def test_processes_with_different_rows_are_told(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
-    other = tmp_path / "process-1-rows.jsonl"  # own_folders.py gives it to the second process
-    other.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:-1]))
+    write_rows(tmp_path / "process-1-rows.jsonl", len(ROWS) - 1)  # own_folders.py gives it to the second process
     code, _, lines = finish(start(*words(tmp_path / "cue", model_folders["bert"], data)))
     assert code != 0
     errors = [line for line in lines if line.startswith("error: ")]
