@@ -16,13 +16,13 @@ from toy import make_model
 from softcue.backbones import BackboneConfig, load_backbone
 from softcue.errors import ConfigurationError
 
-SCRIPT = Path(__file__).with_name("sharded_runs.py")
+SCRIPT = Path(__file__).parents[1] / "sharded_runs.py"
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sharded")
-    paths = [str(SCRIPT.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(SCRIPT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     words = [*TORCHRUN, str(SCRIPT), str(folder)]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=580)

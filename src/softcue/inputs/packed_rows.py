@@ -129,7 +129,9 @@ def pack_rows(rows: Iterable[TokenizedRow]) -> PackedRows:
     width, end, target_end = 0, 0, 0
 
     def add(name: str, code: str, values: Iterable[Any]) -> None:
-        columns.setdefault(name, _Column(code)).extend(values)
+        if name not in columns:
+            columns[name] = _Column(code)
+        columns[name].extend(values)
 
     for row in rows:
         end += len(row.ids)

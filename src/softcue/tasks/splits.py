@@ -122,7 +122,7 @@ TASK_KEYS = (
     "template",
 )
 MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
-MIN_STORED_BYTES = 1 << 25  # bytes of the files from which training rows are kept in a file instead of memory
+MIN_STORED_BYTES = 1 << 23  # bytes of the files from which training rows are kept in a file instead of memory
 FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows for every K
 
 

@@ -14,6 +14,7 @@ from softcue.types import Example, Span
 
 BLOCK = 1 << 20  # bytes that are read or written at once
 DEFAULT = Example(())
+_DECODER = json.JSONDecoder()
 
 
 class _OpenFile:
@@ -137,7 +138,7 @@ def _encode(example: Example) -> bytes:
 
 
 def _decode(record: bytes) -> Example:
-    texts, target, *others = json.loads(record)
+    texts, target, *others = _DECODER.decode(record.decode())
     if not others:
         return Example(tuple(texts), target)
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in others[0].items()}

@@ -35,7 +35,7 @@ def train(backbone: Backbone, method: str, batches: str) -> dict[str, Any]:
         if kind == "step":
             losses.append(values["loss"])
 
-    settings = {"steps": 4, "learning_rate": 0.1, "network_learning_rate": 0.05, "evaluate_every": 2}
+    settings = {"steps": 4, "learning_rate": 0.05, "network_learning_rate": 0.002, "evaluate_every": 2}
     config = TrainingConfig.model_validate({**settings, **BATCHES[batches]})
     data = [TaskData(model, EXAMPLES, EXAMPLES)]
     result = Trainer(backbone, data, config, listener=listen, processes=processes).run()
