@@ -170,6 +170,7 @@ class Run:
         with ExitStack() as stack:
             recorder = self._begin(trainer, stack, resume, progress)
             self.processes.wait()
+            stack.enter_context(self.processes.tell_lost())
             result = trainer.run()
             cues = [
                 self._make_cue(model, splits, evaluation, result)

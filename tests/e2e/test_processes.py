@@ -119,17 +119,20 @@ def test_a_finished_run_is_loaded_also_where_its_folder_is_on_another_machine(
     assert not (whole / "whole-1").exists()
 
 
-def test_scores_of_two_processes_are_those_of_one(tmp_path: Path, data: Path, model_folders: dict[str, Path]) -> None:
+def test_scores_of_two_processes_are_those_of_one_also_with_divided_layers(
+    tmp_path: Path, data: Path, model_folders: dict[str, Path]
+) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     alone = [sys.executable, "-m", "softcue", *words(tmp_path / "one", model_folders["t5"], data)]
     subprocess.run(alone, env=environment, check=True, capture_output=True, timeout=PATIENCE)
-    code, _, _ = finish(start(*words(tmp_path / "two", model_folders["t5"], data)))
-    assert code == 0
-    one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two-0"))
-    assert two["scores"] == one["scores"]
-    assert two["baselines"] == one["baselines"]
-    assert "zero_shot" in two["baselines"]["test"]
-    assert two["best_step"] == one["best_step"]
+    for name, more in {"two": [], "divided": ["backbone.shard_layers=true"]}.items():
+        code, _, lines = finish(start(*words(tmp_path / name, model_folders["t5"], data), *more))
+        assert code == 0, lines
+        one, two = (json.loads((tmp_path / folder / "metrics.json").read_text()) for folder in ("one", f"{name}-0"))
+        assert two["scores"] == one["scores"]
+        assert two["baselines"] == one["baselines"]
+        assert "zero_shot" in two["baselines"]["test"]
+        assert two["best_step"] == one["best_step"]
 
 
 def test_a_process_that_hangs_ends_the_others_after_the_timeout(

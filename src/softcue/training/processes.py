@@ -16,6 +16,9 @@ from softcue.errors import LostProcessError, RunError, SoftcueError, first_line
 
 MAX_SUMMED_NUMBERS = 1 << 24  # of gradients in one message between processes
 DEFAULT_TIMEOUT = 600  # seconds
+# In the messages of gloo and NCCL about a process that is gone.
+TIMEOUT_WORDS = ("Timed out", "timed out", "timeout", "Timeout")
+LOST_WORDS = ("Connection", "connection", "closed by peer", "Broken pipe", "Socket", "NCCL", "gloo")
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -172,13 +175,13 @@ class Processes:
 
     @contextmanager
     def tell_lost(self) -> Iterator[None]:
-        """Turn a failed message between processes into a `LostProcessError`."""
+        """Turn a failed message between processes into a `LostProcessError`, also of divided layers inside a pass."""
         try:
             yield
         except RuntimeError as error:  # gloo's errors have no class of their own
-            if self.world_size == 1:
+            is_timeout = any(words in str(error) for words in TIMEOUT_WORDS)
+            if self.world_size == 1 or not (is_timeout or any(words in str(error) for words in LOST_WORDS)):
                 raise
-            is_timeout = any(word in str(error) for word in ("Timed out", "timeout", "Timeout"))
             raise LostProcessError(
                 setting="processes",
                 got=f"no answer for {self.timeout} seconds" if is_timeout else "a closed connection",
