@@ -116,6 +116,31 @@ def growth(repeats: Repeats = 3, as_json: Json = False) -> None:
         print_table("", [axis, *(f"{name}, {part}" for part, name in columns)], rows)
 
 
+@app.command("rows")
+def rows(
+    sizes: Annotated[
+        list[int] | None, typer.Argument(help="Numbers of training rows; else 0.1, 1 and 10 million.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Resident memory and seconds of a training run by the number of its rows."""
+    from benchmarks.training_rows import SIZES, measure_rows
+
+    points = measure_rows(sizes or SIZES)
+    if as_json:
+        print_json({"rows": points})
+        return
+    columns = ("file_megabytes", "seconds", "before_megabytes", "peak_megabytes", "own_megabytes", "bytes_per_row")
+    print_table(
+        "",
+        ["rows", *columns],
+        [
+            [f"{point['rows']:,}", *(f"{point[key]:,.0f}" if key in point else "" for key in columns)]
+            for point in points
+        ],
+    )
+
+
 @app.command("serve")
 def serve(
     repeats: Repeats = 3,

@@ -27,7 +27,7 @@ from softcue.inputs.collate import collate
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.training import TaskData, Trainer, TrainingConfig
-from softcue.training.batches import epoch_batches
+from softcue.training.batches import EpochBatches
 from softcue.types import Example, TokenizedRow
 
 EPOCH_ROWS, NUM_BATCHES = 1600, 4  # rows of the whole epoch; number of batches that are run
@@ -110,7 +110,7 @@ def make_epochs(contest: EpochContest) -> dict[str, Epoch]:
     """An epoch of each contestant. Several share one PEFT model, because only their time matters."""
     rows = contest.cue.rows(contest.backbone, contest.cue.training_examples(contest.examples), with_target=True)
     lengths = [len(row.ids) for row in rows]
-    our_batches = epoch_batches(lengths, NUM_ROWS, seed=0, epoch=0)
+    our_batches = EpochBatches(lengths, NUM_ROWS, seed=0, epoch=0)
     our_rows, grouped, at_random = (
         representative_rows(batches, lengths, NUM_BATCHES)
         for batches in (
@@ -151,7 +151,7 @@ def plain_epoch(model: Any, rows: Sequence[TokenizedRow]) -> Epoch:
 
     def run_epoch() -> float:
         model.train()
-        for indices in epoch_batches(lengths, NUM_ROWS, seed=0, epoch=0):
+        for indices in EpochBatches(lengths, NUM_ROWS, seed=0, epoch=0):
             batch = collate([rows[index] for index in indices], pad_id=0)
             labels = batch.labels if batch.labels is not None else batch.target_ids.where(batch.target_mask, -100)
             optimizer.zero_grad(set_to_none=True)

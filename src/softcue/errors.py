@@ -7,7 +7,8 @@
     ├── CueError               a cue folder is damaged or belongs to another backbone
     │   └── BackboneMismatchError  a cue was trained on another backbone
     ├── RunError               an output folder or a checkpoint does not allow the run
-    │   └── FolderInUseError       another run is writing to the folder
+    │   ├── FolderInUseError       another run is writing to the folder
+    │   └── LostProcessError       another process of the run has died or does not answer
     ├── TrainingError          training produced values that no cue may hold
     ├── EstimatorError         a scikit-learn estimator got rows or settings that it cannot use
     └── MissingExtraError      an optional package is not installed
@@ -74,6 +75,10 @@ class RunError(SoftcueError):
 
 class FolderInUseError(RunError):
     """Another run is writing to the output folder."""
+
+
+class LostProcessError(RunError):
+    """Another process of the run has died or does not answer."""
 
 
 class TrainingError(SoftcueError):

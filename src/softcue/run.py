@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from softcue.backbones import Backbone, load_backbone
 from softcue.configuration import RunConfig, Settings, read_settings, resolve
 from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, CueRecipe, package_versions
-from softcue.errors import ConfigurationError, RunError
-from softcue.evaluation import Evaluation, check_metric, constant_prediction, evaluate, predict_baselines, score
+from softcue.errors import ConfigurationError, RunError, SoftcueError
+from softcue.evaluation import Evaluation, check_metric, constant_prediction, predict_baselines, score
 from softcue.files import (
     TEMPORARY_SUFFIX,
     convert_disk_errors,
@@ -37,11 +38,14 @@ from softcue.tasks import joint_task, portable
 from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
+from softcue.training.checkpoints import newest_of_all
 from softcue.training.optimizers import group_parameters, prompt_rate
 from softcue.training.progress import ProgressRecorder
+from softcue.training.shares import baseline_predictions, evaluate_examples
 from softcue.training.trackers import Reports, TrackedRun, check_installed, flatten, name_run
 
 Config = TypeVar("Config", bound=BaseModel)
+MIN_ROWS_PER_PROCESS = 4  # of a step: with fewer, messages between processes take more time than the rows
 
 
 class Run:
@@ -72,12 +76,13 @@ class Run:
         requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
         check_installed(requested.training.report_to)
         self.splits = self._read_rows(requested, tables or {}) if splits is None else [splits]
-        self.processes = Processes()
+        self.processes = Processes(requested.training.process_timeout)
         self.backbone = backbone or load_backbone(requested.backbone)
         if requested.backbone.gradient_checkpointing:
             self.backbone.checkpoint_layers()
         form = self._task_form(requested)
         self.config: RunConfig = resolve(settings, self.backbone.kind, recipe, form)  # with the recipe for this kind
+        self._keep_in_step()
         self.models = self._build_models()
         self.config = self._replace_auto(self.config)
         paper = paper_recipe(self.config.method.name, self.backbone.kind, form)
@@ -93,6 +98,13 @@ class Run:
         if settings.get("selection"):
             name = self.config.method.name
             self.warnings.append(f"selection.* has no effect on {name}: set method.name=auto to try several methods")
+        num_processes, batch_size = self.processes.world_size, self.config.training.batch_size
+        if num_processes > 1 and batch_size < MIN_ROWS_PER_PROCESS * num_processes:
+            self.warnings.append(
+                f"a step has {batch_size} rows for {num_processes} processes: faster are "
+                f"{max(1, batch_size // MIN_ROWS_PER_PROCESS)} processes (torchrun --nproc-per-node), or "
+                f"training.batch_size={MIN_ROWS_PER_PROCESS * num_processes}, which changes what is learned"
+            )
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]
         self.checkpoints = Checkpoints(folder / "checkpoints", self._digest(first_cues))
 
@@ -112,23 +124,53 @@ class Run:
 
     def execute(self, *, resume: bool = False, overwrite: bool = False, progress: bool = True) -> list[Cue]:
         """Train, and write a cue for each task. If a finished run is resumed, its cues are only loaded."""
+        self._check_same_run()
         trainer = self.make_trainer()
         with ExitStack() as stack:
             stack.enter_context(convert_disk_errors(self.folder))
+            problem: SoftcueError | None = None
             if self.processes.is_main:
-                stack.enter_context(lock_folder(self.folder))
-                if not resume and not overwrite:
-                    check_output(self.folder, self.cue_folders)
+                try:
+                    stack.enter_context(lock_folder(self.folder))
+                    if not resume and not overwrite:
+                        check_output(self.folder, self.cue_folders)
+                except SoftcueError as error:
+                    problem = error
+            self.processes.raise_together(problem)
             is_finished = all((folder / "cue.json").is_file() for folder in self.cue_folders)
-            if resume and is_finished and not self.checkpoints.exist():
-                return [self.load_finished(folder) for folder in self.cue_folders]
+            if self.processes.decide(resume and is_finished and not self.checkpoints.exist()):
+                return [self._load_finished_together(folder) for folder in self.cue_folders]
             return self.complete(trainer, resume=resume, progress=progress)
+
+    def _keep_in_step(self) -> None:
+        """If the backbone's layers are divided over the processes, let them take the same passes."""
+        self.processes.is_in_step = self.backbone.is_sharded
+        if self.backbone.is_sharded and (self.is_joint or self.config.training.contrastive):
+            raise ConfigurationError(
+                setting="backbone.shard_layers",
+                got=True,
+                expected="one task without training.contrastive: all processes must take the same passes",
+                fix="train a cue per task" if self.is_joint else "set training.contrastive=0",
+            )
+
+    def _check_same_run(self) -> None:
+        """Check that all processes have the same settings, rows and backbone: each machine reads its own files."""
+        digests = self.processes.gather(self.checkpoints.run)
+        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is not None:
+            raise RunError(
+                setting="processes",
+                got=f"another run in process {other} than in process 0",
+                expected="the same settings, rows, backbone and softcue version in all processes",
+                fix="give all machines the same files",
+            )
 
     def complete(self, trainer: Trainer, *, resume: bool, progress: bool) -> list[Cue]:
         """Train to the end and write the cues. The caller has locked the folder and checked what is in it."""
         with ExitStack() as stack:
             recorder = self._begin(trainer, stack, resume, progress)
             self.processes.wait()
+            stack.enter_context(self.processes.tell_lost())
             result = trainer.run()
             cues = [
                 self._make_cue(model, splits, evaluation, result)
@@ -256,16 +298,19 @@ class Run:
             run.connect(trainer, resume=True)
         """
         trainer.checkpoints = self.checkpoints
-        checkpoint, damaged = self.checkpoints.newest() if resume else (None, [])
+        checkpoint, damaged = newest_of_all(self.checkpoints, self.processes) if resume else (None, [])
         if checkpoint is not None:
             trainer.resume(checkpoint)
         return damaged
 
     def _begin(self, trainer: Trainer, stack: ExitStack, resume: bool, progress: bool) -> ProgressRecorder | None:
         """Load the newest checkpoint and begin the run folder; only the main process gets a recorder."""
+        has_begun = (self.folder / "metrics.jsonl").is_file()
         damaged = self.connect(trainer, resume)
         if not self.processes.is_main:
             return None
+        if resume and has_begun and not trainer.state.step:
+            self.warnings.append("the checkpoints of this run are lost: no process has one, so it begins again")
         self._begin_folder(trainer.state.step)
         tasks = [splits.task for splits in self.splits]
         recorder = ProgressRecorder(
@@ -330,11 +375,30 @@ class Run:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for splits in self.splits:
             for examples in (splits.train, splits.validation, splits.test):
-                digest.update(repr(examples).encode("utf-8", "surrogatepass"))
-                weights = [example.weight for example in examples]
-                if any(weight != 1.0 for weight in weights):  # runs of earlier versions had none
-                    digest.update(repr(weights).encode())
+                for part in _list_text(map(repr, examples)):  # as the repr of a list, which may be larger than memory
+                    digest.update(part.encode("utf-8", "surrogatepass"))
+                if any(example.weight != 1.0 for example in examples):  # runs of earlier versions had none
+                    digest.update(repr([example.weight for example in examples]).encode())
         return digest.hexdigest()
+
+    def _load_finished_together(self, folder: Path) -> Cue:
+        """Load the cue of a finished run in all processes. Those whose machine has not the folder get its files."""
+        path = folder / "cue.json"
+        cue_file = self.processes.decide(path.read_bytes() if self.processes.is_main else b"")
+        has_folder = path.is_file() and path.read_bytes() == cue_file
+        files: dict[str, bytes] = {}
+        if not all(self.processes.gather(has_folder)):
+            if self.processes.is_main:
+                files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+            files = self.processes.decide(files)
+        if has_folder:
+            return self.load_finished(folder)
+        with tempfile.TemporaryDirectory() as copy:
+            for name, data in files.items():
+                (Path(copy) / name).write_bytes(data)
+            cue = self.load_finished(Path(copy))
+        cue.path = folder
+        return cue
 
     def load_finished(self, folder: Path) -> Cue:
         """Load the cue of a finished run after checking that it is the same run."""
@@ -357,15 +421,17 @@ class Run:
         scores = {"validation": evaluation.scores}
         batch_size = config.training.evaluation_batch_size
         if splits.test:
-            scores["test"] = evaluate(backbone, model, splits.test, batch_size).scores
+            scores["test"] = evaluate_examples(backbone, model, splits.test, batch_size, self.processes).scores
         scored = {"validation": splits.validation, "test": splits.test}
         constant = constant_prediction(task, splits.train)
         sentinel = model.readout.config.sentinel
         baseline_scores = {
             split: {
                 name: score(task, predictions, scored[split]).scores
-                for name, predictions in predict_baselines(
-                    backbone, task, constant, scored[split], batch_size, sentinel
+                for name, predictions in baseline_predictions(
+                    scored[split],
+                    lambda share: predict_baselines(backbone, task, constant, share, batch_size, sentinel),
+                    self.processes,
                 ).items()
             }
             for split in scores
@@ -470,6 +536,14 @@ def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
         advice = "training.learning_rate is its rate" if has_weights else "set method.tune_backbone=true"
         warnings.append(f"training.backbone_learning_rate has no effect on {name}: {advice}")
     return warnings
+
+
+def _list_text(items: Iterable[str]) -> Iterator[str]:
+    """The text of a list, in parts."""
+    yield "["
+    for number, item in enumerate(items):
+        yield f", {item}" if number else item
+    yield "]"
 
 
 def _dtype_name(backbone: Backbone) -> str:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny import tiny
 from toy import PAIRS, TASK, make_model
 
-from softcue.files import serialize_tensors
 from softcue.inference import TaskModel
 from softcue.inputs import token_cache
 from softcue.inputs.formatter import InputFormatter
+from softcue.inputs.packed_rows import PackedRows
 from softcue.tasks import Label, Task
 from softcue.types import Example, Span
 
@@ -99,12 +98,21 @@ def test_cache_file_with_ids_beyond_the_vocabulary_is_replaced(folder: Path) -> 
     model = make_model(tiny("bert"))
     expected = token_cache.tokenize_rows(model.formatter, "a", ONE)
     [path] = folder.iterdir()
-    tensors = load_file(path)
-    tensors.pop("sha256", None)
-    tensors["ids"][0] = 10**6
-    digest = hashlib.sha256(serialize_tensors(tensors)).digest()
-    save_file({**tensors, "sha256": torch.tensor(list(digest), dtype=torch.uint8)}, path)
+    arrays = {name: numpy.array(values) for name, values in token_cache._map_file(path).items()}
+    arrays["ids"][0] = 10**6
+    path.write_bytes(b"".join(token_cache.file_chunks(arrays)))
     assert token_cache.tokenize_rows(model.formatter, "a", ONE) == expected
+
+
+def test_a_cache_file_is_a_safetensors_file_whose_rows_are_mapped(folder: Path) -> None:
+    model = make_model(tiny("bert"))
+    token_cache.tokenize_rows(model.formatter, "a", ONE)
+    rows = token_cache.tokenize_rows(model.formatter, "a", ONE)
+    assert isinstance(rows, PackedRows)
+    assert all(isinstance(values, numpy.memmap) for values in rows.arrays.values())
+    [path] = folder.iterdir()
+    tensors = load_file(path)
+    assert tensors["ids"].tolist() == [token for row in rows for token in row.ids]
 
 
 def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

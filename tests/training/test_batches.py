@@ -4,22 +4,22 @@ import itertools
 
 import pytest
 
-from softcue.training.batches import BUCKET, epoch_batches, micro_batches, stream_seed
+from softcue.training.batches import BUCKET, EpochBatches, micro_batches, stream_seed
 
 LENGTHS = [(7 * number) % 41 + 1 for number in range(333)]
 
 
 def test_every_row_comes_once_per_epoch() -> None:
-    batches = epoch_batches(LENGTHS, 16, seed=1, epoch=2)
+    batches = list(EpochBatches(LENGTHS, 16, seed=1, epoch=2))
     assert sorted(row for batch in batches for row in batch) == list(range(len(LENGTHS)))
     assert {len(batch) for batch in batches[:-1]} <= {16, 333 % 16}
 
 
 def test_order_depends_on_seed_and_epoch_alone() -> None:
-    first = epoch_batches(LENGTHS, 16, seed=1, epoch=2)
-    assert first == epoch_batches(LENGTHS, 16, seed=1, epoch=2)
-    assert first != epoch_batches(LENGTHS, 16, seed=1, epoch=3)
-    assert first != epoch_batches(LENGTHS, 16, seed=2, epoch=2)
+    first = list(EpochBatches(LENGTHS, 16, seed=1, epoch=2))
+    assert first == list(EpochBatches(LENGTHS, 16, seed=1, epoch=2))
+    assert first != list(EpochBatches(LENGTHS, 16, seed=1, epoch=3))
+    assert first != list(EpochBatches(LENGTHS, 16, seed=2, epoch=2))
 
 
 def test_buckets_keep_padding_small() -> None:
@@ -29,7 +29,7 @@ def test_buckets_keep_padding_small() -> None:
         )
 
     shuffled = [list(range(start, min(start + 16, 333))) for start in range(0, 333, 16)]
-    assert padding(epoch_batches(LENGTHS, 16, 0, 0)) < 0.2 * padding(shuffled)
+    assert padding(list(EpochBatches(LENGTHS, 16, 0, 0))) < 0.2 * padding(shuffled)
     assert BUCKET > 1
 
 

@@ -100,7 +100,6 @@ class AdaptationLoop:
             if should_save and self.checkpoints is not None and self.processes.is_main:
                 self.optimizer.zero_grad(set_to_none=True)  # a checkpoint copies the weights: make room
                 self.checkpoints.save(self._checkpoint())
-            self.processes.wait()
         self.model.eval()
 
     def perplexity(self) -> float:

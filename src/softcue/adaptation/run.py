@@ -39,6 +39,7 @@ from softcue.files import (
 )
 from softcue.training import Processes
 from softcue.training.batches import stream_seed
+from softcue.training.checkpoints import newest_of_all
 from softcue.training.loop import peak_megabytes
 from softcue.training.progress import ProgressRecorder
 from softcue.training.step_memory import free_memory
@@ -211,7 +212,7 @@ class AdaptationRun:
         """Load the newest checkpoint and say what will happen; only the main process gets a recorder."""
         checkpoints = AdaptationCheckpoints(self.folder / "checkpoints", self.run)
         loop.checkpoints = checkpoints
-        checkpoint, damaged = checkpoints.newest() if resume else (None, [])
+        checkpoint, damaged = newest_of_all(checkpoints, self.processes) if resume else (None, [])
         if checkpoint is not None:
             loop.resume(checkpoint)
         if not self.processes.is_main:

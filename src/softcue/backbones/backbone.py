@@ -102,6 +102,7 @@ class Backbone:
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
         self.first_position = self.structure.first_position
         self.checkpoints_layers = False
+        self.is_sharded = False  # whether its layers are divided over processes (sharding.py)
         prepare_tokenizer(tokenizer, model.config)
         if self.kind != "encoder":
             if tokenizer.eos_token_id is None and not self.word_table.is_meta:
@@ -348,9 +349,16 @@ class Backbone:
         """
         from softcue.backbones.late_prompts import LateBackbone
 
+        # States that one process has kept and another has not would let only one of them run the layers below.
+        self._refuse_sharded("prompts that enter at the first layer", "set method.insert_layer=0")
         if first_layer not in self._views_from_layers:
             self._views_from_layers[first_layer] = LateBackbone(self, first_layer)
         return self._views_from_layers[first_layer]
+
+    def _refuse_sharded(self, expected: str, fix: str) -> None:
+        """Raise an error if the layers are divided over processes."""
+        if self.is_sharded:
+            raise ConfigurationError(setting="backbone.shard_layers", got=True, expected=expected, fix=fix)
 
     def position_inputs(self, positions: Tensor) -> dict[str, Tensor]:
         """Return the model's argument for positions that are counted from 0; none if it counts them itself."""
@@ -530,6 +538,8 @@ class Backbone:
 
     def with_weights(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
         """Return a second model of the same structure that has these weights and shares all others with this one."""
+        fix = "set method.name to one that trains prompts, or leave backbone.shard_layers out"
+        self._refuse_sharded("a method that leaves the backbone's weights and dropout as they are", fix)
         parameters = {id(value): (weights or {}).get(name, value) for name, value in self.model.named_parameters()}
         dtype = next(iter(weights.values())).dtype if weights else self.dtype
         for key, value in parameters.items():

@@ -41,7 +41,7 @@ from softcue.cli.stopping import (
     raise_on_sigterm,
     stopped_message,
 )
-from softcue.errors import SoftcueError
+from softcue.errors import LostProcessError, SoftcueError
 
 app = typer.Typer(
     name="softcue",
@@ -107,6 +107,9 @@ def main() -> None:
     except SoftcueError as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"error: {with_options(message, option_names(sys.argv[1:]))}\n")
+        if isinstance(error, LostProcessError):
+            sys.stderr.flush()
+            os._exit(2)  # torch would wait for the lost process when it closes its connections
         sys.exit(2)
     except SystemExit as end:  # typer ends all commands with it, also after Ctrl-C and a closed pipe
         if end.code == STOPPED_BY_CTRL_C:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from statistics import fmean
@@ -99,12 +100,13 @@ def constant_prediction(task: Task, train: Sequence[Example]) -> ConstantPredict
     """
     if task.kind == "multi-label" and train:
         return Counter(example.labels for example in train).most_common(1)[0][0]
-    targets = [example.target for example in train if example.target is not None]
-    if task.has_classes and targets:
-        counts = Counter(str(target) for target in targets)
-        return max([*task.label_names, *sorted(counts)], key=lambda label: counts[label])
-    if task.kind == "regression" and targets:
-        return fmean(float(target) for target in targets)
+    targets = (example.target for example in train if example.target is not None)
+    if task.has_classes:
+        counts = Counter(map(str, targets))
+        return max([*task.label_names, *sorted(counts)], key=lambda label: counts[label]) if counts else None
+    if task.kind == "regression":
+        numbers = array("d", map(float, targets))
+        return fmean(numbers) if numbers else None
     return None
 
 

@@ -34,13 +34,13 @@ class PreparedRequests:
     @classmethod
     def of(cls, backbone: Backbone, requests: Requests) -> PreparedRequests:
         """Split and tokenize requests."""
-        split_examples = [model.split(example) for model, example in requests]
-        split_requests = [
-            (model, part) for (model, _), parts in zip(requests, split_examples, strict=True) for part in parts
-        ]
-        tokenized = tokenize_requests(backbone, split_requests)
-        rows = [(model, row) for (model, _), row in zip(split_requests, tokenized, strict=True)]
-        return cls(requests, list(map(len, split_examples)), rows)
+        return cls.from_rows(requests, tokenize_split(backbone, requests))
+
+    @classmethod
+    def from_rows(cls, requests: Requests, split_rows: Sequence[Sequence[TokenizedRow]]) -> PreparedRequests:
+        """Requests whose rows are tokenized already, by request."""
+        rows = [(model, row) for (model, _), parts in zip(requests, split_rows, strict=True) for row in parts]
+        return cls(requests, list(map(len, split_rows)), rows)
 
     def merge(self, predictions: Sequence[Prediction]) -> Predictions:
         """Join the predictions of all rows into those of the requests."""
@@ -54,6 +54,20 @@ class PreparedRequests:
         )
 
 
+def tokenize_split(backbone: Backbone, requests: Requests) -> list[list[TokenizedRow]]:
+    """The tokenized rows of each request; a long text has several.
+
+    Example:
+        tokenize_split(backbone, [(tickets_model, example)])[0][0].ids
+    """
+    split_examples = [model.split(example) for model, example in requests]
+    split_requests = [
+        (model, part) for (model, _), parts in zip(requests, split_examples, strict=True) for part in parts
+    ]
+    tokenized = iter(tokenize_requests(backbone, split_requests))
+    return [[next(tokenized) for _ in parts] for parts in split_examples]
+
+
 def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_size: int = 64) -> Predictions:
     """Predict requests of any tasks, in order. Rows of similar length share a pass, whatever their task.
 
@@ -61,8 +75,18 @@ def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_siz
         predict(backbone, [(tickets_model, example), (urgency_model, example)]).predictions[0].label
     """
     prepared = requests if isinstance(requests, PreparedRequests) else PreparedRequests.of(backbone, requests)
-    rows = prepared.rows
-    for model in {id(model): model for model, _ in prepared.requests if model.training}.values():
+    return prepared.merge(predict_rows(backbone, prepared.rows, batch_size))
+
+
+def predict_rows(
+    backbone: Backbone, rows: Sequence[tuple[TaskModel, TokenizedRow]], batch_size: int = 64
+) -> list[Prediction]:
+    """Predict tokenized rows of any tasks, in order.
+
+    Example:
+        predict_rows(backbone, PreparedRequests.of(backbone, requests).rows)[0].label
+    """
+    for model in {id(model): model for model, _ in rows if model.training}.values():
         model.eval()
     predictions: list[Prediction | None] = [None] * len(rows)
     by_token_limit: dict[int, list[int]] = {}  # most tokens per pass -> row numbers
@@ -75,4 +99,4 @@ def predict(backbone: Backbone, requests: Requests | PreparedRequests, batch_siz
             predicted = predict_mixed(backbone, [rows[number] for number in numbers])
             for number, prediction in zip(numbers, predicted, strict=True):
                 predictions[number] = prediction
-    return prepared.merge([prediction for prediction in predictions if prediction is not None])
+    return [prediction for prediction in predictions if prediction is not None]

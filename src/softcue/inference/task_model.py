@@ -14,6 +14,7 @@ from softcue.backbones import Backbone, ForwardPass
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
 from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
+from softcue.inputs.packed_rows import collect_rows, with_plain, with_vectors
 from softcue.inputs.token_cache import tokenize_rows
 from softcue.methods.method import Method, MethodConfig, TaskReformulation
 from softcue.randomness import Dropout
@@ -21,6 +22,7 @@ from softcue.readouts import Readout, ReadoutConfig, automatic_answer_prefix, ma
 from softcue.readouts.pooling_choice import choose_pooling
 from softcue.sentence_vectors import SentenceVector, plain_rows, sentence_vectors_of, sentence_vectors_of_batch
 from softcue.tasks import Task
+from softcue.tasks.stored_examples import collect_as
 from softcue.types import Batch, Counts, Example, Instance, Prediction, Prompt, TokenizedRow
 
 
@@ -183,14 +185,15 @@ class TaskModel(nn.Module):
             return self.readout.split(example, self.formatter)
         return [window for part in self._rewrite(example) for window in self.readout.split(part, self.formatter)]
 
-    def training_examples(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples the backbone reads in training."""
-        return [
+    def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """The examples the backbone reads in training; in a file, as these are, if they are many."""
+        windows = (
             window
             for example in examples
             for training_example in self.readout.training_examples(example)
             for window in self.split(training_example)
-        ]
+        )
+        return collect_as(examples, windows)
 
     def merge(self, example: Example, predictions: Sequence[Prediction]) -> Prediction:
         """Merge the predictions for the parts of a split example into one."""
@@ -211,14 +214,15 @@ class TaskModel(nn.Module):
         with_target: bool = False,
         vectors: Tensor | None = None,
         use_disk_cache: bool = True,
-    ) -> list[TokenizedRow]:
+    ) -> Sequence[TokenizedRow]:
         """Tokenize split examples. Rows carry M(x) if the method reads it; `vectors` [N R] gives it if known."""
         rows = tokenize_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
         if with_target:
-            rows = [
+            targeted = (
                 replace(self.readout.with_target(row, example), weight=example.weight)
                 for row, example in zip(rows, examples, strict=True)
-            ]
+            )
+            rows = collect_rows(targeted, len(examples))
         if self.representation is not None and self.reads_stored_vectors and examples:
             if vectors is None:
                 vectors = sentence_vectors_of(
@@ -229,10 +233,10 @@ class TaskModel(nn.Module):
                     self.vector_limit,
                     use_disk_cache=use_disk_cache,
                 )
-            rows = [replace(row, representation=vector) for row, vector in zip(rows, vectors, strict=True)]
+            rows = with_vectors(rows, vectors)
         if self.representation is not None and (self.representation.dropout or not self.reads_stored_vectors):
             plain = plain_rows(backbone, self.readout.task, examples, prompt=self.representation.prompt)
-            rows = [replace(row, plain=plain_row) for row, plain_row in zip(rows, plain, strict=True)]
+            rows = with_plain(rows, plain)
         return rows
 
     @property

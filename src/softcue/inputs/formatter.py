@@ -103,19 +103,21 @@ class InputFormatter:
 
     def sources(self, examples: Sequence[Example]) -> list[TokenizedRow]:
         """Tokenize the source texts of many examples, in a few calls of the tokenizer."""
-        if not getattr(self.tokenizer, "is_fast", False):
-            return [self.source(example) for example in examples]
-        rows: list[TokenizedRow] = []
+        return list(self.iterate_sources(examples))
+
+    def iterate_sources(self, examples: Sequence[Example]) -> Iterator[TokenizedRow]:
+        """Tokenize the source texts of many examples, some at a time."""
+        is_fast = getattr(self.tokenizer, "is_fast", False)
         for first in range(0, len(examples), TEXTS_AT_ONCE):
             batch = examples[first : first + TEXTS_AT_ONCE]
+            if not is_fast:
+                yield from map(self.source, batch)
+                continue
             all_texts = [self._texts_of(example) for example in batch]
             all_encoded = self._encode_all(self._all_sources(all_texts))
-            limit = self._text_limit
-            rows += [
-                self._row(example, texts, encoded) if len(encoded["input_ids"]) <= limit else self.source(example)
-                for example, texts, encoded in zip(batch, all_texts, all_encoded, strict=True)
-            ]
-        return rows
+            for example, texts, encoded in zip(batch, all_texts, all_encoded, strict=True):
+                is_whole = len(encoded["input_ids"]) <= self._text_limit
+                yield self._row(example, texts, encoded) if is_whole else self.source(example)
 
     def _texts_of(self, example: Example) -> tuple[str, ...]:
         if self.pad_punctuation and self.kind != "encoder":

@@ -2,55 +2,58 @@
 
 There is one file per set of rows. Its name is a digest of the texts and of everything that changes their tokens, and it
 holds a digest of its own content. A file that cannot be read, is damaged or does not fit is replaced. When the folder
-grows too large, the least recently used files are removed.
+grows too large, the least recently used files are removed. Rows of a file are not loaded but mapped (`PackedRows`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
+import numpy
 
-from softcue.files import cache_folder, read_within, serialize_tensors, write_atomically
+from softcue.files import cache_folder, open_regular, write_atomically
 from softcue.inputs.formatter import InputFormatter
+from softcue.inputs.packed_rows import TOKEN_FIELDS, Array, PackedRows, collect_rows, iterate_chunks, pack_rows
 from softcue.types import Example, TokenizedRow
 
 MIN_CACHED_ROWS = 2000  # fewer rows are tokenized faster than a file is worth
 SIZE_LIMIT = 2 << 30  # bytes of all files
-FORMAT = "5"
-DIGEST = "sha256"  # the tensor with the digest of the others
+FORMAT = "6"
+DIGEST = "sha256"  # the first tensor of a file: the digest of its header and of the other tensors
+DIGEST_BYTES = 32
+MAX_HEADER = 1 << 16  # bytes
+BLOCK = 1 << 20  # bytes that are read at once
+TYPES = {"I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8", "F64": "float64"}  # of safetensors, of numpy
 
 
 def tokenize_rows(
     formatter: InputFormatter, tokenizer: str, examples: Sequence[Example], *, use_disk_cache: bool = True
-) -> list[TokenizedRow]:
+) -> Sequence[TokenizedRow]:
     """Tokenize examples, or read their tokens from disk if the same rows were tokenized before.
 
     `tokenizer` is the digest of the tokenizer, as in the fingerprint of a backbone. The cache serves only sets of many
     rows. `use_disk_cache=False` and SOFTCUE_CACHE_MB=0 in the environment turn it off.
     """
     is_off = not use_disk_cache or os.environ.get("SOFTCUE_CACHE_MB", "").strip() == "0"
+    rows = formatter.iterate_sources(examples)
     if is_off or len(examples) < MIN_CACHED_ROWS:
-        return formatter.sources(examples)
+        return collect_rows(rows, len(examples))
     path = cache_folder() / "tokens" / f"{_digest(formatter, tokenizer, examples)}.safetensors"
     cached_rows = _read(path, len(examples), formatter)
     if cached_rows is not None:
         return cached_rows
-    rows = formatter.sources(examples)
+    packed = pack_rows(rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        packed = _pack(rows)
-        write_atomically(path, serialize_tensors({**packed, DIGEST: _digest_of(packed)}))
+        write_atomically(path, file_chunks(packed.arrays))
         _trim(path.parent, keep=path)
     except OSError:
         pass  # a full or read-only disk costs time, not the run
-    return rows
+    return packed
 
 
 def _digest(formatter: InputFormatter, tokenizer_digest: str, examples: Sequence[Example]) -> str:
@@ -85,71 +88,74 @@ def _digest(formatter: InputFormatter, tokenizer_digest: str, examples: Sequence
     return digest.hexdigest()
 
 
-def _pack(rows: Sequence[TokenizedRow]) -> dict[str, Tensor]:
-    """Concatenate the rows; `lengths` tells where each row ends."""
-    packed = {
-        "lengths": torch.tensor([len(row.ids) for row in rows], dtype=torch.int32),
-        "ids": torch.tensor([token for row in rows for token in row.ids], dtype=torch.int32),
-        "insert_at": torch.tensor([row.insert_at for row in rows], dtype=torch.int32),
-        "is_truncated": torch.tensor([row.is_truncated for row in rows], dtype=torch.uint8),
-    }
-    for name in ("segments", "parts", "offsets"):
-        if getattr(rows[0], name) is not None:
-            packed[name] = torch.tensor([value for row in rows for value in getattr(row, name)], dtype=torch.int32)
-    if rows[0].places is not None:
-        packed["places"] = torch.tensor([row.places for row in rows], dtype=torch.int32)  # [N P]
-    return packed
+def file_chunks(arrays: Mapping[str, Array]) -> Iterator[bytes]:
+    """The bytes of a cache file, a safetensors file, in chunks. The widest numbers come first, so that all are aligned.
+
+    Example:
+        write_atomically(path, file_chunks(rows.arrays))
+    """
+    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    codes = {numpy.dtype(name): code for code, name in TYPES.items()}
+    header: dict[str, object] = {DIGEST: {"dtype": "U8", "shape": [DIGEST_BYTES], "data_offsets": [0, DIGEST_BYTES]}}
+    start = DIGEST_BYTES
+    for name in names:
+        end = start + arrays[name].nbytes
+        code = codes[numpy.dtype(arrays[name].dtype)]
+        header[name] = {"dtype": code, "shape": list(arrays[name].shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256(text)
+    for name in names:
+        for chunk in iterate_chunks(arrays[name]):
+            digest.update(chunk)
+    yield len(text).to_bytes(8, "little") + text + digest.digest()
+    for name in names:
+        yield from iterate_chunks(arrays[name])
 
 
-def _digest_of(packed: Mapping[str, Tensor]) -> Tensor:
-    """The SHA-256 of all tensors with their names, as bytes. [32]"""
-    return torch.tensor(list(hashlib.sha256(serialize_tensors(packed)).digest()), dtype=torch.uint8)
+def _map_file(path: Path) -> dict[str, Array] | None:
+    """The arrays of an undamaged file, mapped; None if it is damaged."""
+    with open_regular(path) as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        if header_size > MAX_HEADER:
+            return None
+        text = file.read(header_size)
+        stored, digest = file.read(DIGEST_BYTES), hashlib.sha256(text)
+        while chunk := file.read(BLOCK):
+            digest.update(chunk)
+        if stored != digest.digest():
+            return None
+        facts = json.loads(text)
+        del facts[DIGEST]
+        return {
+            name: numpy.memmap(file, TYPES[fact["dtype"]], "r", 8 + header_size + fact["data_offsets"][0], shape)
+            if all(shape := tuple(fact["shape"]))
+            else numpy.zeros(shape, TYPES[fact["dtype"]])
+            for name, fact in facts.items()
+        }
 
 
-def _fits(packed: Mapping[str, Tensor], num_rows: int, largest_token_id: int) -> bool:
+def _fits(arrays: Mapping[str, Array], num_rows: int, largest_token_id: int) -> bool:
     """Whether the file has that many rows, each within it, and ids of this vocabulary alone."""
-    lengths, ids = packed["lengths"], packed["ids"]
-    if len(lengths) != num_rows or int(lengths.min()) < 0 or int(lengths.sum()) != len(ids):
+    ends, ids = arrays["ends"], arrays["ids"]
+    if len(ends) != num_rows or int(ends[0]) < 0 or int(ends[-1]) != len(ids) or bool((ends[1:] < ends[:-1]).any()):
         return False
-    if any(len(packed[name]) != len(ids) for name in ("segments", "parts", "offsets") if name in packed):
+    if any(len(arrays[name]) != len(ids) for name in TOKEN_FIELDS if name in arrays):
         return False
     return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) <= largest_token_id)
 
 
-def _read(path: Path, num_rows: int, formatter: InputFormatter) -> list[TokenizedRow] | None:
+def _read(path: Path, num_rows: int, formatter: InputFormatter) -> PackedRows | None:
     """The rows of a file, or None if it cannot be read, is damaged or does not fit these rows."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        packed: dict[str, Tensor] = load(read_within(path, SIZE_LIMIT))
-        os.utime(path)  # now the most recently used
-        is_intact = torch.equal(packed.pop(DIGEST), _digest_of(packed))
-        if not is_intact or not _fits(packed, num_rows, formatter.largest_token_id):
+        arrays = _map_file(path)
+        if arrays is None or not _fits(arrays, num_rows, formatter.largest_token_id):
             return None
-    except (SafetensorError, OSError, ValueError, KeyError):
+        os.utime(path)  # now the most recently used
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    ends = [0, *accumulate(packed["lengths"].tolist())]
-    values = {name: tensor.tolist() for name, tensor in packed.items()}
-
-    def row_values(name: str, row: int) -> tuple[Any, ...] | None:
-        return tuple(values[name][ends[row] : ends[row + 1]]) if name in values else None
-
-    rows = []
-    for row in range(num_rows):
-        offsets = row_values("offsets", row)
-        rows.append(
-            TokenizedRow(
-                row_values("ids", row) or (),
-                row_values("segments", row),
-                values["insert_at"][row],
-                is_truncated=bool(values["is_truncated"][row]),
-                parts=row_values("parts", row),
-                offsets=None if offsets is None else tuple(map(tuple, offsets)),
-                places=tuple(values["places"][row]) if "places" in values else None,
-            )
-        )
-    return rows
+    return PackedRows(arrays)
 
 
 def _trim(folder: Path, keep: Path) -> None:

@@ -18,6 +18,7 @@ from softcue.backbones import Backbone, Summary, pool
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_equal_length, batch_by_length, collate
 from softcue.inputs.formatter import InputFormatter
+from softcue.inputs.packed_rows import collect_rows
 from softcue.inputs.special_tokens import count_special_tokens
 from softcue.sentence_vectors.glove import load_glove
 from softcue.sentence_vectors.store import key_of, open_store
@@ -77,7 +78,8 @@ def sentence_vectors_of(
     # Keys are of texts with the prompt: vectors with different prompts are never mixed.
     prompted = add_prompt(examples, representation.prompt)
     keys = [_key(representation, backbone, task, example, limit) for example in prompted]
-    store = open_store(use_disk_cache)
+    # If layers are divided over processes, all of them must compute the same vectors, whatever their disks hold.
+    store = open_store(use_disk_cache and not backbone.is_sharded)
     vectors = store.get(list(dict.fromkeys(keys)))
     missing = {key: example for key, example in zip(keys, examples, strict=True) if key not in vectors}
     if missing:
@@ -108,13 +110,14 @@ def sentence_vectors_of_batch(
 
 def plain_rows(
     backbone: Backbone, task: Task, examples: Sequence[Example], limit: int | None = None, prompt: str = ""
-) -> list[TokenizedRow]:
+) -> Sequence[TokenizedRow]:
     """Return the tokenized texts for M(x): without prompt vectors, target marker or mask token.
 
     `prompt` are words in front of each text.
     """
     formatter = InputFormatter(task, backbone.tokenizer, backbone.kind, limit or backbone.max_length)
-    return formatter.sources(add_prompt(examples, prompt))
+    prompted = add_prompt(examples, prompt)
+    return collect_rows(formatter.iterate_sources(prompted), len(prompted))
 
 
 def add_prompt(examples: Sequence[Example], prompt: str) -> Sequence[Example]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import TypeVar
@@ -19,6 +19,7 @@ from softcue.types import Example, Span
 MAX_SHOWN_ERRORS = 10
 Values = Mapping[str, object]
 Good = TypeVar("Good")
+Collected = TypeVar("Collected", bound=Sequence[Example])
 
 
 def examples_from(
@@ -27,11 +28,12 @@ def examples_from(
     needs_target: bool = True,
     skip_bad_rows: bool = False,
     label_column: LabelColumn | None = None,
-) -> list[Example]:
+    collect: Callable[[Iterator[Example]], Collected] = list,
+) -> Collected:
     """Read and check all examples of a source. Where the task lists labels, a target must be one of them.
 
     One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them. The labels of
-    the good rows are recorded in `label_column`.
+    the good rows are recorded in `label_column`. `collect` makes a sequence of them: a list, or one in a file.
 
     Example:
         >>> task = Task(name="toy", labels={"a": Label(words="a"), "b": Label(words="b")})
@@ -40,7 +42,7 @@ def examples_from(
     """
     bad_rows = _BadRows(source)
     rows = _first_examples(_check_rows(source, [task], needs_target, label_column))
-    examples = list(bad_rows.filter_out(rows, stop_at_first=False))
+    examples = collect(bad_rows.filter_out(rows, stop_at_first=False))
     if not skip_bad_rows:
         bad_rows.raise_error()
     bad_rows.warn()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,8 +19,12 @@ from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sou
 from softcue.tasks.label_column import MAX_CLASSES, LabelColumn, cell_text
 from softcue.tasks.readers import Source, size_of, splits_of
 from softcue.tasks.rows import examples_from, has_targets, holds_label_lists, stream_examples, with_labels
+from softcue.tasks.stored_examples import collect_as, store_examples, take
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
 from softcue.types import Example
+
+if TYPE_CHECKING:
+    import numpy
 
 
 class TaskConfig(BaseModel):
@@ -116,6 +122,7 @@ TASK_KEYS = (
     "template",
 )
 MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
+MIN_STORED_BYTES = 1 << 23  # bytes of the files from which training rows are kept in a file instead of memory
 FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows for every K
 
 
@@ -124,9 +131,9 @@ class Splits:
     """A task and its checked examples."""
 
     task: Task
-    train: list[Example]
-    validation: list[Example]
-    test: list[Example]
+    train: Sequence[Example]
+    validation: Sequence[Example]
+    test: Sequence[Example]
 
 
 def read_splits_of_each(
@@ -203,6 +210,7 @@ def read_splits(
             check_task(task)
         _check_sampling(config, task)
     skip_bad_rows = config.skip_bad_rows
+    train: Sequence[Example]
     if _should_stream(config, task, origins):
         train = sample_examples(origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows)
     elif task.has_row_labels and not task.labels:
@@ -210,7 +218,7 @@ def read_splits(
         if check_task is not None:
             check_task(task)
     else:
-        train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows)
+        train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows, collect=_collector(origins["train"]))
     if weights is not None:
         train = [replace(example, weight=weight) for example, weight in zip(train, weights, strict=True)]
     if task.has_row_labels or (task.kind == "tags" and not task.labels):
@@ -241,14 +249,20 @@ def read_splits(
     return Splits(task, train, validation, limit_rows(test, config.test_rows, config.sample_seed))
 
 
-def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, list[Example]]:
+def _collector(source: Source) -> Callable[[Iterator[Example]], Sequence[Example]]:
+    """What keeps the training rows of a source: a file if the source is large, else a list."""
+    return store_examples if size_of(source) > MIN_STORED_BYTES else list
+
+
+def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, Sequence[Example]]:
     """Read the training rows of a task that leaves its labels to them, and complete the task by its label column.
 
     The labels get the type they have in the rows. Numbers that are no classes make the task a regression, unless a
     setting says that there are classes.
     """
     column = LabelColumn(task.label)
-    train = examples_from(source, task, skip_bad_rows=config.skip_bad_rows, label_column=column)
+    collect = _collector(source)
+    train = examples_from(source, task, skip_bad_rows=config.skip_bad_rows, label_column=column, collect=collect)
     says_classes = "kind" in task.model_fields_set or task.metric or config.label_words or config.label_descriptions
     if not says_classes and not config.stratified and column.holds_numbers():
         warnings.warn(
@@ -257,7 +271,7 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
             stacklevel=3,
         )
         task = task.model_copy(update={"kind": "regression"})
-        return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows)
+        return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows, collect=collect)
     is_split_text = task.kind == "multi-label" and not holds_label_lists(source, task)
     if is_split_text and all(len(example.labels) < 2 for example in train):
         warnings.warn(
@@ -343,8 +357,8 @@ def _check_sampling(config: TaskConfig, task: Task) -> None:
 
 
 def _choose_rows(
-    config: TaskConfig, task: Task, train: list[Example], validation: list[Example]
-) -> tuple[list[Example], list[Example]]:
+    config: TaskConfig, task: Task, train: Sequence[Example], validation: Sequence[Example]
+) -> tuple[Sequence[Example], Sequence[Example]]:
     """Training and validation rows, limited to their sizes. Without validation rows, training rows are held out."""
     if not validation:
         train, validation = split_off(train, config.validation_share, config.sample_seed, by_class=task.has_classes)
@@ -361,8 +375,8 @@ def _choose_rows(
 
 
 def _reserve_scored_rows(
-    task: Task, validation: list[Example], test: list[Example]
-) -> tuple[list[Example], list[Example]]:
+    task: Task, validation: Sequence[Example], test: Sequence[Example]
+) -> tuple[Sequence[Example], Sequence[Example]]:
     """The validation and test rows of a few-shot run on a task's own files.
 
     Scores of a task without test rows (GLUE, SuperGLUE) are reported on its validation file. A few-shot run therefore
@@ -375,8 +389,8 @@ def _reserve_scored_rows(
 
 
 def _choose_few_shot(
-    config: TaskConfig, task: Task, train: list[Example], validation: list[Example]
-) -> tuple[list[Example], list[Example]]:
+    config: TaskConfig, task: Task, train: Sequence[Example], validation: Sequence[Example]
+) -> tuple[Sequence[Example], Sequence[Example]]:
     """K distinct training rows, and validation rows that are no copies: from the rest, or from a file of their own."""
     num_validation = config.validation_rows or FEW_SHOT_VALIDATION_ROWS
     if config.shots_per_class:
@@ -451,7 +465,7 @@ def _is_given(source: Source) -> bool:
     return not isinstance(source, str) or bool(source)
 
 
-def limit_rows(examples: list[Example], num_rows: int, seed: int, stratified: bool = False) -> list[Example]:
+def limit_rows(examples: Sequence[Example], num_rows: int, seed: int, stratified: bool = False) -> Sequence[Example]:
     """Draw a seeded sample of at most `num_rows` rows; 0 keeps all rows.
 
     Example:
@@ -493,7 +507,7 @@ def resolve_task(config: TaskConfig) -> Task:
 
 def split_off(
     examples: Sequence[Example], share: float, seed: int, by_class: bool = True
-) -> tuple[list[Example], list[Example]]:
+) -> tuple[Sequence[Example], Sequence[Example]]:
     """Hold out a share of every class (or of all rows together) for validation; the seed alone decides which.
 
     Every class, and every label of sets of labels, keeps at least one row for training. Copies of a text, or of a pair
@@ -505,26 +519,53 @@ def split_off(
         >>> len(train), len(validation), {row.target for row in validation} == {"a", "b"}
         (16, 4, True)
     """
-    classes: dict[object, list[tuple[str, ...]]] = defaultdict(list)
-    for identity, target in {_identity(example): example.target for example in examples}.items():
-        classes[target if by_class and isinstance(target, str) else None].append(identity)
+    import numpy
+
+    identities = _number_identities(examples)  # [N]
+    class_numbers: dict[object, int] = {}
+    classes = numpy.zeros(int(identities.max(initial=-1)) + 1, numpy.int32)  # of each identity: that of its last row
+    label_sets: dict[int, Counter[str]] = defaultdict(Counter)
+    num_left: Counter[str] = Counter()  # label -> rows left for training
+    for identity, example in zip(identities.tolist(), examples, strict=True):
+        target = example.target if by_class and isinstance(example.target, str) else None
+        classes[identity] = class_numbers.setdefault(target, len(class_numbers))
+        if example.labels:
+            label_sets[identity].update(example.labels)
+            num_left.update(example.labels)
     generator = random.Random(seed)
-    held_out: set[tuple[str, ...]] = set()
-    label_sets: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    for example in examples:
-        label_sets[_identity(example)].update(example.labels)
-    num_left = Counter(label for example in examples for label in example.labels)  # label -> rows left for training
-    for identities in classes.values():
-        generator.shuffle(identities)
-        num_held_out = min(max(1, round(share * len(identities))), len(identities) - 1)
-        for identity in identities:
-            labels = label_sets[identity]
+    is_held_out = numpy.zeros(len(classes), bool)
+    _, first_identities = numpy.unique(classes, return_index=True)
+    for first in sorted(first_identities.tolist()):
+        members: list[int] = numpy.nonzero(classes == classes[first])[0].tolist()
+        generator.shuffle(members)
+        num_held_out = min(max(1, round(share * len(members))), len(members) - 1)
+        for identity in members:
+            labels = label_sets.get(identity, {})
             if num_held_out and all(num_left[label] > count for label, count in labels.items()):
-                held_out.add(identity)
+                is_held_out[identity] = True
                 num_left.subtract(labels)
                 num_held_out -= 1
-    train = [example for example in examples if _identity(example) not in held_out]
-    return train, [example for example in examples if _identity(example) in held_out]
+    mask = is_held_out[identities]
+    return take(examples, numpy.nonzero(~mask)[0].tolist()), take(examples, numpy.nonzero(mask)[0].tolist())
+
+
+def _number_identities(examples: Sequence[Example]) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
+    """The number of each example's identity, in the order of their first rows. [N]
+
+    Identities are compared by 64 bits of their digest, so that memory does not grow with the texts.
+    """
+    import numpy
+
+    digests = numpy.fromiter(map(_identity_digest, examples), numpy.uint64, len(examples))
+    _, first, inverse = numpy.unique(digests, return_index=True, return_inverse=True)
+    numbers = numpy.empty(len(first), numpy.int64)
+    numbers[numpy.argsort(first)] = numpy.arange(len(first))
+    return numbers[inverse]
+
+
+def _identity_digest(example: Example) -> int:
+    text = repr(_identity(example)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def sample(examples: Sequence[Example], num_rows: int, seed: int, stratified: bool = False) -> list[Example]:
@@ -647,14 +688,15 @@ def shares(sizes: Mapping[str, int], num_rows: int) -> dict[str, int]:
     return counts
 
 
-def with_swapped(examples: Sequence[Example]) -> list[Example]:
+def with_swapped(examples: Sequence[Example]) -> Sequence[Example]:
     """All pairs, then all pairs with their texts in the other order (IDPG, Wu et al. 2022, appendix A.4).
 
     Example:
         >>> with_swapped([Example(("first", "second"), "same")])[1].texts
         ('second', 'first')
     """
-    return [*examples, *(replace(example, texts=example.texts[::-1]) for example in examples)]
+    swapped = (replace(example, texts=example.texts[::-1]) for example in examples)
+    return collect_as(examples, chain(examples, swapped))
 
 
 def without_copies(examples: Sequence[Example], others: Sequence[Example]) -> list[Example]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import overload
 
+import numpy
 import torch
 
 from softcue.inputs.collate import split_by_budget
+from softcue.inputs.packed_rows import Array
 
 BUCKET = 50  # batches that are sorted by length together: little padding, and the order stays random
 
@@ -23,21 +26,44 @@ def stream_seed(*parts: object) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+class EpochBatches(Sequence[list[int]]):
     """The epoch's batches of row numbers: shuffled, sorted by length within buckets, shuffled again.
 
+    It holds one number per row, and makes a batch when it is asked for.
+
     Example:
-        >>> batches = epoch_batches([5, 1, 5, 1], batch_size=2, seed=0, epoch=0)
+        >>> batches = EpochBatches([5, 1, 5, 1], batch_size=2, seed=0, epoch=0)
         >>> sorted(map(sorted, batches))
         [[0, 2], [1, 3]]
     """
-    generator = torch.Generator().manual_seed(stream_seed(seed, "order", epoch))
-    order = torch.randperm(len(lengths), generator=generator).tolist()
-    batches = []
-    for start in range(0, len(order), BUCKET * batch_size):
-        bucket = sorted(order[start : start + BUCKET * batch_size], key=lambda row: lengths[row])
-        batches += [bucket[first : first + batch_size] for first in range(0, len(bucket), batch_size)]
-    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+
+    def __init__(self, lengths: Sequence[int] | Array, batch_size: int, seed: int, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(stream_seed(seed, "order", epoch))
+        self._size, self._lengths = batch_size, numpy.asarray(lengths)
+        self._rows = torch.randperm(len(lengths), generator=generator).numpy()
+        for start in range(0, len(self._rows), BUCKET * batch_size):
+            bucket = self._rows[start : start + BUCKET * batch_size]
+            bucket[:] = bucket[numpy.argsort(self._lengths[bucket], kind="stable")]
+        num_batches = -(-len(self._rows) // batch_size)
+        self._order = torch.randperm(num_batches, generator=generator).numpy()
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        """The rows of a batch, or several batches."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        first = int(self._order[index]) * self._size
+        rows: list[int] = self._rows[first : first + self._size].tolist()
+        return rows
 
 
 def micro_batches(

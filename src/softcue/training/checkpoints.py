@@ -24,6 +24,7 @@ from softcue.files import (
     serialize_tensors,
     write_folder_atomically,
 )
+from softcue.training.processes import Processes
 
 NUM_KEPT = 2  # the newest, and one to fall back to
 _NAME = re.compile(r"step-(\d{8})")
@@ -125,6 +126,36 @@ class CheckpointFolder(Generic[State]):
         if run != self.run:
             raise RunError(setting="resume", got=folder, expected=self.expected, fix=self.fix)
         return Checkpoint(state, tensors)
+
+
+def newest_of_all(
+    checkpoints: CheckpointFolder[State], processes: Processes
+) -> tuple[Checkpoint[State] | None, list[Path]]:
+    """The newest whole checkpoint that any process has in its folder, in all processes, and the damaged ones of this.
+
+    Only the first process writes checkpoints. Without a shared folder the others have none, and after a restart the
+    first process may run on another machine. The checkpoint is therefore sent to all by the process that has it.
+
+    Example:
+        checkpoint, damaged = newest_of_all(Checkpoints(folder, digest), Processes())
+    """
+    checkpoint, damaged, problem = None, [], None
+    try:
+        checkpoint, damaged = checkpoints.newest()
+    except RunError as error:
+        problem = error
+    processes.raise_together(problem)
+    steps = processes.gather(-1 if checkpoint is None else checkpoint.state.step)
+    owner = steps.index(max(steps))
+    if steps[owner] < 0 or processes.world_size == 1:
+        return checkpoint, damaged
+    state = processes.decide(None if checkpoint is None else checkpoint.state, owner)
+    assert state is not None
+    tensors = {
+        part: processes.share_tensors({} if checkpoint is None else checkpoint.tensors[part], owner)
+        for part in checkpoints.parts
+    }
+    return Checkpoint(state, tensors), damaged
 
 
 @dataclass

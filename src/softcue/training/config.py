@@ -10,7 +10,7 @@ from softcue.training.trackers.registry import TrackerNames
 
 MOST_ROWS = 1_000_000  # of a batch
 MOST_RATE = 1e30  # a larger one is no number of an optimizer in float32
-REPORTING_KEYS = {"report_to", "report_group"}
+REPORTING_KEYS = {"report_to", "report_group", "process_timeout"}
 
 
 class TrainingConfig(BaseModel):
@@ -93,6 +93,9 @@ class TrainingConfig(BaseModel):
     evaluation_batch_size: int = Field(64, ge=1, le=MOST_ROWS, description="rows per forward pass in evaluation")
     checkpoint_every: int = Field(0, ge=0, description="steps between checkpoints; 0 writes one per evaluation")
     init_from: str = Field("", description="a cue folder to start from: a first stage on other rows, such as NLI")
+    process_timeout: int = Field(
+        600, ge=1, description="with torchrun: seconds without an answer of another process before a run ends"
+    )
     report_to: TrackerNames = Field(
         (), description="trackers that get every step, evaluation and score: tensorboard, wandb, mlflow, trackio"
     )
@@ -101,7 +104,7 @@ class TrainingConfig(BaseModel):
     )
 
     def without_reporting(self) -> dict[str, Any]:
-        """Plain values of the settings that decide what is learned: all but where it is reported.
+        """Plain values of the settings that decide what is learned: all but where it is reported and how long it waits.
 
         Example:
             >>> "report_to" in TrainingConfig(report_to="tensorboard").without_reporting()

@@ -17,14 +17,15 @@ from torch import Tensor
 from softcue.backbones import Backbone
 from softcue.devices import send
 from softcue.errors import ConfigurationError, DataError, TrainingError
-from softcue.evaluation import Evaluation, score
+from softcue.evaluation import Evaluation
 from softcue.files import tensor_shapes
-from softcue.inference import PreparedRequests, StepOutput, TaskModel, predict
+from softcue.inference import PreparedRequests, StepOutput, TaskModel
 from softcue.inputs.collate import collate
+from softcue.inputs.packed_rows import join_rows, lengths_of, num_truncated, weights_of
 from softcue.prompts import PromptEncoder
 from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.readouts import Readout
-from softcue.training.batches import epoch_batches, micro_batches, stream_seed
+from softcue.training.batches import EpochBatches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState, other_run_error
 from softcue.training.config import TrainingConfig
 from softcue.training.contrastive import supervised_contrastive
@@ -32,6 +33,7 @@ from softcue.training.joint_model import JointModel
 from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
 from softcue.training.processes import Processes
+from softcue.training.shares import evaluate_requests, prepare_requests, same_scores, training_rows
 from softcue.training.solved_heads import HeadSolver
 from softcue.types import Batch, Example, TokenizedRow
 
@@ -101,10 +103,13 @@ def scaled_weights(readout: Readout, rows: Sequence[TokenizedRow]) -> list[float
     Example:
         scaled_weights(model.readout, rows)     # two rows of weights 1 and 3: [0.5, 1.5]
     """
+    weights = weights_of(rows)
+    if (weights == 1.0).all():
+        return [1.0] * len(rows)
     num_terms = [readout.num_losses([row]) for row in rows]
-    total = sum(row.weight * num for row, num in zip(rows, num_terms, strict=True))
+    total = sum(weight * num for weight, num in zip(weights.tolist(), num_terms, strict=True))
     scale = sum(num_terms) / total if total else 1.0
-    return [row.weight * scale for row in rows]
+    return [weight * scale for weight in weights.tolist()]
 
 
 class Trainer:
@@ -135,15 +140,14 @@ class Trainer:
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
         self.needs_training = self.model.method.needs_training
-        rows_by_task: list[list[TokenizedRow]] = [
-            task.model.rows(backbone, task.model.training_examples(task.train), with_target=True)
-            if self.needs_training
-            else []
+        rows_by_task: list[Sequence[TokenizedRow]] = [
+            training_rows(task.model, backbone, task.train, self.processes) if self.needs_training else []
             for task in tasks
         ]
-        self.rows: list[TokenizedRow] = [row for task_rows in rows_by_task for row in task_rows]
-        self.task_numbers = [number for number, task_rows in enumerate(rows_by_task) for _ in task_rows]  # of each row
+        self.rows: Sequence[TokenizedRow] = join_rows(rows_by_task)
         self.num_rows_by_task = [len(task_rows) for task_rows in rows_by_task]
+        self.task_numbers = [number for number, size in enumerate(self.num_rows_by_task) for _ in range(size)]
+        self.lengths = lengths_of(self.rows)
         self.row_weights = [
             weight
             for model, task_rows in zip(self.models, rows_by_task, strict=True)
@@ -158,7 +162,8 @@ class Trainer:
         self.state = TrainingState()
         self.best: dict[str, Tensor] = {}
         self._best_evaluations: list[Evaluation] = []  # of `best`; empty if it was loaded from a checkpoint
-        self._batches: tuple[int, list[list[int]]] = (-1, [])  # an epoch and its batches
+        # an epoch, its row numbers if it has not each row once, and its batches
+        self._batches: tuple[int, list[int] | None, EpochBatches] | None = None
         self._validation: list[PreparedRequests] = []  # tokenized at the first evaluation
         self._has_begun = self._has_closed_form = False
         if backbone.device.type == "cuda":
@@ -239,7 +244,7 @@ class Trainer:
         return TrainingResult(
             self.state,
             evaluations,
-            sum(row.is_truncated for row in self.rows),
+            num_truncated(self.rows),
             time.monotonic() - self._started,
             peak_megabytes(self.backbone.device),
             self._warnings(evaluations),
@@ -260,6 +265,7 @@ class Trainer:
                 fix="train a cue per task: it has a closed form for each",
             )
         for _ in closed_form_solutions or ():
+            self.processes.share_first(list(self._tensors().values()))
             self.state.step += 1
             self._evaluate()
         if not self.needs_training:
@@ -271,7 +277,7 @@ class Trainer:
         """Fit and solve the heads whose settings ask for it, and evaluate the model before its first step."""
         solved = [solver.start(self.backbone) for solver in self._head_solvers()]
         self.processes.share_first(list(self._tensors().values()))
-        evaluations = [evaluation for evaluation in solved if evaluation is not None]
+        evaluations = [same_scores(evaluation, self.processes) for evaluation in solved if evaluation is not None]
         encoder = self.model.method.prompt_encoder()
         if encoder is not None and not encoder.is_ready:
             return
@@ -285,9 +291,10 @@ class Trainer:
         return [
             HeadSolver(
                 task.model,
-                [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number],
+                self._rows_of_task(number),
                 validation,
                 self.config.evaluation_batch_size,
+                self.processes,
             )
             for number, (task, validation) in enumerate(zip(self.tasks, self._validation_requests(), strict=True))
         ]
@@ -298,7 +305,8 @@ class Trainer:
         for number, solver in enumerate(self._head_solvers()):
             readout = solver.model.readout
             if readout.config.refit and readout.is_solvable and solver.has_classes_or_scores:
-                kept[number] = solver.refit(self.backbone)
+                kept[number] = same_scores(solver.refit(self.backbone), self.processes)
+                self.processes.share_first(list(readout.state_dict().values()))
         return kept
 
     def _step(self) -> None:
@@ -400,17 +408,35 @@ class Trainer:
                     ).sum()  # its gradient is that of the loss
                 loss = loss + batch_loss
             loss.backward()
+        self._pad_passes(rows, len(pieces))
         return loss_sum, statistics
 
     def _micro_batches(self, rows: Sequence[int]) -> list[list[int]]:
         """The micro-batches of this process: positions in the global batch."""
+        return self._micro_batches_of(rows, self.processes.rank)
+
+    def _micro_batches_of(self, rows: Sequence[int], rank: int) -> list[list[int]]:
         return micro_batches(
-            [self._length(row) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
-            self.processes.rank,
+            [int(self.lengths[row]) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
+            rank,
             self.processes.world_size,
             self.config.micro_batch_size,
             self.config.micro_batch_tokens,
         )
+
+    def _pad_passes(self, rows: Sequence[int], num_pieces: int) -> None:
+        """Run passes that change nothing, until this process has taken as many as the one with most micro-batches.
+
+        A layer that is divided over processes runs only when it runs in all of them.
+        """
+        if not self.processes.is_in_step:
+            return
+        most = max(len(self._micro_batches_of(rows, rank)) for rank in range(self.processes.world_size))
+        [(model, positions)] = self._group_by_task(rows, [0])
+        for _ in range(most - num_pieces):
+            with self._as_part_of_batch(rows, positions) as batch:
+                output: StepOutput = model(self.backbone, batch)
+            (output.losses.sum() * 0.0).backward()
 
     @contextmanager
     def _as_part_of_batch(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[Batch]:
@@ -541,7 +567,6 @@ class Trainer:
         should_save = should_evaluate if config.checkpoint_every == 0 else step % config.checkpoint_every == 0
         if self.checkpoints and (should_save or is_last or self.state.is_over) and self.processes.is_main:
             self.checkpoints.save(self._checkpoint())
-        self.processes.wait()
 
     def _evaluate(self, evaluations: list[Evaluation] | None = None) -> None:
         """Score the validation rows unless it is done, keep the model if it is the best, and report."""
@@ -570,18 +595,18 @@ class Trainer:
 
     def _score_validation(self) -> list[Evaluation]:
         """Scores of each task's validation rows."""
-        requests = self._validation_requests()
-        predicted = [predict(self.backbone, rows, self.config.evaluation_batch_size) for rows in requests]
         return [
-            score(task.model.task, result.predictions, task.validation, result.num_truncated)
-            for task, result in zip(self.tasks, predicted, strict=True)
+            evaluate_requests(self.backbone, task.model, requests, self.config.evaluation_batch_size, self.processes)
+            for task, requests in zip(self.tasks, self._validation_requests(), strict=True)
         ]
 
     def _validation_requests(self) -> list[PreparedRequests]:
         """The validation rows of each task, tokenized at the first use."""
         if not self._validation:
             requests = [[(task.model, example) for example in task.validation] for task in self.tasks]
-            self._validation = [PreparedRequests.of(self.backbone, task_requests) for task_requests in requests]
+            self._validation = [
+                prepare_requests(self.backbone, task_requests, self.processes) for task_requests in requests
+            ]
         return self._validation
 
     def _checkpoint(self) -> Checkpoint[TrainingState]:
@@ -593,21 +618,22 @@ class Trainer:
         """All tensors a step may change: those of the cue, and buffers that only training needs."""
         return {**self.model.state_dict(), **dict(self.model.named_buffers())}
 
-    def _length(self, row: int) -> int:
-        return len(self.rows[row].ids) + len(self.rows[row].target_ids)
+    def _rows_of_task(self, number: int) -> Sequence[TokenizedRow]:
+        """The rows of one task: rows lie one task after the other."""
+        first = sum(self.num_rows_by_task[:number])
+        return self.rows[first : first + self.num_rows_by_task[number]]
 
     def _batch_of_step(self, step: int) -> list[int]:
         """The row numbers of a step's global batch."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if self._batches[0] != epoch:
-            seed = self.config.seed
-            numbers = list(range(len(self.rows)))
+        if self._batches is None or self._batches[0] != epoch:
+            seed, numbers, lengths = self.config.seed, None, self.lengths
             if len(self.tasks) > 1:
                 numbers = epoch_rows(self.num_rows_by_task, self.mixture, seed, epoch)
-            lengths = [self._length(number) for number in numbers]
-            batches = epoch_batches(lengths, self.config.batch_size, seed, epoch)
-            self._batches = (epoch, [[numbers[index] for index in batch] for batch in batches])
-        return self._batches[1][position]
+                lengths = lengths[numbers]
+            self._batches = (epoch, numbers, EpochBatches(lengths, self.config.batch_size, seed, epoch))
+        _, numbers, batches = self._batches
+        return batches[position] if numbers is None else [numbers[index] for index in batches[position]]
 
     def _warnings(self, evaluations: Sequence[Evaluation]) -> list[str]:
         """Warnings about the method, and about each task."""
@@ -624,7 +650,7 @@ class Trainer:
                 f"finite: {self._slower}; rows that always give such a loss were not learned"
             )
         for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
-            rows = [row for row, owner in zip(self.rows, self.task_numbers, strict=True) if owner == number]
+            rows = self._rows_of_task(number)
             prefix = "" if len(self.models) == 1 else f"{model.task.name}: "
             warnings += [prefix + warning for warning in self._task_warnings(model, rows, evaluation)]
         return warnings
@@ -639,9 +665,9 @@ class Trainer:
                 + ("nothing was learned" if self.needs_training else "the prompt does not tell labels apart")
                 + (f". Try one of: {settings}" if settings else "")
             )
-        if num_truncated := sum(row.is_truncated for row in rows):
+        if num_cut := num_truncated(rows):
             warnings.append(
-                f"{num_truncated} of {len(rows)} training rows were cut: texts to {model.formatter.limit} tokens "
+                f"{num_cut} of {len(rows)} training rows were cut: texts to {model.formatter.limit} tokens "
                 f"({model.max_length} less prompt and answer), answers to {model.readout.max_target_length}"
             )
         if evaluation.num_truncated:

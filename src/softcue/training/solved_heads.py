@@ -13,6 +13,7 @@ from softcue.errors import TrainingError
 from softcue.evaluation import Evaluation, score
 from softcue.inference import PreparedRequests, TaskModel
 from softcue.readouts.closed_form import STRENGTHS
+from softcue.training.processes import Processes
 from softcue.types import RowLabel, TokenizedRow
 
 MAX_ROWS = 4096  # training rows for which a head is solved: more take longer and change little
@@ -26,9 +27,15 @@ class HeadSolver:
     """
 
     def __init__(
-        self, model: TaskModel, rows: Sequence[TokenizedRow], validation: PreparedRequests, batch_size: int
+        self,
+        model: TaskModel,
+        rows: Sequence[TokenizedRow],
+        validation: PreparedRequests,
+        batch_size: int,
+        processes: Processes | None = None,
     ) -> None:
         self.model, self.validation, self.batch_size = model, validation, batch_size
+        self.processes = processes or Processes()
         self.rows = rows[:: math.ceil(len(rows) / MAX_ROWS)]  # evenly spaced: files are often sorted by label
         self.labels = [row.label for row in self.rows if row.label is not None]
         self.weights = [row.weight for row in self.rows]
@@ -58,7 +65,9 @@ class HeadSolver:
         return self._solve(backbone, self._features(backbone, self.rows))
 
     def _features(self, backbone: Backbone, rows: Sequence[TokenizedRow]) -> Tensor:
-        features = self.model.features(backbone, rows, self.batch_size)  # [N R]
+        features = torch.stack(
+            self.processes.in_shares(rows, lambda share: self.model.features(backbone, share, self.batch_size).unbind())
+        )  # [N R]
         if not features.isfinite().all():
             raise TrainingError(
                 setting="vectors that the head reads",

@@ -27,6 +27,7 @@ from softcue.backbones.loading.sentence_transformers_folder import (
 )
 from softcue.backbones.loading.sources import ALIASES, adapter_error, can_reach_hub, find_source
 from softcue.backbones.loading.weight_files import check_named_weights
+from softcue.backbones.sharding import shard_layers
 from softcue.backbones.structure_cache import restore_structure
 from softcue.backbones.tracing import is_causal_model
 from softcue.backbones.word_head import has_word_head
@@ -69,10 +70,18 @@ class BackboneConfig(BaseModel):
         False, description="run each layer again in the backward pass: less memory, more time, the same numbers"
     )
 
+    shard_layers: bool = Field(
+        False,
+        description="with torchrun: each process keeps a part of every layer (FSDP), for a backbone that does not fit "
+        "one device; prompts only",
+    )
+
     @model_validator(mode="after")
     def _check_exclusive(self) -> Self:
         if self.compile and self.gradient_checkpointing:
             raise ValueError("either compile or gradient_checkpointing: a compiled layer keeps what it chooses to keep")
+        if self.compile and self.shard_layers:
+            raise ValueError("either compile or shard_layers: the weights of a compiled layer must stay where they are")
         return self
 
 
@@ -83,9 +92,13 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
         backbone = load_backbone("minilm")
     """
     config = BackboneConfig(name=config) if isinstance(config, str) else config
-    backbone = load_unchecked(config)
+    device = _find_device(config.device)
+    # A backbone whose layers are divided may not fit one device, so it is loaded and checked beside the processor.
+    backbone = load_unchecked(config.model_copy(update={"device": "cpu"}) if config.shard_layers else config)
     with uncompiled():  # a compiled layer would be compiled for each shape of the checks
         ensure_checked(backbone)
+    if config.shard_layers:
+        shard_layers(backbone, device)
     return backbone
 
 
