@@ -1,0 +1,220 @@
+"""Frozen linear modules whose matrix is kept in 8 or 4 bits, and how a model gets them.
+
+torchao chooses the scales and rounds. The matrix is unpacked for each product, in the number format of the states, so
+the same numbers are computed on every device, and gradients reach the input. torchao's own modules do neither for both
+widths: its 4-bit formats differ from device to device and have no gradient, and its 8-bit one keeps an unpacked copy of
+every matrix until the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from softcue.errors import BackboneError, MissingExtraError
+
+Quantization = Literal["none", "int8", "int4"]
+# Columns of a row that share a scale in 4 bits: the first that divides the row. 8 bits have one scale per row.
+GROUP_SIZES = (64, 32, 16)
+SMALLEST_SHARE = 0.5  # of the weights inside layers, below which a quantized model is not what was asked for
+
+
+class QuantizedLinear(nn.Linear):
+    """A frozen linear module whose matrix is integers and scales.
+
+    `codes` are signed bytes [O I], or two unsigned 4-bit numbers per byte [O I/2]. A group of columns shares a scale
+    and, in 4 bits, a zero point. Each [O G]
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None
+    ) -> None:
+        nn.Module.__init__(self)  # not Linear's, which makes a matrix
+        self.out_features, self.in_features = shape
+        self.bits = 8 if zeros is None else 4
+        self.codes, self.scales = nn.Parameter(codes, requires_grad=False), nn.Parameter(scales, requires_grad=False)
+        self.zeros = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, linear: nn.Linear, bits: int, dtype: torch.dtype, device: torch.device) -> QuantizedLinear:
+        """Quantize a linear module; what is not integers gets the number format and the device.
+
+        Example:
+            >>> import pytest
+            >>> _ = pytest.importorskip("torchao")
+            >>> linear = nn.Linear(32, 4)
+            >>> quantized = QuantizedLinear.of(linear, 8, torch.float32, torch.device("cpu"))
+            >>> bool((quantized.weight - linear.weight).abs().max() < 0.01)
+            True
+        """
+        from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+
+        weight = linear.weight.detach().to(device).float()  # [O I]
+        if bits == 8:
+            block, low, high, mapping, target = weight.shape[1], -128, 127, MappingType.SYMMETRIC, torch.int8
+        else:
+            block, low, high, mapping, target = group_size(weight.shape[1]), 0, 15, MappingType.ASYMMETRIC, torch.uint8
+        scales, zeros = choose_qparams_affine(
+            weight, mapping, (1, block), target, low, high, scale_dtype=torch.float32, zero_point_dtype=torch.int8
+        )  # each [O G]
+        scales, zeros = (values.reshape(len(weight), -1) for values in (scales, zeros))
+        scales = scales.to(dtype)  # rounded before the codes are chosen for them
+        codes = quantize_affine(weight, (1, block), scales.float(), zeros, target, low, high)  # [O I]
+        if bits == 4:
+            codes = codes[:, ::2] | codes[:, 1::2] << 4  # [O I/2]
+        bias = None if linear.bias is None else linear.bias.detach().to(device, dtype)
+        shape = (int(weight.shape[0]), int(weight.shape[1]))
+        return cls(shape, codes, scales, zeros if bits == 4 else None, bias)
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """The matrix in a number format. [O I]"""
+        codes: Tensor = self.codes
+        if self.zeros is not None:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1)  # [O I/2 2]
+        groups = codes.reshape(*self.scales.shape, -1).to(dtype)  # [O G I/G]
+        if self.zeros is not None:
+            groups = groups - self.zeros.unsqueeze(-1).to(dtype)
+        return (groups * self.scales.unsqueeze(-1).to(dtype)).reshape(self.out_features, self.in_features)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The matrix, unpacked for each reader. [O I]"""
+        return self.unpack(self.scales.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name in torch)
+        """Multiply as a linear module does. [... I] -> [... O]"""
+        if torch.is_grad_enabled() and input.requires_grad:
+            product: Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
+            return product
+        return functional.linear(input, self.unpack(input.dtype), self.bias)
+
+
+class _Product(torch.autograd.Function):
+    """A product that keeps the codes until the backward pass, and not the matrix unpacked from them."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, linear: QuantizedLinear) -> Tensor:
+        ctx.linear = linear
+        return functional.linear(states, linear.unpack(states.dtype), linear.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        [gradient] = gradients
+        return gradient @ ctx.linear.unpack(gradient.dtype), None
+
+
+def group_size(width: int) -> int:
+    """The number of columns that share a scale in 4 bits; 0 if a row of this width has no such groups.
+
+    Example:
+        >>> group_size(4096), group_size(48), group_size(10)
+        (64, 16, 0)
+    """
+    return next((size for size in GROUP_SIZES if width % size == 0), 0)
+
+
+def quantization_of(model: Any) -> str:
+    """How the weights of a model are quantized: none, int8, int4, or the method of a quantized checkpoint.
+
+    Example:
+        >>> quantization_of(nn.Linear(2, 2))
+        'none'
+    """
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            return f"int{module.bits}"
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    return "none" if settings is None else checkpoint_quantization(settings)
+
+
+def checkpoint_quantization(settings: Any) -> str:
+    """The method and width of a checkpoint that is quantized already, from `quantization_config` of its config.json.
+
+    Example:
+        >>> checkpoint_quantization({"quant_method": "gptq", "bits": 4})
+        'gptq-4bit'
+    """
+    values = settings if isinstance(settings, dict) else settings.to_dict()
+    method = str(getattr(values.get("quant_method"), "value", values.get("quant_method") or "bitsandbytes"))
+    bits = values.get("bits") or (4 if values.get("load_in_4bit") else 8 if values.get("load_in_8bit") else None)
+    return f"{method}-{bits}bit" if bits else method
+
+
+def require_torchao() -> None:
+    """Raise an error if torchao is not installed."""
+    try:
+        import torchao  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("torchao", "quantization") from error
+
+
+def num_weights(model: nn.Module) -> int:
+    """The number of weights of a model; two 4-bit ones in a byte count as two.
+
+    Example:
+        >>> num_weights(nn.Linear(2, 3))
+        9
+    """
+    quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    values = [value for module in quantized for value in (module.codes, module.scales, module.zeros)]
+    packed = sum(value.numel() for value in values if value is not None)
+    whole = sum(module.out_features * module.in_features for module in quantized)
+    return sum(value.numel() for value in model.parameters()) - packed + whole
+
+
+def linears_to_quantize(model: Any, bits: int) -> dict[str, nn.Linear]:
+    """The linear modules of a transformers model that are quantized, by name.
+
+    Left as they are: output words and whatever shares its matrix with other modules, modules that transformers keeps
+    in float32 (T5's second feed-forward matrix), and, in 4 bits, rows that do not fall into groups.
+    """
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for value in module.parameters(recurse=False):
+            uses[id(value)] = uses.get(id(value), 0) + 1
+    head = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module is not head
+        and not stays_float32(model, name, torch.float16)
+        and uses[id(module.weight)] == 1
+        and (bits == 8 or group_size(module.in_features))
+    }
+
+
+def stays_float32(model: Any, name: str, dtype: torch.dtype) -> bool:
+    """Whether transformers keeps a weight in float32 when the model has another number format.
+
+    Example:
+        stays_float32(t5, "encoder.block.0.layer.1.DenseReluDense.wo.weight", torch.float16)     # True
+    """
+    names: set[str] = set()
+    if dtype == torch.float16:
+        names |= set(model._keep_in_fp32_modules or ())
+    if dtype in (torch.float16, torch.bfloat16):
+        names |= set(model._keep_in_fp32_modules_strict or ())
+    return any(f".{part}." in f".{name}." for part in names)
+
+
+def check_share(model: Any, name: str) -> None:
+    """Raise an error if few of the weights inside a model's layers are quantized: it would not be smaller."""
+    tables = [value for module in model.modules() if isinstance(module, nn.Embedding) for value in module.parameters()]
+    head = model.get_output_embeddings()
+    tables += [] if head is None else list(head.parameters())
+    outside = sum(value.numel() for value in {id(value): value for value in tables}.values())
+    inside = num_weights(model) - outside
+    quantized = sum(m.out_features * m.in_features for m in model.modules() if isinstance(m, QuantizedLinear))
+    if quantized < SMALLEST_SHARE * inside:
+        raise BackboneError(
+            setting="backbone.quantization",
+            got=name,
+            expected="a model whose layers are made of linear modules",
+            fix=f"set backbone.quantization=none: only {100 * quantized // max(1, inside)} % of the weights in its "
+            "layers are in linear modules (GPT-2 and mixtures of experts have others)",
+        )
