@@ -316,7 +316,7 @@ def test_deterministic_engine_computes_in_float32(folder: Path, monkeypatch: pyt
         dtypes.append(config.dtype)
         return tiny("bert")
 
-    monkeypatch.setattr(engine_module, "recorded_dtype", lambda *_: "auto")
+    monkeypatch.setattr(engine_module, "recorded_settings", lambda *_: {"dtype": "auto"})
     monkeypatch.setattr(engine_module, "load_backbone", load)
     for deterministic in (False, True):
         Engine("tiny-bert", folder, deterministic=deterministic).close()

@@ -15,7 +15,7 @@ from softcue.backbones import Fingerprint
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.serving.engine import registry as registry_module
-from softcue.serving.engine.registry import Registry, recorded_dtype
+from softcue.serving.engine.registry import Registry, recorded_settings
 from softcue.serving.errors import RequestError
 
 
@@ -162,15 +162,15 @@ def test_unloading_leaves_the_folder(root: Path) -> None:
 
 
 def test_number_format_is_the_cues_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recorded_dtype(root) == "float32"
+    assert recorded_settings(root) == "float32"
     dtypes = {"topics": "bfloat16", "pairs": "float32"}
     backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in dtypes.items()}
     with monkeypatch.context() as patch:
         patch.setattr("softcue.serving.engine.registry.read_cue_file", lambda path, _: backbones[path.name])
-        assert recorded_dtype(root) == "float32"  # both
+        assert recorded_settings(root) == "float32"  # both
         shutil.rmtree(root / "pairs")
-        assert recorded_dtype(root) == "auto"
-    assert recorded_dtype(root / "topics") == "float32"  # nothing in it
+        assert recorded_settings(root) == "auto"
+    assert recorded_settings(root / "topics") == "float32"  # nothing in it
 
 
 def test_folders_that_may_not_be_entered_are_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

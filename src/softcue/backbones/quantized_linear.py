@@ -19,6 +19,7 @@ from softcue.errors import BackboneError, MissingExtraError
 Quantization = Literal["none", "int8", "int4"]
 # Columns of a row that share a scale in 4 bits: the first that divides the row. 8 bits have one scale per row.
 GROUP_SIZES = (64, 32, 16)
+VALUES_AT_ONCE = 1 << 20  # of a matrix while it is rounded: torchao needs some 20 bytes for each
 SMALLEST_SHARE = 0.5  # of the weights inside layers, below which a quantized model is not what was asked for
 
 
@@ -29,19 +30,22 @@ class QuantizedLinear(nn.Linear):
     and, in 4 bits, a zero point. Each [O G]
     """
 
-    def __init__(
-        self, shape: tuple[int, int], codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None
-    ) -> None:
+    def __init__(self, linear: nn.Linear, bits: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make room for the matrix of a linear module; what is not integers gets the number format."""
         nn.Module.__init__(self)  # not Linear's, which makes a matrix
-        self.out_features, self.in_features = shape
-        self.bits = 8 if zeros is None else 4
-        self.codes, self.scales = nn.Parameter(codes, requires_grad=False), nn.Parameter(scales, requires_grad=False)
-        self.zeros = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # type: ignore[assignment]
+        self.out_features, self.in_features, self.bits = linear.out_features, linear.in_features, bits
+        width = self.in_features * bits // 8
+        integers = torch.int8 if bits == 8 else torch.uint8
+        self.group = self.in_features if bits == 8 else group_size(self.in_features)
+        groups = (self.out_features, self.in_features // self.group)
+        self.codes = _frozen(torch.empty(self.out_features, width, dtype=integers, device=device))
+        self.scales = _frozen(torch.empty(groups, dtype=dtype, device=device))
+        self.zeros = None if bits == 8 else _frozen(torch.empty(groups, dtype=torch.int8, device=device))
+        self.bias = None if linear.bias is None else _frozen(linear.bias.detach().to(device, dtype))
 
     @classmethod
     def of(cls, linear: nn.Linear, bits: int, dtype: torch.dtype, device: torch.device) -> QuantizedLinear:
-        """Quantize a linear module; what is not integers gets the number format and the device.
+        """Quantize a linear module.
 
         Example:
             >>> import pytest
@@ -51,24 +55,20 @@ class QuantizedLinear(nn.Linear):
             >>> bool((quantized.weight - linear.weight).abs().max() < 0.01)
             True
         """
-        from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+        quantized = cls(linear, bits, dtype, device)
+        quantized.fill(linear.weight)
+        return quantized
 
-        weight = linear.weight.detach().to(device).float()  # [O I]
-        if bits == 8:
-            block, low, high, mapping, target = weight.shape[1], -128, 127, MappingType.SYMMETRIC, torch.int8
-        else:
-            block, low, high, mapping, target = group_size(weight.shape[1]), 0, 15, MappingType.ASYMMETRIC, torch.uint8
-        scales, zeros = choose_qparams_affine(
-            weight, mapping, (1, block), target, low, high, scale_dtype=torch.float32, zero_point_dtype=torch.int8
-        )  # each [O G]
-        scales, zeros = (values.reshape(len(weight), -1) for values in (scales, zeros))
-        scales = scales.to(dtype)  # rounded before the codes are chosen for them
-        codes = quantize_affine(weight, (1, block), scales.float(), zeros, target, low, high)  # [O I]
-        if bits == 4:
-            codes = codes[:, ::2] | codes[:, 1::2] << 4  # [O I/2]
-        bias = None if linear.bias is None else linear.bias.detach().to(device, dtype)
-        shape = (int(weight.shape[0]), int(weight.shape[1]))
-        return cls(shape, codes, scales, zeros if bits == 4 else None, bias)
+    def fill(self, weight: Tensor) -> None:
+        """Round a matrix into this module, some rows at a time. [O I]"""
+        num_rows = max(1, VALUES_AT_ONCE // self.in_features)
+        for start in range(0, self.out_features, num_rows):
+            rows = slice(start, start + num_rows)
+            values = weight.detach()[rows].to(self.codes.device).float()
+            codes, scales, zeros = _round(values, self.group, self.bits, self.scales.dtype)
+            self.codes.data[rows], self.scales.data[rows] = codes, scales
+            if self.zeros is not None:
+                self.zeros.data[rows] = zeros
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
         """The matrix in a number format. [O I]"""
@@ -91,6 +91,25 @@ class QuantizedLinear(nn.Linear):
             product: Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
             return product
         return functional.linear(input, self.unpack(input.dtype), self.bias)
+
+
+def _frozen(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=False)
+
+
+def _round(weight: Tensor, group: int, bits: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and zero points of some rows. [R I] -> [R I] or [R I/2], [R G], [R G]"""
+    from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+
+    low, high, integers = (-128, 127, torch.int8) if bits == 8 else (0, 15, torch.uint8)
+    mapping = MappingType.SYMMETRIC if bits == 8 else MappingType.ASYMMETRIC
+    scales, zeros = choose_qparams_affine(
+        weight, mapping, (1, group), integers, low, high, scale_dtype=torch.float32, zero_point_dtype=torch.int8
+    )
+    scales, zeros = scales.reshape(len(weight), -1), zeros.reshape(len(weight), -1)
+    scales = scales.to(dtype)  # rounded before the codes are chosen for them
+    codes = quantize_affine(weight, (1, group), scales.float(), zeros, integers, low, high)
+    return (codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4), scales, zeros
 
 
 class _Product(torch.autograd.Function):

@@ -151,6 +151,14 @@ class Method(nn.Module, ABC):
                 expected=f"a method that works on backbones of kind {backbone.kind} ({backbone.name})",
                 fix=f"{config.name} needs one of kind {' or '.join(cls.kinds)}; or choose another method",
             )
+        if config.tunes_backbone and backbone.quantization != "none":
+            raise BackboneError(
+                setting="backbone.quantization",
+                got=backbone.quantization,
+                expected=f"none for a method that trains the backbone's own weights ({config.name})",
+                fix="integers take no gradient: set backbone.quantization=none, or train prompts or LoRA beside them "
+                "(method.tune_backbone=false)",
+            )
         view = config.view_of(backbone)
         method = cls.build(config, view, task, generator)
         if method.config.stands_among_words and generator is not None:

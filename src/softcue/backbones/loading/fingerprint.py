@@ -12,6 +12,8 @@ import numpy.typing
 import torch
 from torch import Tensor
 
+from softcue.backbones.loading.weight_reading import release_pages
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -66,6 +68,7 @@ def digest_weights(model: Any) -> str:
         sample = bits[:: max(1, bits.size // _SAMPLES)]
         weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=numpy.int64))}".encode())
         weights.update(sample.tobytes())
+        release_pages(parameter.data)
     return weights.hexdigest()[:16]
 
 

@@ -137,7 +137,7 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
     options: dict[str, Any] = {"trust_remote_code": False, **files.options}
     if folder is None and not can_reach_hub():
         options["local_files_only"] = True  # files downloaded before, or an error at once instead of retries
-    hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
+    hub_options: dict[str, Any] = {key: options[key] for key in ("revision", "local_files_only") if key in options}
     with quiet_transformers(), _explain_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
 

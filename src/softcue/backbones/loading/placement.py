@@ -13,6 +13,7 @@ from torch import nn
 
 from softcue.backbones.loading.weight_reading import release_pages
 from softcue.backbones.quantized_linear import (
+    VALUES_AT_ONCE,
     QuantizedLinear,
     check_share,
     checkpoint_quantization,
@@ -109,9 +110,13 @@ def quantize_model(model: Any, quantization: str, dtype: torch.dtype, device: to
     """
     require_torchao()
     bits = 8 if quantization == "int8" else 4
-    for path, linear in linears_to_quantize(model, bits).items():
+    linears = linears_to_quantize(model, bits)
+    # What stays gets its place before what is needed for a moment: the memory would have holes otherwise.
+    rooms = {path: QuantizedLinear(linear, bits, dtype, device) for path, linear in linears.items()}
+    for path, linear in linears.items():
+        rooms[path].fill(linear.weight)
         parent, _, attribute = path.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, QuantizedLinear.of(linear, bits, dtype, device))
+        setattr(model.get_submodule(parent), attribute, rooms[path])
         release_pages(linear.weight)
     check_share(model, name)
     for path, parameter in model.named_parameters():  # tied ones once
@@ -122,10 +127,15 @@ def quantize_model(model: Any, quantization: str, dtype: torch.dtype, device: to
 
 
 def _move(parameter: nn.Parameter, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a parameter its number format and device, part by part."""
     before = parameter.data
-    parameter.data = before.to(device, dtype)
-    if parameter.data.data_ptr() != before.data_ptr():
-        release_pages(before)
+    if (before.dtype, before.device) == (dtype, device):
+        return
+    after = torch.empty(before.shape, dtype=dtype, device=device)
+    for source, target in zip(before.view(-1).split(VALUES_AT_ONCE), after.view(-1).split(VALUES_AT_ONCE), strict=True):
+        target.copy_(source)
+        release_pages(source)
+    parameter.data = after
 
 
 def split_model(model: Any, device_map: str, max_memory: Mapping[int | str, str]) -> Any:

@@ -42,6 +42,10 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         allow_pickle=settings.allow_pickle,
         require_signature=settings.require_signature,
         deterministic=settings.deterministic,
+        device=settings.device,
+        dtype=settings.dtype,
+        attention=settings.attention,
+        quantization=settings.quantization,
     )
 
 
