@@ -25,6 +25,7 @@ from softcue.backbones.loading.digest_cache import WeightsDigest
 from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
 from softcue.backbones.loading.placement import (
     check_checkpoint,
+    keep_gradients,
     parse_max_memory,
     placement_options,
     quantize_model,
@@ -148,7 +149,9 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
         if gguf_file is not None:
             add_gguf_special_tokens(tokenizer, gguf_file)
         auto_class = choose_auto_class(model_config)
-        if config.dtype == "auto":
+        if config.dtype == "auto" and checkpoint and isinstance(model_config.dtype, torch.dtype):
+            dtype = model_config.dtype  # in which its scales were made
+        elif config.dtype == "auto":
             dtype = choose_dtype(build_without_weights(auto_class, model_config), device)
         else:
             dtype = getattr(torch, config.dtype)
@@ -174,6 +177,7 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
         if checkpoint:
             digest.set_from_files(model_files.weights)
             model = _read(config.name, load, dtype, device, {"device_map": {"": device}, **placement})
+            keep_gradients(model)
         elif config.quantization != "none":
             model = _read(config.name, load, model_files.exact_format())
             digest.set_from(model)

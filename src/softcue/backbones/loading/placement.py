@@ -100,6 +100,17 @@ def check_checkpoint(model_config: Any, name: str, quantization: str) -> str:
     return checkpoint
 
 
+def keep_gradients(model: Any) -> None:
+    """Keep the modules of a quantized checkpoint in the form in which gradients pass through them.
+
+    On processors with AVX-512, a 4-bit module of bitsandbytes in eval mode packs its matrix anew in the first pass
+    without gradients. Later gradients would be wrong: its kernel for that form has none.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def quantize_model(model: Any, quantization: str, dtype: torch.dtype, device: torch.device, name: str) -> Any:
     """Quantize the matrices of a model's layers and put all weights on a device, one after another.
 
