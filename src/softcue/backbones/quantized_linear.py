@@ -70,27 +70,18 @@ class QuantizedLinear(nn.Linear):
             if self.zeros is not None:
                 self.zeros.data[rows] = zeros
 
-    def unpack(self, dtype: torch.dtype) -> Tensor:
-        """The matrix in a number format. [O I]"""
-        codes: Tensor = self.codes
-        if self.zeros is not None:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-1)  # [O I/2 2]
-        groups = codes.reshape(*self.scales.shape, -1).to(dtype)  # [O G I/G]
-        if self.zeros is not None:
-            groups = groups - self.zeros.unsqueeze(-1).to(dtype)
-        return (groups * self.scales.unsqueeze(-1).to(dtype)).reshape(self.out_features, self.in_features)
-
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The matrix, unpacked for each reader. [O I]"""
-        return self.unpack(self.scales.dtype)
+        return _unpack(self.codes, self.scales, self.zeros, self.scales.dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name in torch)
         """Multiply as a linear module does. [... I] -> [... O]"""
         if torch.is_grad_enabled() and input.requires_grad:
-            product: Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
+            parts = (self.codes, self.scales, self.zeros, self.bias)
+            product: Tensor = _Product.apply(input, *parts)  # type: ignore[no-untyped-call]
             return product
-        return functional.linear(input, self.unpack(input.dtype), self.bias)
+        return functional.linear(input, _unpack(self.codes, self.scales, self.zeros, input.dtype), self.bias)
 
 
 def _frozen(values: Tensor) -> nn.Parameter:
@@ -116,14 +107,27 @@ class _Product(torch.autograd.Function):
     """A product that keeps the codes until the backward pass, and not the matrix unpacked from them."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, linear: QuantizedLinear) -> Tensor:
-        ctx.linear = linear
-        return functional.linear(states, linear.unpack(states.dtype), linear.bias)
+    def forward(
+        ctx: Any, states: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        # Not the module: its tensors are gone by then if accelerate keeps the layer on disk between passes.
+        ctx.save_for_backward(codes, scales, zeros)
+        return functional.linear(states, _unpack(codes, scales, zeros, states.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
-        return gradient @ ctx.linear.unpack(gradient.dtype), None
+        return gradient @ _unpack(*ctx.saved_tensors, gradient.dtype), None, None, None, None
+
+
+def _unpack(codes: Tensor, scales: Tensor, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The matrix in a number format. [O I]"""
+    if zeros is not None:
+        codes = torch.stack((codes & 15, codes >> 4), dim=-1)  # [O I/2 2]
+    groups = codes.reshape(*scales.shape, -1).to(dtype)  # [O G I/G]
+    if zeros is not None:
+        groups = groups - zeros.unsqueeze(-1).to(dtype)
+    return (groups * scales.unsqueeze(-1).to(dtype)).reshape(len(codes), -1)
 
 
 def group_size(width: int) -> int:
