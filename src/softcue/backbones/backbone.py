@@ -188,6 +188,11 @@ class Backbone:
         return quantization_of(self.model)
 
     @property
+    def is_split(self) -> bool:
+        """Whether accelerate has put the layers on several devices, or on disk."""
+        return len(set(getattr(self.model, "hf_device_map", {}).values())) > 1
+
+    @property
     def device(self) -> torch.device:
         """The device of the word embeddings, where inputs go; with a device map, layers may be elsewhere."""
         return self.word_table.device
