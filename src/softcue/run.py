@@ -365,6 +365,8 @@ class Run:
         settings = self.config.as_settings()
         settings["task"] = {}  # file names may change: the digest covers rows and weights
         settings["backbone"] = self.config.backbone.max_length
+        if self.backbone.quantization != "none":  # runs of earlier versions had none
+            settings["quantization"] = self.backbone.quantization
         if self.config.backbone.dropout:
             settings["backbone_dropout"] = self.config.backbone.dropout
         settings["method"] = self.models[0].method.config.model_dump(mode="json")  # with digests of the files it reads

@@ -228,3 +228,29 @@ def test_texts_stay_beside_predictions_of_the_same_name(cues: Path, tmp_path: Pa
     assert row[f"input.{column}"] == "my badge is lost"
     assert row["label"] in ("billing", "hardware") and 0 <= float(row["score"]) <= 1
     assert "my badge is lost" in run("predict", cues / "teams", "my badge is lost", *words).out
+
+
+def test_the_backbone_is_loaded_as_the_options_say(cues: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from softcue.backbones import Backbone, BackboneConfig
+    from softcue.cue import cue as cue_module
+
+    configs: list[BackboneConfig] = []
+    original = cue_module.load_backbone
+
+    def load(config: BackboneConfig) -> Backbone:
+        configs.append(config)
+        return original(config)
+
+    monkeypatch.setattr(cue_module, "load_backbone", load)
+    options = ["--device", "cpu", "--dtype", "bfloat16", "--attention", "eager"]
+    assert run("predict", cues / "teams", cues / "urgency", "my badge is lost", *options).code == 0
+    assert run("evaluate", cues / "teams", "--data", cues / "rows.csv", *options).code == 0
+    assert [(config.device, config.dtype, config.attention) for config in configs] == [("cpu", "bfloat16", "eager")] * 2
+
+
+def test_a_backbone_option_that_cannot_hold_is_one_line(cues: Path) -> None:
+    check_error(run("predict", cues / "teams", "a text", "--device", "cuda:9"), "backbone.device", "cuda:9")
+    ended = run("predict", cues / "teams", "a text", "--dtype", "int3")
+    assert ended.code == 2 and "int3" in ended.err
+    ended = run("serve", cues, "--backbone", "minilm", "--deterministic", "--dtype", "bfloat16")
+    check_error(ended, "dtype", "bfloat16", "float32, as deterministic says")

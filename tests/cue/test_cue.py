@@ -15,15 +15,17 @@ import pandas
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from serving_cues import save_cue
 from tiny import tiny, tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import softcue
 from softcue import Cue
 from softcue.backbones import Backbone
+from softcue.cue.cue_file import cue_file_digest, read_cue_file
 from softcue.cue.model_card import model_card
 from softcue.cue.training_curve import read_json_lines
-from softcue.errors import BackboneError, CueError, DataError, RunError, SoftcueError
+from softcue.errors import BackboneError, ConfigurationError, CueError, DataError, RunError, SoftcueError
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
 from softcue.selection.record import record_of_cue
@@ -733,3 +735,23 @@ def test_no_file_of_a_cue_is_a_pickle(trained: Cue) -> None:
         assert not data.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"))
         if file.suffix != ".safetensors":
             data.decode("utf-8")
+
+
+def test_a_loaded_backbone_takes_no_other_settings(tmp_path: Path) -> None:
+    save_cue(tmp_path / "cue")
+    with pytest.raises(ConfigurationError, match="dtype: got 'bfloat16'; expected no such setting beside a backbone"):
+        softcue.load(tmp_path / "cue", tiny("bert"), dtype="bfloat16")
+    with pytest.raises(ConfigurationError, match=r"backbone.quantization: got 'int3'"):
+        softcue.load(tmp_path / "cue", quantization="int3")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"backbone.dtype: got 'int3'"):
+        softcue.load(tmp_path / "cue", dtype="int3")  # type: ignore[arg-type]
+
+
+def test_a_cue_without_a_quantization_was_trained_on_plain_weights(tmp_path: Path) -> None:
+    folder = save_cue(tmp_path / "cue").path
+    assert folder is not None
+    values = json.loads((folder / "cue.json").read_text())
+    del values["backbone"]["quantization"]  # as cues of version 0.1
+    values["record_sha256"] = cue_file_digest(values)
+    (folder / "cue.json").write_text(json.dumps(values))
+    assert read_cue_file(folder).backbone.quantization == "none"

@@ -26,6 +26,7 @@ from toy import make_model
 
 from softcue.backbones import Backbone, BackboneConfig
 from softcue.cue.cue import Cue
+from softcue.errors import ConfigurationError
 from softcue.evaluation import mean, vote
 from softcue.inference import predict
 from softcue.serving.engine import engine as engine_module
@@ -316,11 +317,33 @@ def test_deterministic_engine_computes_in_float32(folder: Path, monkeypatch: pyt
         dtypes.append(config.dtype)
         return tiny("bert")
 
-    monkeypatch.setattr(engine_module, "recorded_dtype", lambda *_: "auto")
+    monkeypatch.setattr(engine_module, "recorded_settings", lambda *_: {"dtype": "auto"})
     monkeypatch.setattr(engine_module, "load_backbone", load)
     for deterministic in (False, True):
         Engine("tiny-bert", folder, deterministic=deterministic).close()
     assert dtypes == ["auto", "float32"]
+
+
+def test_the_operator_says_how_the_backbone_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[BackboneConfig] = []
+
+    def load(config: BackboneConfig) -> Backbone:
+        configs.append(config)
+        return tiny("bert")
+
+    monkeypatch.setattr(engine_module, "load_backbone", load)
+    Engine("tiny-bert", folder, device="cpu", dtype="bfloat16", attention="eager", quantization="int4").close()
+    [config] = configs
+    assert (config.device, config.dtype, config.attention, config.quantization) == ("cpu", "bfloat16", "eager", "int4")
+
+
+def test_settings_that_cannot_hold_are_errors(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="dtype: got 'bfloat16'; expected float32, as deterministic says"):
+        Engine("tiny-bert", folder, deterministic=True, dtype="bfloat16")
+    with pytest.raises(ConfigurationError, match="quantization: got 'int8'; expected no such setting beside"):
+        Engine(tiny("bert"), folder, quantization="int8")
+    with pytest.raises(ConfigurationError, match=r"backbone.dtype: got 'int3'; expected 'auto'"):
+        Engine("tiny-bert", folder, dtype="int3")  # type: ignore[arg-type]
 
 
 def test_neighbours_change_a_probability_in_bfloat16_by_little() -> None:

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from serving_cues import TITLES, TOPICS, save_cue
-from tiny import tiny
+from tiny import tiny, tiny_model, tiny_tokenizer
 
-from softcue.backbones import Fingerprint
+from softcue.backbones import Backbone, Fingerprint
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.serving.engine import registry as registry_module
-from softcue.serving.engine.registry import Registry, recorded_dtype
+from softcue.serving.engine.registry import Registry, recorded_settings
 from softcue.serving.errors import RequestError
 
 
@@ -161,16 +162,42 @@ def test_unloading_leaves_the_folder(root: Path) -> None:
     assert registry.load("topics").name == "topics"
 
 
-def test_number_format_is_the_cues_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recorded_dtype(root) == "float32"
-    dtypes = {"topics": "bfloat16", "pairs": "float32"}
-    backbones = {name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype)) for name, dtype in dtypes.items()}
+def test_number_format_is_that_of_most_cues(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recorded_settings(root) == {"dtype": "float32", "quantization": "none"}
+    trained = {"topics": ("bfloat16", "int8"), "pairs": ("float32", "none")}
+    backbones = {
+        name: SimpleNamespace(backbone=SimpleNamespace(dtype=dtype, quantization=quantization))
+        for name, (dtype, quantization) in trained.items()
+    }
     with monkeypatch.context() as patch:
         patch.setattr("softcue.serving.engine.registry.read_cue_file", lambda path, _: backbones[path.name])
-        assert recorded_dtype(root) == "float32"  # both
+        both = {"dtype": "float32", "quantization": "none"}
+        assert recorded_settings(root) == both
+        shutil.copytree(root / "topics", root / "topics-again")
+        backbones["topics-again"] = backbones["topics"]
+        assert recorded_settings(root) == {"dtype": "auto", "quantization": "int8"}  # one float32 cue of three
+        shutil.rmtree(root / "topics-again")
         shutil.rmtree(root / "pairs")
-        assert recorded_dtype(root) == "auto"
-    assert recorded_dtype(root / "topics") == "float32"  # nothing in it
+        assert recorded_settings(root) == {"dtype": "auto", "quantization": "int8"}
+        backbones["topics"].backbone.quantization = "gptq-4bit"  # the checkpoint says it by itself
+        assert recorded_settings(root) == {"dtype": "auto", "quantization": "none"}
+    assert recorded_settings(root / "topics") == both  # nothing in it
+
+
+def test_a_cue_served_in_fewer_digits_than_it_was_trained_in_is_logged(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone = Backbone(tiny_model("bert").to(torch.bfloat16), tiny_tokenizer("bert"), "tiny-bert")
+    with caplog.at_level("WARNING", "softcue.serving"):
+        Registry(root, backbone).load("topics")
+    [record] = caplog.records
+    assert record.message == "cue in another number format"
+    facts = vars(record)["facts"]
+    assert (facts["cue"], facts["trained"], facts["served"]) == ("topics", "float32", "bfloat16")
+    caplog.clear()
+    with caplog.at_level("WARNING", "softcue.serving"):
+        make_registry(root).load("topics")
+    assert not caplog.records
 
 
 def test_folders_that_may_not_be_entered_are_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

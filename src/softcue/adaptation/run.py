@@ -281,6 +281,13 @@ class AdaptationRun:
         return estimate_memory(backbone.model, row_loss, num_rows, num_layers), num_rows
 
     def _check_model(self, backbone: Backbone) -> None:
+        if backbone.quantization != "none":
+            raise BackboneError(
+                setting="backbone",
+                got=f"{backbone.name}, {backbone.quantization}",
+                expected="weights that are not quantized",
+                fix="all weights are trained, and integers take no gradient: take the unquantized model",
+            )
         if backbone.kind != "encoder-decoder":
             raise BackboneError(
                 setting="backbone",

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from softcue.backbones.injection import checkpoint_layers, install_hooks, instal
 from softcue.backbones.layout import lay_out
 from softcue.backbones.linears import linear_modules, query_and_value_names
 from softcue.backbones.loading.autotune import TRIAL_LENGTH, pass_tokens
-from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint
+from softcue.backbones.loading.fingerprint import Fingerprint, compute_fingerprint, digest_weights
 from softcue.backbones.loading.sentence_transformers_folder import (
     SentenceTransformersFolder,
     copy_sentence_transformers_files,
@@ -30,6 +30,7 @@ from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbe
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
+from softcue.backbones.quantized_linear import num_weights, quantization_of
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
 from softcue.backbones.tracing import structure_of, token_ids_of
@@ -84,6 +85,8 @@ class Backbone:
         self.prefix_bytes: int | None = None  # of `prefixes`; None: as many as the device has room for
         self.folder = folder
         self.structure = structure_of(model)
+        # Replaced by the loader: files may have digits that the weights in memory have lost.
+        self.digest_weights: Callable[[Any], str] = digest_weights
         self.limits: dict[str, str] = {}  # checks that failed (checks.py), with the reason
         self.kind: BackboneKind = self.structure.kind
         self.base: Any = model.base_model
@@ -185,9 +188,19 @@ class Backbone:
         """The number format of the frozen weights."""
         return self.word_table.dtype
 
+    @cached_property
+    def quantization(self) -> str:
+        """How the weights are quantized: none, int8, int4, or the method of a quantized checkpoint."""
+        return quantization_of(self.model)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether accelerate has put the layers on several devices, or on disk."""
+        return len(set(getattr(self.model, "hf_device_map", {}).values())) > 1
+
     @property
     def device(self) -> torch.device:
-        """The device of the frozen weights."""
+        """The device of the word embeddings, where inputs go; with a device map, layers may be elsewhere."""
         return self.word_table.device
 
     @property
@@ -277,7 +290,8 @@ class Backbone:
         return {
             "model type": f"{self.model.config.model_type} ({type(self.model).__name__})",
             "kind": self.kind,
-            "weights": f"{sum(value.numel() for value in self.model.parameters()):,}",
+            "weights": f"{num_weights(self.model):,}",
+            "quantization": self.quantization,
             "layers": f"{num_runs}" if num_runs == num_layers else f"{num_runs} runs of {num_layers} shared",
             "decoder layers": "-" if decoder is None else f"{len(decoder.runs)}",
             "sub-layers of a layer": self.structure.why_no_sublayers or ", ".join(layer.sublayers),
@@ -295,7 +309,7 @@ class Backbone:
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """Digests of this backbone; a cue that was trained on another one is an error."""
-        return compute_fingerprint(self.model, self.tokenizer)
+        return compute_fingerprint(self.model, self.tokenizer, self.digest_weights(self.model))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Look up frozen word embeddings, in float32. [B T] -> [B T D]"""
@@ -551,6 +565,8 @@ class Backbone:
         trainable = [value for value in parameters.values() if value.requires_grad]
         view = Backbone(model, self.tokenizer, self.name, self.folder, trainable)
         view.layout_side, view.limits = self.layout_side, self.limits
+        if weights is None:
+            view.digest_weights = self.digest_weights
         if self.checkpoints_layers:
             view.checkpoint_layers()
         return view

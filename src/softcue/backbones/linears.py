@@ -63,10 +63,12 @@ def linear_widths(module: nn.Module) -> tuple[int, int]:
         >>> linear_widths(nn.Linear(2, 3))
         (2, 3)
     """
+    if isinstance(module, nn.Linear):  # a quantized one has its matrix in another shape
+        return module.in_features, module.out_features
     weight = module.weight
     assert isinstance(weight, Tensor)
     first, second = weight.shape
-    return (int(first), int(second)) if is_transposed(module) else (int(second), int(first))
+    return int(first), int(second)
 
 
 def select_linears(linears: Mapping[str, nn.Module], name: str) -> list[str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from softcue.backbones import key_steps, structure, tracing
+from softcue.backbones.quantized_linear import quantization_of
 from softcue.backbones.structure import Structure
 from softcue.backbones.tracing import find_structure, set_structure
 from softcue.files import METADATA_LIMIT, cache_folder, read_within, write_atomically
@@ -45,15 +47,19 @@ def describe_model(model: Any) -> list[str]:
 
     import softcue
 
+    quantized = quantization_of(model)
     table = model.get_input_embeddings().weight
     words = table[:: max(1, len(table) // 64), 0].detach().float().cpu().tolist()
-    weights = [value.detach().reshape(-1)[value.numel() // 2] for value in model.parameters() if value.numel()]
+    weights: dict[torch.device, list[Tensor]] = {}  # of a model that is split; of a whole one, all on one device
+    for value in model.parameters():
+        if value.numel() and not value.is_meta:  # a layer on disk has no numbers between passes
+            weights.setdefault(value.device, []).append(value.detach().reshape(-1)[value.numel() // 2].float())
     return [
         f"{softcue.__version__} {torch.__version__} {transformers.__version__}",
         json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str),
-        f"{type(model).__name__} {model.dtype} {model.device.type}",
+        f"{type(model).__name__} {model.dtype} {model.device.type}" + ("" if quantized == "none" else f" {quantized}"),
         repr(words),
-        repr(torch.stack([value.float() for value in weights]).tolist()),
+        repr([number for values in weights.values() for number in torch.stack(values).tolist()]),
     ]
 
 

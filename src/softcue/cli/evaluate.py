@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadRows
+from softcue.cli.options import (
+    AllowPickle,
+    AttentionKind,
+    Columns,
+    Device,
+    Dtype,
+    QuantizationKind,
+    RequireSignature,
+    SkipBadRows,
+)
 
 if TYPE_CHECKING:
     from softcue.evaluation import Evaluation
@@ -25,6 +34,10 @@ def evaluate(
     rows: Annotated[int, typer.Option(min=0, help="Score a sample of this many rows only; 0 scores all.")] = 0,
     columns: Columns = None,
     backbone: Annotated[str | None, typer.Option(help="Load the backbone from here instead.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    attention: AttentionKind = None,
+    quantization: QuantizationKind = None,
     allow_pickle: AllowPickle = False,
     require_signature: RequireSignature = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
@@ -44,6 +57,7 @@ def evaluate(
     from softcue.cli.output import print_json
     from softcue.cli.predict import choose_join, load_together
     from softcue.cli.scores import print_evaluations, print_labels
+    from softcue.cue.cue import backbone_settings
     from softcue.cue.cue_file import read_cue_file
     from softcue.cue.hub import find_cue_folder
     from softcue.cue.score_table import baseline_notes
@@ -76,7 +90,8 @@ def evaluate(
         check_suffix(output, cue_task.kind)
     [row_task] = rename_columns([cue_task], parse_columns(columns or []))
     evaluation_set = read_evaluation_set(row_task, data, task, split, rows, skip_bad_rows)
-    loaded = load_together(folders, backbone, join is not None, allow_pickle, signers)
+    settings = backbone_settings(device, dtype, attention, quantization)
+    loaded = load_together(folders, backbone, join is not None, allow_pickle, signers, settings)
     requests = [(cue.model, example) for cue in loaded for example in evaluation_set.examples]
     predicted = predict(loaded[0].backbone, requests, batch_size)
     num_rows = len(evaluation_set.examples)

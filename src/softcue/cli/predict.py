@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone
-from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadRows
+from softcue.cli.options import (
+    AllowPickle,
+    AttentionKind,
+    Columns,
+    Device,
+    Dtype,
+    QuantizationKind,
+    RequireSignature,
+    SkipBadRows,
+)
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -67,6 +76,10 @@ def predict(
     backbone: Annotated[
         str | None, typer.Option(help="Load the backbone from here instead.", autocompletion=complete_backbone)
     ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    attention: AttentionKind = None,
+    quantization: QuantizationKind = None,
     allow_pickle: AllowPickle = False,
     require_signature: RequireSignature = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Most rows of a forward pass.")] = 256,
@@ -83,6 +96,7 @@ def predict(
     softcue predict cues/tickets --input rows.csv --output predictions.csv writes a file.
     """
     from softcue.cli.output import print_json
+    from softcue.cue.cue import backbone_settings
     from softcue.cue.signatures import read_public_keys
     from softcue.errors import ConfigurationError
     from softcue.files import convert_write_errors, write_atomically
@@ -94,7 +108,8 @@ def predict(
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
     signers = None if require_signature is None else read_public_keys(require_signature)
-    cues = load_together(paths, backbone, join is not None, allow_pickle, signers)
+    settings = backbone_settings(device, dtype, attention, quantization)
+    cues = load_together(paths, backbone, join is not None, allow_pickle, signers, settings)
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -410,8 +425,11 @@ def load_together(
     is_ensemble: bool,
     allow_pickle: bool = False,
     signers: PublicKeys | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
+
+    `settings` are those of `softcue.load` for the backbone, such as its device.
 
     Example:
         tickets, urgency = load_together([Path("cues/tickets"), Path("cues/urgency")], None, is_ensemble=False)
@@ -423,7 +441,7 @@ def load_together(
     if is_ensemble:
         check_one_task({str(path): read_cue_file(path, signers).task for path in paths})
         check_each_once(paths)
-    first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers)
+    first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers, **(settings or {}))
     return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from softcue.cli.options import AllowPickle, RequireSignature
+from softcue.cli.options import AllowPickle, AttentionKind, Device, Dtype, QuantizationKind, RequireSignature
 
 
 class ServingEngine(StrEnum):
@@ -26,6 +26,10 @@ def serve(
         str,
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
     ],
+    device: Device = None,
+    dtype: Dtype = None,
+    attention: AttentionKind = None,
+    quantization: QuantizationKind = None,
     allow_pickle: AllowPickle = False,
     require_signature: RequireSignature = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
@@ -92,8 +96,11 @@ def serve(
                 fix="pass --engine ray",
             )
     from softcue.cue.signatures import read_public_keys
+    from softcue.serving.engine.engine import check_deterministic
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
+    if deterministic:
+        check_deterministic(dtype)
     settings = ServerSettings(
         host=host,
         port=port,
@@ -103,6 +110,10 @@ def serve(
         prefix_cache_mb=prefix_cache_mb,
         max_characters=max_characters,
         deterministic=deterministic,
+        device=device,
+        dtype=None if dtype is None else dtype.value,
+        attention=None if attention is None else attention.value,
+        quantization=None if quantization is None else quantization.value,
         log_texts=log_texts,
         allow_pickle=allow_pickle,
         require_signature=require_signature,

@@ -18,12 +18,21 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
+from softcue.backbones import (
+    Attention,
+    Backbone,
+    BackboneConfig,
+    Fingerprint,
+    NumberFormat,
+    Quantization,
+    load_backbone,
+)
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.hub import find_cue_folder, push_folder
@@ -32,7 +41,14 @@ from softcue.cue.score_table import score_table
 from softcue.cue.signatures import PublicKeys, read_public_keys
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.drawing import html_table
-from softcue.errors import BackboneMismatchError, ConfigurationError, CueError, DataError, first_line
+from softcue.errors import (
+    BackboneMismatchError,
+    ConfigurationError,
+    CueError,
+    DataError,
+    as_configuration_error,
+    first_line,
+)
 from softcue.evaluation import (
     Evaluation,
     EvaluationSet,
@@ -64,6 +80,8 @@ DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".gz", ".parquet")
 
 # counts of cue.json -> what they are
 PARAMETER_NAMES = {"gradient": "trainable", "ema": "by a running average", "head": "in the head", "stored": "stored"}
+# The number format in which a backbone is loaded, by the one a cue records: bfloat16 only where it is faster.
+LOADED_FORMATS = {"bfloat16": "auto", "float16": "float16"}
 MAX_LABELS_SHOWN = 12
 LARGE_NUMBER = 1e4  # beyond which a cue predicts one text when it is loaded
 COPIES_IN_MEMORY = 3  # of the parameters while they are loaded: the file, its tensors, the model
@@ -294,10 +312,18 @@ def load(
     path: str | Path,
     backbone: Backbone | str | Path | None = None,
     *,
+    device: str | None = None,
+    dtype: NumberFormat | None = None,
+    attention: Attention | None = None,
+    quantization: Quantization | None = None,
     allow_pickle: bool = False,
     require_signature: str | Path | PublicKeys | None = None,
 ) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
+
+    `device`, `dtype`, `attention` and `quantization` say how the backbone is loaded, as the settings `backbone.*` do.
+    Without them it is loaded as for training: in the recorded number format (bfloat16 only where it is faster) and
+    quantization.
 
     `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
     opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it. `require_signature`
@@ -307,26 +333,89 @@ def load(
         tickets = softcue.load("cues/tickets")
         urgency = softcue.load("cues/urgency", backbone=tickets.backbone)
         shared = softcue.load("hub:me/tickets@v2")
+        small = softcue.load("cues/tickets", device="cuda:1", dtype="bfloat16", quantization="int8")
     """
     folder = find_cue_folder(path)
     if isinstance(require_signature, (str, Path)):
         require_signature = read_public_keys(require_signature)
     cue_file = read_cue_file(folder, require_signature)
-    if not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle))
+    settings = backbone_settings(device, dtype, attention, quantization)
+    if isinstance(backbone, Backbone):
+        check_no_settings(settings)
+    else:
+        backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle, settings))
     _check_backbone(folder, cue_file, backbone)
+    if (difference := describe_quantization(cue_file, backbone)) is not None:
+        warnings.warn(f"cue {folder.name}: {difference}", stacklevel=2)
     return Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
 
 
-def backbone_config(cue_file: CueFile, name: str | Path | None = None, allow_pickle: bool = False) -> BackboneConfig:
+def backbone_config(
+    cue_file: CueFile,
+    name: str | Path | None = None,
+    allow_pickle: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> BackboneConfig:
     """The settings with which the backbone of a cue is loaded, or the same model under another name.
 
+    `settings` go before those that the cue records.
+
     Example:
-        backbone_config(read_cue_file(Path("cues/tickets"))).name
+        backbone_config(read_cue_file(Path("cues/tickets")), settings={"dtype": "float32"}).name
     """
-    settings = {} if cue_file.backbone.dtype == "bfloat16" else {"dtype": "float32"}
-    return BackboneConfig.model_validate(
-        {"name": str(name or cue_file.backbone.name), "allow_pickle": allow_pickle, **settings}
+    recorded = {
+        "name": str(name or cue_file.backbone.name),
+        "dtype": LOADED_FORMATS.get(cue_file.backbone.dtype, "float32"),
+    }
+    if cue_file.backbone.quantization in get_args(Quantization):  # else it is the checkpoint's
+        recorded["quantization"] = cue_file.backbone.quantization
+    values = {**recorded, "allow_pickle": allow_pickle, **(settings or {})}
+    try:
+        return BackboneConfig.model_validate(values)
+    except ValidationError as error:
+        raise as_configuration_error("backbone", error) from error
+
+
+def backbone_settings(
+    device: str | None, dtype: str | None, attention: str | None, quantization: str | None
+) -> dict[str, str]:
+    """The settings of a backbone that were said, by name.
+
+    Example:
+        >>> backbone_settings(None, "bfloat16", None, "int8")
+        {'dtype': 'bfloat16', 'quantization': 'int8'}
+    """
+    settings = {"device": device, "dtype": dtype, "attention": attention, "quantization": quantization}
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def check_no_settings(settings: Mapping[str, str]) -> None:
+    """Raise an error if a backbone that is loaded already should be loaded in another way.
+
+    Example:
+        >>> check_no_settings({})
+    """
+    for name, value in settings.items():
+        raise ConfigurationError(
+            setting=name,
+            got=value,
+            expected="no such setting beside a backbone that is loaded already",
+            fix=f"load the backbone with it, or pass the backbone's name: backbone=NAME, {name}={value!r}",
+        )
+
+
+def describe_quantization(cue_file: CueFile, backbone: Backbone) -> str | None:
+    """How the quantization of a backbone differs from the one a cue was trained on, in words; None if it does not.
+
+    Example:
+        describe_quantization(cue.cue_file, cue.backbone)     # None
+    """
+    trained = cue_file.backbone.quantization
+    if trained == backbone.quantization:
+        return None
+    return (
+        f"trained on a backbone with quantization={trained}, loaded on one with quantization={backbone.quantization}; "
+        "its predictions may differ: score it again with `softcue evaluate`"
     )
 
 

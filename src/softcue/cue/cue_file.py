@@ -36,6 +36,7 @@ class CueBackbone(BaseModel):
     name: str
     kind: str
     dtype: str
+    quantization: str = "none"  # of the frozen weights; cues of version 0.1 do not say it
     max_length: int
     fingerprint: dict[str, str]
 
@@ -51,6 +52,7 @@ class CueBackbone(BaseModel):
             name=name,
             kind=backbone.kind,
             dtype=str(backbone.dtype).removeprefix("torch."),
+            quantization=backbone.quantization,
             max_length=max_length,
             fingerprint=asdict(backbone.fingerprint),
         )

@@ -151,6 +151,21 @@ class Method(nn.Module, ABC):
                 expected=f"a method that works on backbones of kind {backbone.kind} ({backbone.name})",
                 fix=f"{config.name} needs one of kind {' or '.join(cls.kinds)}; or choose another method",
             )
+        if config.tunes_backbone and backbone.quantization != "none":
+            raise BackboneError(
+                setting="backbone.quantization",
+                got=backbone.quantization,
+                expected=f"none for a method that trains the backbone's own weights ({config.name})",
+                fix="integers take no gradient: set backbone.quantization=none, or train prompts or LoRA beside them "
+                "(method.tune_backbone=false)",
+            )
+        if config.tunes_backbone and backbone.is_split:
+            raise BackboneError(
+                setting="backbone.device_map",
+                got=f"{backbone.name}, split over devices",
+                expected=f"a backbone on one device for a method that trains its weights ({config.name})",
+                fix="set backbone.device_map=none, or train prompts or LoRA (method.tune_backbone=false)",
+            )
         view = config.view_of(backbone)
         method = cls.build(config, view, task, generator)
         if method.config.stands_among_words and generator is not None:

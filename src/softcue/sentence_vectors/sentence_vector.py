@@ -145,11 +145,12 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
     fingerprint = backbone.fingerprint
     # Vectors of texts with special tokens that were read as such are not used any more.
     reading = ", special tokens as text" if count_special_tokens(backbone.tokenizer, *texts) else ""
+    quantized = "" if backbone.quantization == "none" else f", {backbone.quantization}"
     return key_of(
         fingerprint.config,
         fingerprint.weights,
         fingerprint.tokenizer,
-        f"{_NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype))}, {_PASSES}{reading}",
+        f"{_NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype))}, {_PASSES}{reading}{quantized}",
         representation.summary,
         str(limit or backbone.max_length),
         *texts,

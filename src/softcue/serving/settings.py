@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from softcue.backbones import Attention, NumberFormat, Quantization
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.batcher import Limits
 
@@ -57,6 +58,14 @@ class ServerSettings(BaseModel):
         False,
         description="compute in float32 even if the cues were trained in bfloat16, where a probability may depend on "
         "the other rows of its batch by about 0.01",
+    )
+    device: str | None = Field(None, description="device of the backbone; null: a GPU if there is one")
+    dtype: NumberFormat | None = Field(
+        None, description="number format of the backbone; null: the one in which most cues were trained"
+    )
+    attention: Attention | None = Field(None, description="how attention is computed; null: the fastest")
+    quantization: Quantization | None = Field(
+        None, description="8 or 4 bits for the backbone's matrices; null: as most cues were trained"
     )
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")

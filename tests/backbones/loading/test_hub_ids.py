@@ -98,3 +98,10 @@ def test_a_folder_with_an_at_sign_is_a_folder(model_folders: dict[str, Path], tm
 def test_a_name_that_is_neither_folder_nor_hub_id_is_an_error(name: str) -> None:
     with pytest.raises(BackboneError, match="existing model folder"):
         find_source(name)
+
+
+def test_the_setting_for_the_revision_is_the_one_in_the_name(hub: Calls) -> None:
+    backbone = load_backbone(BackboneConfig(name="owner/model", revision="v1.0"))
+    assert backbone.name == "owner/model@v1.0"  # as a cue records it
+    assert {options["revision"] for _, _, options in hub} == {"v1.0"}
+    assert load_backbone(BackboneConfig(name="owner/model@v1.0", revision="v1.0")).name == "owner/model@v1.0"

@@ -36,7 +36,8 @@ TRIAL_ROWS, TRIAL_LENGTH, TRIAL_TARGET_LENGTH = 8, 64, 4  # sizes of a typical b
 TRIAL_LAYERS = 2  # layers are alike: two show the cost of all, however deep the model
 MANY_ROWS, MOST_ROWS = 8, 256  # enough to use a whole processor; the largest batch that counts
 PASS_TOKENS = 64.0  # the cost of a pass, where it is not measured
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # between implementations, relative to the largest number
+# Between implementations, relative to the largest number.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 MatrixShapes = Sequence[tuple[int, int]]
 Choice = tuple[str, dict[str, float]]  # the name chosen, and the speed of each candidate relative to the default
@@ -107,7 +108,8 @@ def choose_attention(model: Any, setting: str) -> None:
                 setting="backbone.attention",
                 got=setting,
                 expected=f"one of auto, {', '.join(able)} with {model.config.model_type} here",
-                fix="set backbone.attention=auto (flash_attention_2 needs a GPU, bfloat16 and the package flash-attn)",
+                fix="set backbone.attention=auto (flash_attention_2 needs a GPU, a 16-bit format and the package "
+                "flash-attn)",
             )
         return
     if _is_small(model):
@@ -128,7 +130,7 @@ def _use_attention(model: Any, name: str) -> bool:
     word_table = model.get_input_embeddings().weight
     if name == "flash_attention_2" and not (
         word_table.device.type == "cuda"
-        and word_table.dtype == torch.bfloat16
+        and word_table.dtype in (torch.bfloat16, torch.float16)
         and model._supports_flash_attn
         and importlib.util.find_spec("flash_attn")  # without it transformers would download code from the hub
     ):

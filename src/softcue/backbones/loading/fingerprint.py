@@ -12,6 +12,8 @@ import numpy.typing
 import torch
 from torch import Tensor
 
+from softcue.backbones.loading.weight_reading import release_pages
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -31,17 +33,34 @@ _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "a
 _SAMPLES = 256  # values of each weight that are compared with their positions
 
 
-def compute_fingerprint(model: Any, tokenizer: Any) -> Fingerprint:
-    """Compute short digests of configuration, weights and tokenizer.
+def compute_fingerprint(model: Any, tokenizer: Any, weights: str) -> Fingerprint:
+    """Compute short digests of configuration and tokenizer, beside the digest of the weights.
+
+    Example:
+        compute_fingerprint(model, tokenizer, digest_weights(model))
+    """
+    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
+    return Fingerprint(
+        config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
+        weights=weights,
+        tokenizer=_digest(_tokenizer_text(tokenizer).encode()),
+    )
+
+
+def digest_weights(model: Any) -> str:
+    """Compute a short digest of a model's weights.
 
     Word embeddings count to the last bit. Of every other tensor (output words included) an exact sum of all values and
     a sample of them count, which is fast also for large models. Weights are taken in bfloat16, so a model has the same
-    fingerprint in every number format.
+    digest in every number format that holds its numbers exactly or that is bfloat16. In float16 and in fewer bits small
+    numbers are lost: such models get the digest of their files (digest_cache.py).
+
+    Example:
+        digest_weights(load_backbone("minilm").model)
     """
-    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE}
     weights = hashlib.sha256()
     table = model.get_input_embeddings().weight
-    weights.update(_bfloat16_bits(table).tobytes())
+    weights.update(_bfloat16_bits(table).data)
     for name, parameter in sorted(model.named_parameters()):
         if "pooler" in name.split("."):  # unused in softcue, and random if a folder has none
             continue
@@ -49,11 +68,8 @@ def compute_fingerprint(model: Any, tokenizer: Any) -> Fingerprint:
         sample = bits[:: max(1, bits.size // _SAMPLES)]
         weights.update(f"{name} {tuple(parameter.shape)} {int(bits.sum(dtype=numpy.int64))}".encode())
         weights.update(sample.tobytes())
-    return Fingerprint(
-        config=_digest(json.dumps(config, sort_keys=True, default=str).encode()),
-        weights=weights.hexdigest()[:16],
-        tokenizer=_digest(_tokenizer_text(tokenizer).encode()),
-    )
+        release_pages(parameter.data)
+    return weights.hexdigest()[:16]
 
 
 def _tokenizer_text(tokenizer: Any) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,18 +21,32 @@ from softcue.backbones.backbone import Backbone
 from softcue.backbones.checks import ensure_checked
 from softcue.backbones.compilation import compile_layers, uncompiled
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
+from softcue.backbones.loading.digest_cache import WeightsDigest
 from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
+from softcue.backbones.loading.placement import (
+    check_checkpoint,
+    keep_gradients,
+    parse_max_memory,
+    placement_options,
+    quantize_model,
+    split_model,
+)
 from softcue.backbones.loading.sentence_transformers_folder import (
     fetch_sentence_transformers_files,
     warn_of_left_out_modules,
 )
-from softcue.backbones.loading.sources import ALIASES, adapter_error, can_reach_hub, find_source
-from softcue.backbones.loading.weight_files import check_named_weights
+from softcue.backbones.loading.sources import ALIASES, adapter_error, can_reach_hub, find_model_folder, find_source
+from softcue.backbones.loading.weight_files import ModelFiles, check_named_weights
+from softcue.backbones.loading.weight_reading import reading_without_maps
+from softcue.backbones.quantized_linear import Quantization
 from softcue.backbones.sharding import shard_layers
 from softcue.backbones.structure_cache import restore_structure
 from softcue.backbones.tracing import is_causal_model
 from softcue.backbones.word_head import has_word_head
-from softcue.errors import BackboneError, near_matches
+from softcue.errors import BackboneError, SoftcueError, near_matches
+
+NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
+Attention = Literal["auto", "eager", "sdpa", "flash_attention_2"]
 
 
 class BackboneConfig(BaseModel):
@@ -48,16 +63,30 @@ class BackboneConfig(BaseModel):
         description="open weights in pytorch_model.bin, with weights_only=True; a pickle can run code, so say it for "
         "each command and only for models you trust",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    revision: str = Field(
+        "", description="branch, tag or commit of a hub id, instead of ID@REVISION in the name; empty: the newest"
+    )
+    dtype: NumberFormat = Field(
         "auto", description="number format of the frozen weights; auto takes bfloat16 where it is measured to be faster"
     )
-    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+    quantization: Quantization = Field(
+        "none",
+        description="keep the matrices of the layers in 8 or 4 bits, which saves memory and costs time; what is "
+        "computed and trained keeps its number format (extra quantization)",
+    )
+    attention: Attention = Field(
         "auto", description="how attention is computed; auto takes the fastest, measured once per machine and model"
     )
     compile: bool = Field(
         False, description="run layers through torch.compile: up to a minute at the start, then fewer seconds per step"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    device_map: Literal["none", "auto", "balanced", "balanced_low_0", "sequential"] = Field(
+        "none", description="how accelerate splits the model over several devices; none: it is whole on backbone.device"
+    )
+    max_memory: str = Field(
+        "", description="with device_map: what each device may hold, such as 0=20GB,1=20GB,cpu=0GB; empty: all it has"
+    )
     max_length: int | None = Field(None, ge=4, description="cut inputs (prompt included) to this many tokens")
     dropout: float = Field(
         0.0,
@@ -82,6 +111,13 @@ class BackboneConfig(BaseModel):
             raise ValueError("either compile or gradient_checkpointing: a compiled layer keeps what it chooses to keep")
         if self.compile and self.shard_layers:
             raise ValueError("either compile or shard_layers: the weights of a compiled layer must stay where they are")
+        if self.device_map != "none" and self.device != "auto":
+            raise ValueError("either device or device_map: a model that is split is on several devices")
+        if self.max_memory and self.device_map == "none":
+            raise ValueError("max_memory needs device_map=auto: it says what a part of the model may take")
+        if self.compile and (self.quantization != "none" or self.device_map != "none"):
+            raise ValueError("either compile or quantization or device_map: only plain layers are compiled")
+        parse_max_memory(self.max_memory)
         return self
 
 
@@ -108,44 +144,70 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
     Example:
         backbone = load_unchecked(BackboneConfig(name="minilm"))
     """
+    config = _with_revision(config)
     files = find_source(config.name, config.allow_pickle)
     device = _find_device(config.device)
     source, folder, gguf_file = files.name, files.folder, files.gguf_file
     options: dict[str, Any] = {"trust_remote_code": False, **files.options}
     if folder is None and not can_reach_hub():
         options["local_files_only"] = True  # files downloaded before, or an error at once instead of retries
+    hub_options: dict[str, Any] = {key: options[key] for key in ("revision", "local_files_only") if key in options}
     with quiet_transformers(), _explain_errors(config.name, folder):
         from transformers import AutoConfig, AutoTokenizer
 
         model_config = AutoConfig.from_pretrained(source, **options)
         check_named_weights(model_config, config.name)
+        checkpoint = check_checkpoint(model_config, config.name, config.quantization)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         if gguf_file is not None:
             add_gguf_special_tokens(tokenizer, gguf_file)
         auto_class = choose_auto_class(model_config)
-        if config.dtype == "auto":
+        if config.dtype == "auto" and checkpoint and isinstance(model_config.dtype, torch.dtype):
+            dtype = model_config.dtype  # in which its scales were made
+        elif config.dtype == "auto":
             dtype = choose_dtype(build_without_weights(auto_class, model_config), device)
         else:
             dtype = getattr(torch, config.dtype)
-        model, report = auto_class.from_pretrained(
+        # What softcue knows about the weights from their files alone, where memory has less than the files.
+        loses_digits = dtype == torch.float16 or config.quantization != "none" or config.device_map != "none"
+        if gguf_file is not None:
+            model_files = ModelFiles((gguf_file,), (gguf_file,))
+        elif folder is None:
+            model_files = ModelFiles.of_hub_id(source, hub_options, download=loses_digits or bool(checkpoint))
+        else:
+            model_files = ModelFiles.of_folder(Path(source))
+        digest = WeightsDigest(model_files.paths, auto_class.__name__)
+        load = partial(
+            auto_class.from_pretrained,
             source,
             config=None if gguf_file else model_config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # _check_weights names them
-            dtype=dtype,  # and not `.to(dtype)` later, which would also round buffers such as rotary frequencies
             **files.weight_options,
             **options,
         )
-        if getattr(model, "_hf_peft_config_loaded", False):  # of a hub id
-            raise adapter_error(config.name)
+        placement = placement_options(device, config.device_map, parse_max_memory(config.max_memory))
+        if checkpoint:
+            digest.set_from_files(model_files.weights)
+            model = _read(config.name, load, dtype, device, {"device_map": {"": device}, **placement})
+            keep_gradients(model)
+        elif config.quantization != "none":
+            model = _read(config.name, load, model_files.exact_format())
+            digest.set_from(model)
+            model = quantize_model(model, config.quantization, dtype, device, config.name)
+            if config.device_map != "none":
+                model = split_model(model, config.device_map, parse_max_memory(config.max_memory))
+        else:
+            if loses_digits and digest.recall() is None:
+                digest.set_from(_read(config.name, load, model_files.exact_format()))
+            model = _read(config.name, load, dtype, device, placement)
         if folder is None:  # the folder of the hub's files, for what it says about sentence vectors
-            hub_options = {key: options[key] for key in ("revision", "local_files_only") if key in options}
             folder = fetch_sentence_transformers_files(source, **hub_options)
     warn_of_left_out_modules(config.name, folder)
-    model = _drop_missing_head(model, report)
-    _check_weights(config.name, model, report)
     _check_tokenizer(config.name, model, tokenizer)
-    model.requires_grad_(False).to(device)
+    model.requires_grad_(False)
+    if config.device_map == "none" and not checkpoint:
+        model.to(device)
     try:
         restore_structure(model)
     except BackboneError:
@@ -156,9 +218,46 @@ def load_unchecked(config: BackboneConfig) -> Backbone:
     if config.compile:
         compile_layers(model)
     backbone = Backbone(model, tokenizer, config.name, folder)
+    backbone.digest_weights = digest
     if config.gradient_checkpointing:
         backbone.checkpoint_layers()
     return backbone
+
+
+def _with_revision(config: BackboneConfig) -> BackboneConfig:
+    """The settings with the revision in the name, as a cue records it."""
+    if not config.revision:
+        return config
+    hub_id, _, named = config.name.partition("@")
+    if find_model_folder(config.name) is not None or named not in ("", config.revision):
+        raise BackboneError(
+            setting="backbone.revision",
+            got=config.revision,
+            expected=f"a hub id without another revision in backbone.name, and not {config.name}",
+            fix="leave it out: a folder, a file or an alias has one revision",
+        )
+    return config.model_copy(update={"name": f"{hub_id}@{config.revision}", "revision": ""})
+
+
+CPU = torch.device("cpu")
+
+
+def _read(
+    name: str,
+    load: Callable[..., Any],
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    placement: Mapping[str, Any] | None = None,
+) -> Any:
+    """Read a model in a number format onto its device, and check that all its weights were there."""
+    with reading_without_maps(dtype, device):
+        # dtype, and not `.to(dtype)` later, which would also round buffers such as rotary frequencies
+        model, report = load(dtype=dtype, **(placement or {}))
+    if getattr(model, "_hf_peft_config_loaded", False):  # of a hub id
+        raise adapter_error(name)
+    model = _drop_missing_head(model, report)
+    _check_weights(name, model, report)
+    return model
 
 
 def choose_auto_class(model_config: Any) -> Any:
@@ -311,7 +410,7 @@ def _explain_errors(name: str, folder: Path | None) -> Iterator[None]:
     """Turn any error of the loaders into a BackboneError that names the model and the reason."""
     try:
         yield
-    except BackboneError:
+    except SoftcueError:
         raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

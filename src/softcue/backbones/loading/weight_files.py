@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
+
+from softcue.backbones.loading.weight_reading import exact_format
 from softcue.errors import BackboneError
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -54,6 +59,47 @@ def choose_weight_format(folder: Path, name: str, allow_pickle: bool) -> bool:
                 f"from_pretrained(FOLDER, {option}=True).save_pretrained(NEW)",
             )
     return True
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one model on this machine; none of a hub id whose weights were not downloaded yet."""
+
+    paths: tuple[Path, ...]
+    weights: tuple[Path, ...]  # those of them with weights; safetensors, where there are any
+
+    @classmethod
+    def of_folder(cls, folder: Path | None) -> Self:
+        """The files of a model folder.
+
+        Example:
+            >>> ModelFiles.of_folder(None).weights
+            ()
+        """
+        paths = [] if folder is None else sorted(path for path in folder.iterdir() if path.is_file())
+        for suffix in (".safetensors", ".bin"):
+            if weights := tuple(path for path in paths if path.suffix == suffix):
+                return cls(tuple(paths), weights)
+        return cls((), ())
+
+    @classmethod
+    def of_hub_id(cls, hub_id: str, options: Mapping[str, Any], download: bool) -> Self:
+        """The files of a hub id in the cache of the hub; `download` fetches weights that are not there."""
+        from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+        config = try_to_load_from_cache(hub_id, "config.json", revision=options.get("revision"))
+        files = cls.of_folder(Path(config).parent if isinstance(config, str) else None)
+        if files.weights or not download:
+            return files
+        patterns = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+        others = ["*/*", "consolidated*"]  # the same weights in other layouts
+        folder = snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=others, **options)
+        return cls.of_folder(Path(folder))
+
+    def exact_format(self) -> torch.dtype:
+        """The number format in which the weights lose nothing; in it, safetensors are mapped and take no memory."""
+        is_mapped = self.weights and all(path.suffix == ".safetensors" for path in self.weights)
+        return exact_format(self.weights) if is_mapped else torch.float32
 
 
 def check_named_weights(model_config: Any, name: str) -> None:

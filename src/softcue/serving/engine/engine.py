@@ -19,15 +19,16 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from pydantic import ValidationError
 
-from softcue.backbones import Backbone, BackboneConfig, load_backbone
-from softcue.cue.cue import Cue
+from softcue.backbones import Attention, Backbone, BackboneConfig, NumberFormat, Quantization, load_backbone
+from softcue.cue.cue import Cue, backbone_settings, check_no_settings
 from softcue.cue.signatures import read_public_keys
-from softcue.errors import SoftcueError
+from softcue.errors import ConfigurationError, SoftcueError, as_configuration_error
 from softcue.evaluation import check_one_task
 from softcue.inference import predict_mixed, tokenize_requests
 from softcue.serving.engine.batcher import Batcher, Limits
-from softcue.serving.engine.registry import LoadedCue, Registry, recorded_dtype
+from softcue.serving.engine.registry import LoadedCue, Registry, recorded_settings
 from softcue.serving.engine.requests import (
     AwaitedItem,
     BatchReport,
@@ -79,19 +80,35 @@ class Engine:
         deterministic: bool = False,
         require_signature: str | Path | None = None,
         prefix_cache_mb: int | None = None,
+        device: str | None = None,
+        dtype: NumberFormat | None = None,
+        attention: Attention | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
-        """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case.
+        """Load the backbone, if a name is given, and the cues. `deterministic` is `dtype="float32"`.
 
+        `device`, `dtype`, `attention` and `quantization` say how the backbone is loaded. Without them, its number
+        format and quantization are those in which most cues of the folder were trained.
         `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
         `prefix_cache_mb` bounds the keys and values of prompts that a decoder keeps from batch to batch; None: a
         sixteenth of the memory of its device, at least 256 MB.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
+        settings = backbone_settings(device, dtype, attention, quantization)
+        if isinstance(backbone, Backbone):
+            check_no_settings(settings)
+        if deterministic:
+            check_deterministic(dtype)
+            settings["dtype"] = "float32"
         if isinstance(backbone, str):
-            dtype = "float32" if folder is None or deterministic else recorded_dtype(folder, signers)
-            settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
-            backbone = load_backbone(BackboneConfig.model_validate(settings))
+            recorded = {"dtype": "float32"} if folder is None else recorded_settings(folder, signers)
+            values = {**recorded, **settings, "name": backbone, "allow_pickle": allow_pickle}
+            try:
+                config = BackboneConfig.model_validate(values)
+            except ValidationError as error:
+                raise as_configuration_error("backbone", error) from error
+            backbone = load_backbone(config)
             backbone.state_cache_bytes = (STATE_BYTES, 0)
         if prefix_cache_mb is not None:
             backbone.set_prefix_bytes(prefix_cache_mb << 20)
@@ -450,3 +467,15 @@ class Engine:
             streamer.send(result.prediction.label_text or "")
             result = replace(result, is_ended=streamer.is_ended)
         row.finish(result)
+
+
+def check_deterministic(dtype: str | None) -> None:
+    """Raise an error if predictions should be in float32 and in another number format.
+
+    Example:
+        >>> check_deterministic("float32")
+    """
+    if dtype not in (None, "float32"):
+        raise ConfigurationError(
+            setting="dtype", got=dtype, expected="float32, as deterministic says", fix="leave out one of the two"
+        )

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import get_args
 
-from softcue.backbones import Backbone
-from softcue.cue.cue import Cue, load
-from softcue.cue.cue_file import CueFile, read_cue_file
+from softcue.backbones import Backbone, Quantization
+from softcue.cue.cue import LOADED_FORMATS, Cue, load
+from softcue.cue.cue_file import CueBackbone, CueFile, read_cue_file
 from softcue.cue.signatures import PublicKeys
 from softcue.errors import BackboneMismatchError, ConfigurationError, SoftcueError
 from softcue.inference import TaskModel
@@ -231,7 +233,15 @@ class Registry:
                 expected="a cue that can be loaded",
                 fix="see the server's log",
             ) from error
+        self._warn_of_other_numbers(name, cue)
         return LoadedCue.of(name, cue)
+
+    def _warn_of_other_numbers(self, name: str, cue: Cue) -> None:
+        """Log that a cue was trained in more digits than it is served in: its probabilities move by rounding."""
+        trained, served = cue.cue_file.backbone.dtype, str(self._backbone.dtype).removeprefix("torch.")
+        if trained != served and served != "float32":
+            facts = {"cue": name, "trained": trained, "served": served, "fix": "serve with --dtype float32"}
+            logger.warning("cue in another number format", extra={"facts": facts})
 
     def _folder_of(self, name: str) -> Path:
         """The folder of a cue; neither the folder nor its files may lead out of the cues folder."""
@@ -291,16 +301,28 @@ def split_rows(cue_file: CueFile) -> dict[str, int]:
     return {split: num_rows for split, num_rows in counts.items() if num_rows is not None}
 
 
-def recorded_dtype(folder: Path, signers: PublicKeys | None = None) -> str:
-    """The number format in which the served predictions equal the offline ones: the cues' format if all share one.
+def recorded_settings(folder: Path, signers: PublicKeys | None = None) -> dict[str, str]:
+    """The number format and the quantization in which most cues of a folder were trained.
+
+    Served predictions of these cues equal the offline ones. If two formats have as many cues, it is float32.
 
     Example:
-        recorded_dtype(Path("cues"))     # "auto" if every cue was trained in bfloat16, else "float32"
+        recorded_settings(Path("cues"))     # {"dtype": "auto", "quantization": "none"}: most are in bfloat16
     """
-    dtypes = set()
+    trained: list[CueBackbone] = []
     for path in sorted(folder.glob("*/cue.json")):
         try:
-            dtypes.add(read_cue_file(path.parent, signers).backbone.dtype)
+            trained.append(read_cue_file(path.parent, signers).backbone)
         except SoftcueError:
             continue  # the registry reports it when it loads the cue
-    return "auto" if dtypes == {"bfloat16"} else "float32"
+    dtype = _most_common([backbone.dtype for backbone in trained], "float32")
+    quantization = _most_common([backbone.quantization for backbone in trained], "none")
+    is_setting = quantization in get_args(Quantization)  # else it is the checkpoint's
+    return {"dtype": LOADED_FORMATS.get(dtype, "float32"), "quantization": quantization if is_setting else "none"}
+
+
+def _most_common(values: Sequence[str], default: str) -> str:
+    """The value that occurs most often; the default if several do, or if there are none."""
+    counts = Counter(values).most_common(2)
+    is_clear = len(counts) == 1 or (len(counts) == 2 and counts[0][1] > counts[1][1])
+    return counts[0][0] if is_clear else default

@@ -43,6 +43,10 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         require_signature=settings.require_signature,
         deterministic=settings.deterministic,
         prefix_cache_mb=settings.prefix_cache_mb,
+        device=settings.device,
+        dtype=settings.dtype,
+        attention=settings.attention,
+        quantization=settings.quantization,
     )
 
 
