@@ -30,6 +30,7 @@ from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbe
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
+from softcue.backbones.runtimes import Recorder, Runtime
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
 from softcue.backbones.tracing import structure_of, token_ids_of
@@ -44,6 +45,9 @@ from softcue.types import BackboneKind, Batch, Prompt, WordVectors
 # With 8,192 tokens in a pass MiniLM takes a fifth longer, a small T5 two thirds (docs/lab-notes.md).
 CACHED_TOKENS = 1024
 NUM_MEASURED_WORDS = 4096
+# Vectors stored under plain `torch.bfloat16` came from models whose rotary frequencies were rounded too, so they are
+# not used any more.
+_NUMBER_FORMATS = {torch.bfloat16: "torch.bfloat16, exact buffers"}
 _PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
     "encoder": EncoderPass,
     "encoder-decoder": EncoderDecoderPass,
@@ -92,6 +96,7 @@ class Backbone:
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
         self.injected_linears: Mapping[str, nn.Module] = {}  # set by `with_linears` on a view of this backbone
+        self.runtime: Runtime | Recorder | None = None  # runs passes without gradients instead of torch; encoders only
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -178,6 +183,13 @@ class Backbone:
     def dtype(self) -> torch.dtype:
         """The number format of the frozen weights."""
         return self.word_table.dtype
+
+    @property
+    def numbers(self) -> str:
+        """How states are computed, in words: vectors that are computed in another way are stored apart."""
+        if isinstance(self.runtime, Runtime):
+            return self.runtime.numbers
+        return _NUMBER_FORMATS.get(self.dtype, str(self.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -511,8 +523,25 @@ class Backbone:
     def _new_view(self) -> Backbone:
         view = copy.copy(self)
         view._views_from_layers = {}
+        view.runtime = None  # its graphs do not have what a view changes
         vars(view).pop("prefixes", None)  # made again: a method's modules change what a prompt's keys and values are
         return view
+
+    @cached_property
+    def in_torch(self) -> Backbone:
+        """The same backbone, all of whose passes run in torch."""
+        return self._new_view()
+
+    def with_runtime(self, runtime: Runtime | Recorder) -> Backbone:
+        """Return a view of this backbone whose passes without gradients run in, or are noted by, this runtime."""
+        view = self._new_view()
+        view.runtime = runtime
+        return view
+
+    @property
+    def may_store_vectors(self) -> bool:
+        """Whether vectors of texts may be kept: not those of weights in training, nor while passes are recorded."""
+        return self.is_frozen and not isinstance(self.runtime, Recorder)
 
     def with_weights(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
         """Return a second model of the same structure that has these weights and shares all others with this one."""

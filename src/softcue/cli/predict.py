@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone
-from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadRows
+from softcue.cli.options import AllowPickle, Columns, RequireSignature, Runtime, RuntimeDtype, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -66,6 +66,8 @@ def predict(
     ] = None,
     allow_pickle: AllowPickle = False,
     require_signature: RequireSignature = None,
+    runtime: Runtime = "torch",
+    runtime_dtype: RuntimeDtype = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
@@ -91,7 +93,7 @@ def predict(
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
     signers = None if require_signature is None else read_public_keys(require_signature)
-    cues = load_together(paths, backbone, join is not None, allow_pickle, signers)
+    cues = load_together(paths, backbone, join is not None, allow_pickle, signers, (runtime, runtime_dtype))
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -389,8 +391,11 @@ def load_together(
     is_ensemble: bool,
     allow_pickle: bool = False,
     signers: PublicKeys | None = None,
+    runtime: tuple[str, str] = ("torch", "auto"),
 ) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
+
+    `runtime` and its number format are those of the frozen layers.
 
     Example:
         tickets, urgency = load_together([Path("cues/tickets"), Path("cues/urgency")], None, is_ensemble=False)
@@ -402,6 +407,8 @@ def load_together(
     if is_ensemble:
         check_one_task({str(path): read_cue_file(path, signers).task for path in paths})
         check_each_once(paths)
+    if runtime[0] != "torch":
+        return _load_in_runtime(paths, backbone, allow_pickle, signers, runtime)
     first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers)
     return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
 
@@ -483,3 +490,22 @@ def _flatten(line: dict[str, Any], with_scores: bool, separators: Mapping[str, s
         elif "votes" in prediction:
             row[f"{prefix}votes"] = prediction["votes"].get(label, 0)
     return row
+
+
+def _load_in_runtime(
+    paths: list[Path], backbone: str | None, allow_pickle: bool, signers: PublicKeys | None, runtime: tuple[str, str]
+) -> list[Cue]:
+    """Load cues on a backbone in float32, then give it a runtime with graphs for all of them."""
+    from softcue.backbones import load_backbone
+    from softcue.backbones.runtimes import RuntimeChoice
+    from softcue.cue.cue import backbone_config, load
+    from softcue.cue.cue_file import read_cue_file
+    from softcue.cue.hub import find_cue_folder
+    from softcue.cue.runtimes import start_runtime
+
+    choice = RuntimeChoice.of(*runtime)
+    config = backbone_config(read_cue_file(find_cue_folder(paths[0]), signers), backbone, allow_pickle)
+    shared = load_backbone(config.model_copy(update={"dtype": "float32"}))
+    cues = [load(path, shared, require_signature=signers) for path in paths]
+    start_runtime(shared, cues, choice)
+    return cues

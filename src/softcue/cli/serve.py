@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from softcue.cli.options import AllowPickle, RequireSignature
+from softcue.cli.options import AllowPickle, RequireSignature, Runtime, RuntimeDtype
 
 
 class ServingEngine(StrEnum):
@@ -53,6 +53,8 @@ def serve(
             help="Compute in float32: in bfloat16 a probability depends on the other rows of its batch by about 0.01.",
         ),
     ] = False,
+    runtime: Runtime = "torch",
+    runtime_dtype: RuntimeDtype = "auto",
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
         ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
@@ -84,9 +86,12 @@ def serve(
                 expected="no such option with --engine local, which is one process",
                 fix="pass --engine ray",
             )
+    from softcue.backbones.runtimes import RuntimeChoice
     from softcue.cue.signatures import read_public_keys
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
+    choice = RuntimeChoice.of(runtime, runtime_dtype)
+    choice.candidates()  # before anything starts: what is asked for must be installed
     settings = ServerSettings(
         host=host,
         port=port,
@@ -96,6 +101,8 @@ def serve(
         max_characters=max_characters,
         deterministic=deterministic,
         log_texts=log_texts,
+        runtime=choice.runtime,
+        runtime_dtype=choice.dtype,
         allow_pickle=allow_pickle,
         require_signature=require_signature,
         api_keys=read_keys(API_KEY, api_key_file),

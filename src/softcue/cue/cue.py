@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from softcue.backbones import Backbone, BackboneConfig, Fingerprint, load_backbone
+from softcue.backbones.runtimes import DtypeSetting, RuntimeChoice, RuntimeSetting
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.hub import find_cue_folder, push_folder
@@ -296,12 +297,15 @@ def load(
     *,
     allow_pickle: bool = False,
     require_signature: str | Path | PublicKeys | None = None,
+    runtime: RuntimeSetting = "torch",
+    runtime_dtype: DtypeSetting = "auto",
 ) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
     `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
     opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it. `require_signature`
-    is a file of public keys, one of which must have signed the cue (`softcue sign`).
+    is a file of public keys, one of which must have signed the cue (`softcue sign`). `runtime` runs the frozen layers of
+    an encoder in openvino or onnx, and `auto` in the fastest; the answers are compared with torch's on rows of the task.
 
     Example:
         tickets = softcue.load("cues/tickets")
@@ -313,9 +317,20 @@ def load(
         require_signature = read_public_keys(require_signature)
     cue_file = read_cue_file(folder, require_signature)
     if not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle))
+        config = backbone_config(cue_file, backbone, allow_pickle)
+        if runtime != "torch":  # answers are compared with float32
+            config = config.model_copy(update={"dtype": "float32"})
+        backbone = load_backbone(config)
     _check_backbone(folder, cue_file, backbone)
-    return Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
+    cue = Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
+    if runtime != "torch" or backbone.runtime is not None:
+        from softcue.cue.runtimes import admit, start_runtime
+
+        if backbone.runtime is not None:
+            admit(cue)
+        else:
+            start_runtime(backbone, [cue], RuntimeChoice.of(runtime, runtime_dtype))
+    return cue
 
 
 def backbone_config(cue_file: CueFile, name: str | Path | None = None, allow_pickle: bool = False) -> BackboneConfig:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from softcue.backbones.runtimes import DtypeSetting, RuntimeSetting
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.batcher import Limits
 
@@ -52,6 +53,10 @@ class ServerSettings(BaseModel):
         description="compute in float32 even if the cues were trained in bfloat16, where a probability may depend on "
         "the other rows of its batch by about 0.01",
     )
+    runtime: RuntimeSetting = Field(
+        "torch", description="what runs the frozen layers of an encoder; auto takes the fastest at agreeing answers"
+    )
+    runtime_dtype: DtypeSetting = Field("auto", description="number format of that runtime")
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")
     require_signature: Path | None = Field(

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,9 @@ from typing import Self
 import torch
 
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
+from softcue.backbones.runtimes import DtypeSetting, RuntimeChoice, RuntimeSetting
 from softcue.cue.cue import Cue
+from softcue.cue.runtimes import start_runtime
 from softcue.cue.signatures import read_public_keys
 from softcue.errors import SoftcueError
 from softcue.evaluation import check_one_task
@@ -72,15 +75,22 @@ class Engine:
         allow_pickle: bool = False,
         deterministic: bool = False,
         require_signature: str | Path | None = None,
+        runtime: RuntimeSetting = "torch",
+        runtime_dtype: DtypeSetting = "auto",
     ) -> None:
         """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case.
 
         `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
+        `runtime` runs the frozen layers of an encoder in openvino or onnx, and `auto` in the fastest of them; a cue
+        whose answers differ from torch's there runs in torch.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
-            dtype = "float32" if folder is None or deterministic else recorded_dtype(folder, signers)
+            is_float32 = (
+                folder is None or deterministic or runtime != "torch"
+            )  # a runtime's answers are compared with it
+            dtype = "float32" if is_float32 else recorded_dtype(folder, signers)
             settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
             backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)
@@ -88,6 +98,8 @@ class Engine:
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
         self.registry.load_all()
+        if runtime != "torch":
+            self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype))
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
         self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
         self._on_batch = on_batch
@@ -96,6 +108,13 @@ class Engine:
         self._listeners: list[Callable[[BaseException], None]] = []
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
         self._thread.start()
+
+    def _start_runtime(self, choice: RuntimeChoice) -> None:
+        with warnings.catch_warnings():  # the log has the reasons
+            warnings.simplefilter("ignore")
+            report = start_runtime(self.backbone, [loaded.cue for loaded in self.registry.loaded()], choice)
+        facts = {"runtime": report.runtime, "compared": report.compared, "in torch": report.in_torch}
+        logger.log(logging.WARNING if report.in_torch else logging.INFO, "runtime", extra={"facts": facts})
 
     def __enter__(self) -> Self:
         return self

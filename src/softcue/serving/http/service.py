@@ -42,6 +42,8 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         allow_pickle=settings.allow_pickle,
         require_signature=settings.require_signature,
         deterministic=settings.deterministic,
+        runtime=settings.runtime,
+        runtime_dtype=settings.runtime_dtype,
     )
 
 
