@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from softcue.backbones.injection import inject
 from softcue.backbones.layout import JoinedVectors, Layout
 from softcue.types import LayerPrompt, Prompt
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from softcue.backbones.backbone import Backbone
     from softcue.backbones.passes.forward_pass import ForwardPass
 

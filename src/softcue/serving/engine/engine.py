@@ -87,10 +87,8 @@ class Engine:
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
-            is_float32 = (
-                folder is None or deterministic or runtime != "torch"
-            )  # a runtime's answers are compared with it
-            dtype = "float32" if is_float32 else recorded_dtype(folder, signers)
+            has_runtime = runtime != "torch"  # whose answers are compared with float32
+            dtype = "float32" if folder is None or deterministic or has_runtime else recorded_dtype(folder, signers)
             settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
             backbone = load_backbone(BackboneConfig.model_validate(settings))
             backbone.state_cache_bytes = (STATE_BYTES, 0)

@@ -231,6 +231,8 @@ class Registry:
                 expected="a cue that can be loaded",
                 fix="see the server's log",
             ) from error
+        if cue.model.runs_in_torch:
+            logger.warning("cue runs in torch", extra={"facts": {"cue": name}})
         return LoadedCue.of(name, cue)
 
     def _folder_of(self, name: str) -> Path:
