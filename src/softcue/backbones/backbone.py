@@ -353,7 +353,8 @@ class Backbone:
         from softcue.backbones.late_prompts import LateBackbone
 
         if first_layer not in self._views_from_layers:
-            self._views_from_layers[first_layer] = LateBackbone(self, first_layer)
+            whole = self if self.runtime is None else self.in_torch
+            self._views_from_layers[first_layer] = LateBackbone(whole, first_layer)
         return self._views_from_layers[first_layer]
 
     def position_inputs(self, positions: Tensor) -> dict[str, Tensor]:

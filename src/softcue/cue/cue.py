@@ -305,8 +305,7 @@ def load(
     `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
     opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it. `require_signature`
     is a file of public keys, one of which must have signed the cue (`softcue sign`). `runtime` runs the frozen layers
-    of an encoder in openvino or onnx, `auto` in the fastest of them, after comparing answers with torch's on rows of the
-    task.
+    of an encoder in openvino or onnx, `auto` in the fastest of them; answers are compared with torch's first.
 
     Example:
         tickets = softcue.load("cues/tickets")

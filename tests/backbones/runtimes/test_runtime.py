@@ -13,8 +13,9 @@ from tolerance import REORDERED_PROBABILITIES
 from toy import EXAMPLES, make_model
 
 from softcue.backbones import Backbone
-from softcue.backbones.runtimes import Recorder, Runtime, RuntimeName, runtime, sessions
+from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice, RuntimeName, runtime, sessions
 from softcue.backbones.runtimes.graph import BackboneGraph
+from softcue.errors import ConfigurationError, MissingExtraError
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import collate
 from softcue.types import Example, Prediction
@@ -23,7 +24,7 @@ CASES = [
     *("prompt-tuning", "p-tuning-v2", "p-tuning-v2 kv", "p-tuning-v2 parallel", "p-tuning-v2 replace"),
     *("m-idpg-phm", "m-idpg-phm kv", "m-idpg-phm first", "s-idpg-phm", "vip", "linear-probe"),
 ]
-IN_TORCH = ["compacter", "lora", "prompt-tuning late", "fine-tuning", "p-tuning-v2 deeper"]
+IN_TORCH = ["compacter", "lora", "prompt-tuning late", "fine-tuning", "p-tuning-v2 kv"]
 FLOAT32 = RuntimeName("onnx", "float32")
 
 
@@ -84,7 +85,7 @@ def test_prompts_of_every_kind_enter_a_graph_as_inputs(family: str, case: str, t
     expected = answers(backbone, [model], EXAMPLES)
     running = start(backbone, [model], FLOAT32, tmp_path)
     assert_same(answers(running, [model], EXAMPLES), expected)
-    assert EagerSession.num_runs > 0
+    assert EagerSession.num_runs > 0 or case == "linear-probe"  # whose vectors may be stored
 
 
 @pytest.mark.usefixtures("eager")
@@ -107,7 +108,7 @@ def test_rows_of_cues_with_different_prompts_share_a_graph(family: str, tmp_path
 @pytest.mark.parametrize("case", IN_TORCH)
 def test_what_no_graph_takes_runs_in_torch(case: str, tmp_path: Path) -> None:
     backbone = tiny("bert")
-    model = make_model(backbone, case)
+    model = make_model(backbone, case, **({"layers": "1"} if case == "p-tuning-v2 kv" else {}))
     expected = answers(backbone, [model], EXAMPLES)
     running = start(backbone, [make_model(backbone), model], FLOAT32, tmp_path)
     before = EagerSession.num_runs
