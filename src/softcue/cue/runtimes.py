@@ -71,7 +71,7 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
         if reason := _why_in_torch(cue, backbone):
             _keep_in_torch(cue, reason, report)
         else:
-            trials.append(_make_trial(cue, backbone))
+            trials.append(_make_trial(cue, backbone.in_torch))
     if not candidates or not trials:
         return report
     recorders = [_record(backbone, trial.cue, len(trials)) for trial in trials]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from eager_runtime import EagerSession, use_eager_sessions
 from tiny import tiny
 from tolerance import REORDERED_PROBABILITIES
 from toy import EXAMPLES, make_model
 
 from softcue.backbones import Backbone
-from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice, RuntimeName, runtime, sessions
-from softcue.backbones.runtimes.graph import BackboneGraph
+from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice, RuntimeName, sessions
 from softcue.errors import ConfigurationError, MissingExtraError
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import collate
@@ -24,34 +24,13 @@ CASES = [
     *("prompt-tuning", "p-tuning-v2", "p-tuning-v2 kv", "p-tuning-v2 parallel", "p-tuning-v2 replace"),
     *("m-idpg-phm", "m-idpg-phm kv", "m-idpg-phm first", "s-idpg-phm", "vip", "linear-probe"),
 ]
-IN_TORCH = ["compacter", "lora", "prompt-tuning late", "fine-tuning", "p-tuning-v2 kv"]
+IN_TORCH = ["compacter", "lora", "prompt-tuning late", "fine-tuning"]
 FLOAT32 = RuntimeName("onnx", "float32")
-
-
-class EagerSession(sessions.Session):
-    """Runs the module that would be exported, and counts."""
-
-    num_runs = 0
-
-    def __init__(self, graph: BackboneGraph) -> None:
-        super().__init__(graph.input_names)
-        self.graph = graph
-
-    def _run(self, arrays: dict[str, Any]) -> Any:
-        EagerSession.num_runs += 1
-        with torch.no_grad():
-            return self.graph(*(torch.from_numpy(array) for array in arrays.values())).numpy()
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(graph: BackboneGraph, *_: object) -> EagerSession:
-        # A pass that stops at a layer goes on in an exported graph.
-        monkeypatch.setattr("torch.compiler.is_exporting", lambda: True)
-        return EagerSession(graph)
-
-    EagerSession.num_runs = 0
-    monkeypatch.setattr(runtime, "build_session", build)
+    use_eager_sessions(monkeypatch)
 
 
 def answers(backbone: Backbone, models: Iterable[TaskModel], examples: Iterable[Example]) -> list[Prediction]:
@@ -108,7 +87,7 @@ def test_rows_of_cues_with_different_prompts_share_a_graph(family: str, tmp_path
 @pytest.mark.parametrize("case", IN_TORCH)
 def test_what_no_graph_takes_runs_in_torch(case: str, tmp_path: Path) -> None:
     backbone = tiny("bert")
-    model = make_model(backbone, case, **({"layers": "1"} if case == "p-tuning-v2 kv" else {}))
+    model = make_model(backbone, case)
     expected = answers(backbone, [model], EXAMPLES)
     running = start(backbone, [make_model(backbone), model], FLOAT32, tmp_path)
     before = EagerSession.num_runs
