@@ -341,6 +341,11 @@ class Backbone:
         return float(self.embed(word).flatten()[largest] / table[word].flatten()[largest].float())
 
     @property
+    def has_constant_text(self) -> bool:
+        """Whether the states of the text that enter the first layer need no gradients."""
+        return False
+
+    @property
     def whole(self) -> Backbone:
         """The whole model, of which this may be the part from a layer on."""
         return self
