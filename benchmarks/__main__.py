@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from softcue.cli.options import split_names
 from softcue.cli.output import print_json, print_table
 from softcue.errors import SoftcueError
 
@@ -68,6 +69,7 @@ def runtimes(
     as_json: Json = False,
     runtime: Annotated[str, typer.Option(help="openvino, onnx or auto.")] = "auto",
     runtime_dtype: Annotated[str, typer.Option(help="float32, bfloat16, int8 or auto.")] = "auto",
+    methods: Annotated[str, typer.Option(help="Methods of the cues.")] = "prompt-tuning,p-tuning-v2,m-idpg-phm",
     output_dir: Annotated[Path, typer.Option("--output-dir", help="Folder for the cues.")] = Path(
         "runs/bench/runtimes"
     ),
@@ -81,7 +83,7 @@ def runtimes(
     figures: dict[str, Any] = {}
     reports: dict[str, Any] = {}
     for name in names:
-        measured = runtime_figures(Plan(repeats, data), name, output_dir, choice)
+        measured = runtime_figures(Plan(repeats, data), name, output_dir, choice, split_names(methods))
         figures |= measured["figures"]
         reports[name] = measured["report"]
     _print_figures(figures, as_json, runtimes=reports)

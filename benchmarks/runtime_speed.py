@@ -7,6 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ COMPARED_ROWS, ROWS_AT_ONCE = 400, 16
 TIMED_TEXTS = 48  # of a turn, of all cues
 
 
-def runtime_figures(plan: Plan, name: str, output_dir: Path, choice: RuntimeChoice) -> dict[str, Any]:
+def runtime_figures(
+    plan: Plan, name: str, output_dir: Path, choice: RuntimeChoice, methods: Sequence[str] = METHODS
+) -> dict[str, Any]:
     """Measure every figure of `python -m benchmarks runtimes` for one backbone, by name or folder.
 
     Example:
@@ -39,15 +42,16 @@ def runtime_figures(plan: Plan, name: str, output_dir: Path, choice: RuntimeChoi
     key = re.sub(r"\W+", "_", Path(name).name.lower())
     with report_seconds(f"{name}: cues"):
         backbone = load_float(name, "float32")
-        paths = train_cues(output_dir / key, backbone, plan.data)
+        paths = train_cues(output_dir / key, backbone, plan.data, methods)
     cues = [softcue.load(path, backbone) for path in paths]
-    rows = [read_rows_to_compare(cue, None, ("test", "validation"), COMPARED_ROWS).examples for cue in cues]
+    data = None if plan.data is None else str(plan.data)
+    rows = [read_rows_to_compare(cue, data, ("test", "validation"), COMPARED_ROWS).examples for cue in cues]
     expected = [predictions(cue, backbone, examples) for cue, examples in zip(cues, rows, strict=True)]
     fast = load_float(name, "float32")
     fast_cues = [softcue.load(path, fast) for path in paths]
     with report_seconds(f"{name}: graphs"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report has the reasons
-        report = start_runtime(fast, fast_cues, choice)
+        report = start_runtime(fast, fast_cues, replace(choice, data=data))
     with report_seconds(f"{name}: answers"):
         got = [predictions(cue, fast, examples) for cue, examples in zip(fast_cues, rows, strict=True)]
     half = load_float(name, "bfloat16")
@@ -66,7 +70,10 @@ def runtime_figures(plan: Plan, name: str, output_dir: Path, choice: RuntimeChoi
         seconds = interleave_values(turns, plan.repeats, warmup=2)
     for engine in engines.values():
         engine.close()
-    return {"figures": make_figures(key, plan, seconds, report.runtime, expected, got), "report": vars(report)}
+    return {
+        "figures": make_figures(key, plan, seconds, report.runtime, ", ".join(methods), expected, got),
+        "report": vars(report),
+    }
 
 
 def make_figures(
@@ -74,6 +81,7 @@ def make_figures(
     plan: Plan,
     seconds: dict[Any, list[float]],
     runtime: str,
+    methods: str,
     expected: Sequence[Sequence[Prediction]],
     got: Sequence[Sequence[Prediction]],
 ) -> Figures:
@@ -81,7 +89,7 @@ def make_figures(
     figures: Figures = {}
     for label, target in (("float32", 3.0), ("bfloat16", 1.3)):
         ratio, spread = median_ratio(seconds, label, "runtime")
-        meaning = f"processor seconds of the engine: torch {label} / {runtime}, cues of {len(expected)} methods, {key}"
+        meaning = f"processor seconds of the engine: torch {label} / {runtime}, cues of {methods}, {key}"
         figure = make_figure(ratio, target, spread, plan.repeats, meaning, ">=")
         figures[f"serve_runtime_vs_torch_{label}_{key}"] = figure
     pairs = [pair for ours, theirs in zip(got, expected, strict=True) for pair in zip(ours, theirs, strict=True)]
@@ -96,11 +104,11 @@ def load_float(name: str, dtype: str) -> Backbone:
     return load_backbone(BackboneConfig.model_validate({"name": name, "dtype": dtype}))
 
 
-def train_cues(folder: Path, backbone: Backbone, data: Path | None) -> list[Path]:
+def train_cues(folder: Path, backbone: Backbone, data: Path | None, methods: Sequence[str]) -> list[Path]:
     """Train a cue of each method, on a task of its own if there are as many; finished cues stay."""
     tasks = PUBLISHED_TASKS if data else SAMPLE_TASKS
     paths = []
-    for number, method in enumerate(METHODS):
+    for number, method in enumerate(methods):
         path = folder / f"{tasks[number % len(tasks)]}-{method}"
         if not (path / "cue.json").is_file():
             softcue.train(

@@ -25,6 +25,10 @@ Runtime = Annotated[
 RuntimeDtype = Annotated[
     str, typer.Option(help="Number format of that runtime: float32, bfloat16, int8, or auto for the fastest.")
 ]
+RuntimeData = Annotated[
+    Path | None,
+    typer.Option(help="Rows to compare a runtime with torch on: a file, or a folder of published files."),
+]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
 
 

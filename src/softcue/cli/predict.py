@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone
-from softcue.cli.options import AllowPickle, Columns, RequireSignature, Runtime, RuntimeDtype, SkipBadRows
+from softcue.cli.options import AllowPickle, Columns, RequireSignature, Runtime, RuntimeData, RuntimeDtype, SkipBadRows
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -68,6 +68,7 @@ def predict(
     require_signature: RequireSignature = None,
     runtime: Runtime = "torch",
     runtime_dtype: RuntimeDtype = "auto",
+    runtime_data: RuntimeData = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 64,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
@@ -93,7 +94,9 @@ def predict(
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
     signers = None if require_signature is None else read_public_keys(require_signature)
-    cues = load_together(paths, backbone, join is not None, allow_pickle, signers, (runtime, runtime_dtype))
+    cues = load_together(
+        paths, backbone, join is not None, allow_pickle, signers, (runtime, runtime_dtype, runtime_data)
+    )
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -391,11 +394,11 @@ def load_together(
     is_ensemble: bool,
     allow_pickle: bool = False,
     signers: PublicKeys | None = None,
-    runtime: tuple[str, str] = ("torch", "auto"),
+    runtime: tuple[str, str, Path | None] = ("torch", "auto", None),
 ) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
 
-    `runtime` and its number format are those of the frozen layers.
+    `runtime` is that of the frozen layers, with its number format and the rows to compare it on.
 
     Example:
         tickets, urgency = load_together([Path("cues/tickets"), Path("cues/urgency")], None, is_ensemble=False)
@@ -493,7 +496,11 @@ def _flatten(line: dict[str, Any], with_scores: bool, separators: Mapping[str, s
 
 
 def _load_in_runtime(
-    paths: list[Path], backbone: str | None, allow_pickle: bool, signers: PublicKeys | None, runtime: tuple[str, str]
+    paths: list[Path],
+    backbone: str | None,
+    allow_pickle: bool,
+    signers: PublicKeys | None,
+    runtime: tuple[str, str, Path | None],
 ) -> list[Cue]:
     """Load cues on a backbone in float32, then give it a runtime with graphs for all of them."""
     from softcue.backbones import load_backbone

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from softcue.cli.options import AllowPickle, RequireSignature, Runtime, RuntimeDtype
+from softcue.cli.options import AllowPickle, RequireSignature, Runtime, RuntimeData, RuntimeDtype
 
 
 class ServingEngine(StrEnum):
@@ -55,6 +55,7 @@ def serve(
     ] = False,
     runtime: Runtime = "torch",
     runtime_dtype: RuntimeDtype = "auto",
+    runtime_data: RuntimeData = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
         ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
@@ -90,7 +91,7 @@ def serve(
     from softcue.cue.signatures import read_public_keys
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
-    choice = RuntimeChoice.of(runtime, runtime_dtype)
+    choice = RuntimeChoice.of(runtime, runtime_dtype, runtime_data)
     choice.candidates()  # before anything starts: what is asked for must be installed
     settings = ServerSettings(
         host=host,
@@ -103,6 +104,7 @@ def serve(
         log_texts=log_texts,
         runtime=choice.runtime,
         runtime_dtype=choice.dtype,
+        runtime_data=choice.data,
         allow_pickle=allow_pickle,
         require_signature=require_signature,
         api_keys=read_keys(API_KEY, api_key_file),

@@ -299,13 +299,15 @@ def load(
     require_signature: str | Path | PublicKeys | None = None,
     runtime: RuntimeSetting = "torch",
     runtime_dtype: DtypeSetting = "auto",
+    runtime_data: str | Path | None = None,
 ) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
     `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
     opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it. `require_signature`
     is a file of public keys, one of which must have signed the cue (`softcue sign`). `runtime` runs the frozen layers
-    of an encoder in openvino or onnx, `auto` in the fastest of them; answers are compared with torch's first.
+    of an encoder in openvino or onnx, `auto` in the fastest of them; answers are compared with torch's first, on
+    rows of the task or on `runtime_data`, a file of rows or a folder of published files.
 
     Example:
         tickets = softcue.load("cues/tickets")
@@ -329,7 +331,7 @@ def load(
         if backbone.runtime is not None:
             admit(cue)
         else:
-            start_runtime(backbone, [cue], RuntimeChoice.of(runtime, runtime_dtype))
+            start_runtime(backbone, [cue], RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
     return cue
 
 

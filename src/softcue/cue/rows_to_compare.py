@@ -11,6 +11,8 @@ import torch
 from softcue.cue.cue import Cue
 from softcue.errors import SoftcueError
 from softcue.evaluation import read_evaluation_set
+from softcue.tasks.readers import HUB_PREFIX
+from softcue.tasks.splits import limit_rows
 from softcue.types import Example
 
 MADE_UP_WORDS = (1, 2, 3, 5, 8, 13, 21, 34)  # words of the made-up texts
@@ -27,18 +29,21 @@ class RowsToCompare:
 def read_rows_to_compare(
     cue: Cue, data: str | None, splits: Sequence[str] = ("validation",), most: int = 0
 ) -> RowsToCompare:
-    """Read the rows of a file, or the task's own rows as far as its record still leads to them.
+    """Read the rows of a file, or the task's own rows as far as its record still leads to them, but not to the network.
 
-    The first of the splits that is there is read. `most` rows are a sample; 0 reads all.
+    Of a folder with published files, or of the task's own rows, the first of the splits that is there is read. `most`
+    rows are a sample; 0 reads all.
 
     Example:
         read_rows_to_compare(softcue.load("cues/tickets"), None).source     # "tickets (validation)"
     """
-    if data is not None:
-        return RowsToCompare(cue.examples(Path(data)), data)
+    if data is not None and not Path(data).is_dir():
+        return RowsToCompare(limit_rows(cue.examples(Path(data)), most, seed=0), data)
     for name in splits:
+        if data is None and str(getattr(cue.task, name)).startswith(HUB_PREFIX):
+            continue
         try:
-            rows = read_evaluation_set(cue.task, split=name, num_rows=most)
+            rows = read_evaluation_set(cue.task, data, split=name, num_rows=most)
         except (SoftcueError, OSError):
             continue
         return RowsToCompare(rows.examples, rows.name)

@@ -71,17 +71,16 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
         if reason := _why_in_torch(cue, backbone):
             _keep_in_torch(cue, reason, report)
         else:
-            trials.append(_make_trial(cue, backbone.in_torch))
+            trials.append(_make_trial(cue, backbone.in_torch, choice.data))
     if not candidates or not trials:
         return report
-    recorders = [_record(backbone, trial.cue, len(trials)) for trial in trials]
+    recorders = [_record(backbone, trial.cue, len(trials), choice.data) for trial in trials]
     prepared: dict[str, Runtime] = {}
 
     def prepare(name: RuntimeName) -> Runtime:
         if str(name) not in prepared:
-            runtime = prepared[str(name)] = Runtime(backbone, name)
-            for recorder in recorders:
-                runtime.prepare(recorder)
+            runtime = prepared[str(name)] = Runtime(backbone, name, data=choice.data)
+            runtime.prepare(*recorders)
         return prepared[str(name)]
 
     def measure() -> dict[str, object]:
@@ -121,8 +120,8 @@ def admit(cue: Cue) -> RuntimeReport:
     if reason := _why_in_torch(cue, cue.backbone):
         _keep_in_torch(cue, reason, report)
         return report
-    trial = _make_trial(cue, cue.backbone.in_torch)
-    runtime.prepare(_record(cue.backbone, cue, num_cues=1))
+    trial = _make_trial(cue, cue.backbone.in_torch, runtime.data)
+    runtime.prepare(_record(cue.backbone, cue, 1, runtime.data))
     _compare(trial, cue.backbone, report)
     return report
 
@@ -146,20 +145,21 @@ def _why_in_torch(cue: Cue, backbone: Backbone) -> str:
     return "" if view is backbone else "its method changes the layers themselves"
 
 
-def _make_trial(cue: Cue, backbone: Backbone) -> _Trial:
-    rows, source = _rows_of(cue, ("validation", "test", "train"), COMPARED_ROWS)
+def _make_trial(cue: Cue, backbone: Backbone, data: str | None) -> _Trial:
+    rows, source = _rows_of(cue, ("validation", "test", "train"), COMPARED_ROWS, data)
     return _Trial(cue, rows, source, _predict(cue, backbone, rows))
 
 
-def _rows_of(cue: Cue, splits: Sequence[str], most: int) -> tuple[list[Example], str]:
+def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tuple[list[Example], str]:
     """Rows of a cue's task, as far as its record leads to them, and where they are from; else made-up texts."""
-    rows = read_rows_to_compare(cue, None, splits, most)
+    rows = read_rows_to_compare(cue, data, splits, most)
     return (rows.examples, rows.source) if rows.examples else (made_up_examples(cue), "")
 
 
-def _record(backbone: Backbone, cue: Cue, num_cues: int) -> Recorder:
+def _record(backbone: Backbone, cue: Cue, num_cues: int, data: str | None) -> Recorder:
     """Note what the layers get for rows that the cue was trained on: with it graphs are made, and calibrated."""
-    rows, _ = _rows_of(cue, ("train", "validation", "test"), max(LEAST_CALIBRATION_ROWS, CALIBRATION_ROWS // num_cues))
+    most = max(LEAST_CALIBRATION_ROWS, CALIBRATION_ROWS // num_cues)
+    rows, _ = _rows_of(cue, ("train", "validation", "test"), most, data)
     recorder = Recorder()
     _predict(cue, backbone.with_runtime(recorder), rows)
     return recorder

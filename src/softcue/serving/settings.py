@@ -57,6 +57,9 @@ class ServerSettings(BaseModel):
         "torch", description="what runs the frozen layers of an encoder; auto takes the fastest at agreeing answers"
     )
     runtime_dtype: DtypeSetting = Field("auto", description="number format of that runtime")
+    runtime_data: str | None = Field(
+        None, description="rows on which a runtime is compared with torch; null: those of the cues' own tasks"
+    )
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")
     require_signature: Path | None = Field(

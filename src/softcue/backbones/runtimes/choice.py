@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Self, cast, get_args
 
 from softcue.backbones.runtimes.runtime import RuntimeName
@@ -24,20 +25,28 @@ class RuntimeChoice:
 
     runtime: RuntimeSetting = "torch"
     dtype: DtypeSetting = "auto"
+    data: str | None = None  # rows to compare cues on: a file, or a folder of published files; None: their own rows
 
     @classmethod
-    def of(cls, runtime: str, dtype: str) -> Self:
+    def of(cls, runtime: str, dtype: str, data: str | Path | None = None) -> Self:
         """Check values that a user wrote.
 
         Example:
             >>> RuntimeChoice.of("onnx", "int8")
-            RuntimeChoice(runtime='onnx', dtype='int8')
+            RuntimeChoice(runtime='onnx', dtype='int8', data=None)
         """
         for setting, value, kind in (("runtime", runtime, RuntimeSetting), ("runtime_dtype", dtype, DtypeSetting)):
             if value not in get_args(kind):
                 expected = f"one of {', '.join(get_args(kind))}"
                 raise ConfigurationError(setting=setting, got=value, expected=expected, fix="choose one of them")
-        return cls(cast(RuntimeSetting, runtime), cast(DtypeSetting, dtype))
+        if data is not None and not Path(data).exists():
+            raise ConfigurationError(
+                setting="runtime_data",
+                got=data,
+                expected="a file of rows, or a folder of published files",
+                fix="check the path",
+            )
+        return cls(cast(RuntimeSetting, runtime), cast(DtypeSetting, dtype), None if data is None else str(data))
 
     def candidates(self) -> list[RuntimeName]:
         """The libraries and number formats to choose from; raises an error if what is asked for is not there."""

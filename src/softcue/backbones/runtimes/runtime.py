@@ -113,9 +113,12 @@ class Runtime:
         backbone.runtime.prepare(recorder)
     """
 
-    def __init__(self, backbone: Backbone, name: RuntimeName, folder: Path | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, name: RuntimeName, folder: Path | None = None, data: str | None = None
+    ) -> None:
         self.backbone = backbone
         self.name = name
+        self.data = data  # the rows that cues are compared on; None: their own
         self._folder = folder or cache_folder() / "runtimes"
         self._recorders: list[Recorder] = []
         self._sessions: dict[GraphKind, Session] = {}
@@ -140,11 +143,11 @@ class Runtime:
         except CannotRunError:
             return None
 
-    def prepare(self, recorder: Recorder) -> None:
+    def prepare(self, *recorders: Recorder) -> None:
         """Make the graphs for passes like the recorded ones, and for batches that mix them with earlier ones."""
-        self._recorders.append(recorder)
+        self._recorders += recorders
         layers = range(self.backbone.num_layers)
-        if recorder.whole:
+        if any(seen.whole for seen in self._recorders):
             self._prepare(None, [batch for seen in self._recorders for batch in seen.whole])
         if any(seen.layers for seen in self._recorders):
             # Rows of other cues may share a batch with rows whose prompts are made between layers.

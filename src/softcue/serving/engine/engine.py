@@ -77,12 +77,13 @@ class Engine:
         require_signature: str | Path | None = None,
         runtime: RuntimeSetting = "torch",
         runtime_dtype: DtypeSetting = "auto",
+        runtime_data: str | Path | None = None,
     ) -> None:
         """Load the backbone, if a name is given, and the cues. `deterministic` loads it in float32 in any case.
 
         `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
         `runtime` runs the frozen layers of an encoder in openvino or onnx, and `auto` in the fastest of them; a cue
-        whose answers differ from torch's there runs in torch.
+        whose answers differ from torch's there, on rows of its task or on `runtime_data`, runs in torch.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
@@ -97,7 +98,7 @@ class Engine:
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
         self.registry.load_all()
         if runtime != "torch":
-            self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype))
+            self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
         self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
         self._on_batch = on_batch

@@ -44,6 +44,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         deterministic=settings.deterministic,
         runtime=settings.runtime,
         runtime_dtype=settings.runtime_dtype,
+        runtime_data=settings.runtime_data,
     )
 
 
