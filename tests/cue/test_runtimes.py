@@ -12,7 +12,8 @@ from toy import TASK
 
 import softcue
 from softcue.backbones import Backbone
-from softcue.backbones.runtimes import Runtime, RuntimeChoice
+from softcue.backbones.loading import autotune
+from softcue.backbones.runtimes import Runtime, RuntimeChoice, runtime
 from softcue.cue import Cue, runtimes
 from softcue.cue.rows_to_compare import RowsToCompare
 from softcue.cue.runtimes import admit, start_runtime
@@ -26,8 +27,9 @@ OPENVINO = RuntimeChoice("openvino", "int8")
 
 
 @pytest.fixture(autouse=True)
-def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runtimes, "read_rows_to_compare", lambda *_: RowsToCompare(ROWS, "rows"))
+    monkeypatch.setattr(autotune, "cache_folder", lambda: tmp_path)  # what is found is kept there
     use_eager_sessions(monkeypatch)
 
 
@@ -70,7 +72,35 @@ def test_a_number_may_differ_by_a_tenth_of_a_deviation(tmp_path: Path, monkeypat
     assert not start_runtime(backbone, [cue], OPENVINO).in_torch
     monkeypatch.setattr(EagerSession, "error", 30.0)
     with pytest.warns(UserWarning, match="standard deviations"):
-        start_runtime(backbone, [cue], OPENVINO)
+        start_runtime(backbone, [cue], RuntimeChoice("onnx", "int8"))
+
+
+def test_what_was_found_is_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
+    start_runtime(backbone, [cue], OPENVINO)
+    monkeypatch.setattr(runtimes, "_difference", lambda *_: pytest.fail("it was compared again"))
+    assert start_runtime(backbone, [cue], OPENVINO).compared == {"prompt-tuning": "12 rows of rows"}
+
+
+def test_a_library_that_cannot_run_the_model_leaves_its_cues_in_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr(runtime, "build_session", fail)
+    backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
+    with pytest.warns(UserWarning, match="openvino int8 cannot run this backbone: no such operation"):
+        report = start_runtime(backbone, [cue], OPENVINO)
+    assert report.runtime == "torch" and backbone.runtime is None
+
+
+def test_prompts_that_read_states_of_shared_layers_run_in_torch(tmp_path: Path) -> None:
+    saved = save_cue(tmp_path / "cue", TASK, "m-idpg-phm kv", "albert")
+    backbone = saved.backbone._new_view()
+    cue = softcue.load(str(saved.path), backbone)
+    with pytest.warns(UserWarning, match="its layers share weights"):
+        assert "cue" in start_runtime(backbone, [cue], OPENVINO).in_torch
 
 
 def test_a_cue_that_changes_layers_or_enters_deeper_runs_in_torch_beside_the_others(tmp_path: Path) -> None:
@@ -100,7 +130,7 @@ def test_auto_takes_the_fastest_that_agrees_and_measures_once(tmp_path: Path, mo
 
 def test_a_measurement_leaves_out_what_disagrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
-    trial = runtimes._make_trial(cue, backbone)
+    trial = runtimes._make_trial(cue, backbone, None)
     start_runtime(backbone, [cue], OPENVINO)
     assert isinstance(backbone.runtime, Runtime)
     assert list(runtimes._measure_speeds(backbone, [backbone.runtime], [trial])) == ["torch", "openvino int8"]
@@ -116,9 +146,10 @@ def test_a_cue_that_is_loaded_later_is_compared_too(tmp_path: Path, monkeypatch:
     second = softcue.load(str(saved.path), backbone)
     assert EagerSession.num_runs > before and not second.model.runs_in_torch
     assert admit(second).compared == {"second": "12 rows of rows"}
+    third = save_cue(tmp_path / "third", TASK, "p-tuning-v2 kv", seed=1)
     monkeypatch.setattr(EagerSession, "error", 30.0)
-    with pytest.warns(UserWarning, match="cue second runs in torch"):
-        assert softcue.load(str(saved.path), backbone).model.runs_in_torch
+    with pytest.warns(UserWarning, match="cue third runs in torch"):
+        assert softcue.load(str(third.path), backbone).model.runs_in_torch
 
 
 def test_a_backbone_that_is_no_float32_encoder_has_no_other_runtime(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from softcue.backbones import Backbone
 from softcue.backbones.loading.autotune import machine_key, recall_entry
-from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice, RuntimeName
+from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice
 from softcue.cue.cue import Cue
 from softcue.cue.rows_to_compare import made_up_examples, read_rows_to_compare
 from softcue.errors import ConfigurationError, first_line
@@ -26,8 +27,8 @@ from softcue.types import Example, Prediction
 LABELS = 0.005  # share of rows whose answers may differ
 NUMBER_TOLERANCE = 0.1  # of a number, in standard deviations of the training rows
 COMPARED_ROWS = 400  # of a cue; with fewer than 200 rows, no answer may differ
-CALIBRATION_ROWS = 256  # of all cues together
-LEAST_CALIBRATION_ROWS = 4  # of each cue
+CALIBRATION_ROWS = 128  # of all cues together
+LEAST_RECORDED_ROWS = 4  # of each cue
 ROWS_AT_ONCE = 16
 TIMED_ROWS, TIMED_TURNS = 32, 3
 
@@ -38,18 +39,23 @@ class RuntimeReport:
 
     runtime: str = "torch"  # of the cues that are not in `in_torch`
     in_torch: dict[str, str] = field(default_factory=dict)  # cue -> the reason
-    compared: dict[str, str] = field(default_factory=dict)  # cue -> how many answers were equal
+    compared: dict[str, str] = field(default_factory=dict)  # cue -> the rows on which it agrees with torch
     speeds: Mapping[str, float] = field(default_factory=dict)  # rows a second against torch, where it was measured
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Trial:
-    """A cue with the rows it is compared on and its answers in torch."""
+    """A cue with the rows it is compared on."""
 
     cue: Cue
+    backbone: Backbone
     rows: Sequence[Example]
-    source: str
-    answers: Sequence[Prediction]
+    source: str  # empty: the rows are made-up texts
+
+    @cached_property
+    def answers(self) -> Sequence[Prediction]:
+        """Its answers in torch."""
+        return _predict(self.cue, self.backbone.in_torch, self.rows)
 
 
 def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice) -> RuntimeReport:
@@ -58,52 +64,58 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
     Example:
         start_runtime(cue.backbone, [cue], RuntimeChoice("auto")).runtime     # "openvino int8"
     """
-    candidates = choice.candidates()
+    names = {str(name): name for name in choice.candidates()}
+    report = RuntimeReport()
     if reason := _why_torch(backbone):
         if choice.runtime not in ("torch", "auto"):
             raise ConfigurationError(
                 setting="runtime", got=choice.runtime, expected=f"torch: {reason}", fix="leave the option out"
             )
-        candidates = []
-    report = RuntimeReport()
-    trials = []
-    for cue in cues if candidates else ():
-        if reason := _why_in_torch(cue, backbone):
+        return report
+    if not names:
+        return report
+    is_calibrated = any(name.number_format == "int8" for name in names.values())
+    trials, recorders = [], []
+    for cue in cues:
+        recorder = _record(backbone, cue, len(cues) if is_calibrated else 0, choice.data)
+        if reason := _why_in_torch(cue, backbone) or next(iter(recorder.reasons), ""):
             _keep_in_torch(cue, reason, report)
         else:
-            trials.append(_make_trial(cue, backbone.in_torch, choice.data))
-    if not candidates or not trials:
+            trials.append(_make_trial(cue, backbone, choice.data))
+            recorders.append(recorder)
+    if not trials:
         return report
-    recorders = [_record(backbone, trial.cue, len(trials), choice.data) for trial in trials]
     prepared: dict[str, Runtime] = {}
+    failures: dict[str, str] = {}
 
-    def prepare(name: RuntimeName) -> Runtime:
-        if str(name) not in prepared:
-            runtime = prepared[str(name)] = Runtime(backbone, name, data=choice.data)
-            runtime.prepare(*recorders)
-        return prepared[str(name)]
+    def prepare(name: str) -> Runtime | None:
+        if name not in prepared and name not in failures:
+            runtime = Runtime(backbone, names[name], data=choice.data)
+            try:
+                runtime.prepare(*recorders)
+                prepared[name] = runtime
+            except Exception as error:  # any: a model may have operations that a library does not have
+                failures[name] = f"{name} cannot run this backbone: {first_line(error)}"
+        return prepared.get(name)
 
     def measure() -> dict[str, object]:
-        speeds = _measure_speeds(backbone, [prepare(name) for name in candidates], trials)
-        return {"choice": max(speeds, key=lambda name: speeds[name]), "speeds": speeds}
+        runtimes = [runtime for name in names if (runtime := prepare(name)) is not None]
+        report.speeds = _measure_speeds(backbone, runtimes, trials)
+        return {"choice": max(report.speeds, key=lambda name: report.speeds[name]), "speeds": report.speeds}
 
-    names = {str(name): name for name in candidates}
     chosen = next(iter(names))
     if len(names) > 1 or choice.runtime == "auto":
         cue_digests = sorted(trial.cue.cue_file.record_sha256[:12] for trial in trials)
         key = machine_key(f"runtime of {', '.join(names)} for {', '.join(cue_digests)}", backbone.model)
         chosen = recall_entry(key, "choice", lambda name: name in (*names, "torch"), measure)
-    if chosen == "torch":
+    runtime = None if chosen == "torch" else prepare(chosen)
+    if runtime is None:
+        for trial in trials if chosen != "torch" else ():
+            _keep_in_torch(trial.cue, failures[chosen], report)
         return report
-    try:
-        backbone.runtime = prepare(names[chosen])
-    except Exception as error:  # any: a model may have operations that a library does not have
-        for trial in trials:
-            _keep_in_torch(trial.cue, f"{chosen} cannot run this backbone: {first_line(error)}", report)
-        return report
-    report.runtime = chosen
+    backbone.runtime, report.runtime = runtime, chosen
     for trial in trials:
-        _compare(trial, backbone, report)
+        _compare(trial, runtime, report)
     return report
 
 
@@ -117,12 +129,12 @@ def admit(cue: Cue) -> RuntimeReport:
     if not isinstance(runtime, Runtime):
         return report
     report.runtime = str(runtime.name)
-    if reason := _why_in_torch(cue, cue.backbone):
+    recorder = _record(cue.backbone, cue, 1 if runtime.name.number_format == "int8" else 0, runtime.data)
+    if reason := _why_in_torch(cue, cue.backbone) or next(iter(recorder.reasons), ""):
         _keep_in_torch(cue, reason, report)
         return report
-    trial = _make_trial(cue, cue.backbone.in_torch, runtime.data)
-    runtime.prepare(_record(cue.backbone, cue, 1, runtime.data))
-    _compare(trial, cue.backbone, report)
+    runtime.prepare(recorder)
+    _compare(_make_trial(cue, cue.backbone, runtime.data), runtime, report)
     return report
 
 
@@ -147,7 +159,7 @@ def _why_in_torch(cue: Cue, backbone: Backbone) -> str:
 
 def _make_trial(cue: Cue, backbone: Backbone, data: str | None) -> _Trial:
     rows, source = _rows_of(cue, ("validation", "test", "train"), COMPARED_ROWS, data)
-    return _Trial(cue, rows, source, _predict(cue, backbone, rows))
+    return _Trial(cue, backbone, rows, source)
 
 
 def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tuple[list[Example], str]:
@@ -156,10 +168,13 @@ def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tu
     return (rows.examples, rows.source) if rows.examples else (made_up_examples(cue), "")
 
 
-def _record(backbone: Backbone, cue: Cue, num_cues: int, data: str | None) -> Recorder:
-    """Note what the layers get for rows that the cue was trained on: with it graphs are made, and calibrated."""
-    most = max(LEAST_CALIBRATION_ROWS, CALIBRATION_ROWS // num_cues)
-    rows, _ = _rows_of(cue, ("train", "validation", "test"), most, data)
+def _record(backbone: Backbone, cue: Cue, num_calibrated: int, data: str | None) -> Recorder:
+    """Note what the layers get for rows that the cue was trained on: by it graphs are made, and calibrated.
+
+    `num_calibrated` cues share the rows of a calibration; without one, a few rows show which graphs are needed.
+    """
+    share = CALIBRATION_ROWS // num_calibrated if num_calibrated else 0
+    rows, _ = _rows_of(cue, ("train", "validation", "test"), max(LEAST_RECORDED_ROWS, share), data)
     recorder = Recorder()
     _predict(cue, backbone.with_runtime(recorder), rows)
     return recorder
@@ -187,20 +202,29 @@ def _measure_speeds(backbone: Backbone, runtimes: Sequence[Runtime], trials: Seq
     return {name: round(min(seconds["torch"]) / min(times), 3) for name, times in seconds.items()}
 
 
-def _compare(trial: _Trial, backbone: Backbone, report: RuntimeReport) -> None:
-    """Compare a cue in the backbone's runtime with its answers in torch; if they differ, it runs in torch."""
+def _compare(trial: _Trial, runtime: Runtime, report: RuntimeReport) -> None:
+    """Compare a cue in the backbone's runtime with its answers in torch; if they differ, it runs in torch.
+
+    What was found is kept, so that a server that starts again compares nothing.
+    """
     cue = trial.cue
     cue.model.runs_in_torch = False
-    runtime = backbone.runtime
-    assert isinstance(runtime, Runtime)
+
+    def measure() -> dict[str, object]:
+        answers = _predict(cue, trial.backbone.with_runtime(runtime), trial.rows)
+        return {"difference": _difference(trial, answers)}
+
     if not trial.source and runtime.name.number_format != "float32":
         reason = f"no rows of its task are there to compare {runtime.name} with torch on"
     else:
-        reason = _difference(trial, _predict(cue, backbone, trial.rows))
+        rows = f"{len(trial.rows)} rows of {trial.source or 'made-up texts'}"
+        what = f"answers of {cue.cue_file.record_sha256[:12]} on {rows} in {runtime.numbers}"
+        key = machine_key(what, trial.backbone.model)
+        reason = str(recall_entry(key, "difference", lambda difference: isinstance(difference, str), measure))
     if reason:
         _keep_in_torch(cue, reason, report)
     else:
-        report.compared[cue.name] = f"{len(trial.rows)} rows of {trial.source or 'made-up texts'}"
+        report.compared[cue.name] = rows
 
 
 def _difference(trial: _Trial, answers: Sequence[Prediction]) -> str:

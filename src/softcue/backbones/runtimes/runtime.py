@@ -28,7 +28,7 @@ from softcue.backbones.runtimes.graph import (
     prompt_inputs,
     text_inputs,
 )
-from softcue.backbones.runtimes.sessions import Library, NumberFormat, Session, build_session
+from softcue.backbones.runtimes.sessions import Library, NumberFormat, Session, build_session, library_version
 from softcue.backbones.tracing import hidden_input
 from softcue.files import cache_folder
 
@@ -127,7 +127,7 @@ class Runtime:
     @property
     def numbers(self) -> str:
         """What the computed numbers depend on beside the weights: a part of the keys of stored vectors."""
-        return f"{self.name} {self._digest}".rstrip()
+        return f"{self.name} {library_version(self.name.library)} {self._digest}".rstrip()
 
     def hidden(self, forward_pass: ForwardPass) -> Tensor | None:
         """Return the states of a pass, or None if no prepared graph takes it. [B S D]"""
@@ -172,7 +172,8 @@ class Runtime:
             graph = BackboneGraph(self.backbone, kind)
             inputs = [self._fill(kind, given) for _, given in batches]
             folder = self._folder / self._key(kind, inputs)
-            self._sessions[kind] = build_session(graph, self.name.library, self.name.number_format, folder, inputs)
+            session = build_session(graph, self.name.library, self.name.number_format, folder, inputs)
+            self._sessions = {**self._sessions, kind: session}  # as a whole: another thread may run a pass
 
     def _key(self, kind: GraphKind, calibration: Sequence[Inputs]) -> str:
         """The name of a graph's folder: a digest of all that the graph depends on."""
@@ -180,7 +181,7 @@ class Runtime:
 
         fingerprint = self.backbone.fingerprint
         digest = hashlib.sha256()
-        versions = (torch.__version__, transformers.__version__, GRAPH_FORMAT)
+        versions = (torch.__version__, transformers.__version__, library_version(self.name.library), GRAPH_FORMAT)
         digest.update(repr((fingerprint.config, fingerprint.weights, kind.name, str(self.name), versions)).encode())
         if self.name == RuntimeName("openvino", "int8"):
             for inputs in calibration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -107,6 +108,15 @@ def missing_packages(library: Library, number_format: NumberFormat) -> list[str]
     """
     packages = [*_PACKAGES[library], *(["nncf"] if (library, number_format) == ("openvino", "int8") else [])]
     return [package for package in packages if find_spec(package) is None]
+
+
+def library_version(library: Library) -> str:
+    """The version of a library: another one may compute other last digits.
+
+    Example:
+        library_version("onnx")     # "1.31.1"
+    """
+    return version(_PACKAGES[library][-1])
 
 
 def build_session(
