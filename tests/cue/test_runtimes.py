@@ -13,7 +13,7 @@ from toy import TASK
 import softcue
 from softcue.backbones import Backbone
 from softcue.backbones.loading import autotune
-from softcue.backbones.runtimes import Runtime, RuntimeChoice, runtime
+from softcue.backbones.runtimes import LayerRuntime, RuntimeChoice, runtime
 from softcue.cue import Cue, runtimes
 from softcue.cue.rows_to_compare import RowsToCompare
 from softcue.cue.runtimes import admit, start_runtime
@@ -132,7 +132,7 @@ def test_a_measurement_leaves_out_what_disagrees(tmp_path: Path, monkeypatch: py
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
     trial = runtimes._make_trial(cue, backbone, None)
     start_runtime(backbone, [cue], OPENVINO)
-    assert isinstance(backbone.runtime, Runtime)
+    assert isinstance(backbone.runtime, LayerRuntime)
     assert list(runtimes._measure_speeds(backbone, [backbone.runtime], [trial])) == ["torch", "openvino int8"]
     monkeypatch.setattr(EagerSession, "error", 30.0)
     assert list(runtimes._measure_speeds(backbone, [backbone.runtime], [trial])) == ["torch"]

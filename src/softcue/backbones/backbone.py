@@ -30,7 +30,7 @@ from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbe
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
-from softcue.backbones.runtimes import Recorder, Runtime
+from softcue.backbones.runtimes import LayerRuntime, Recorder
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
 from softcue.backbones.tracing import structure_of, token_ids_of
@@ -96,7 +96,9 @@ class Backbone:
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
         self.injected_linears: Mapping[str, nn.Module] = {}  # set by `with_linears` on a view of this backbone
-        self.runtime: Runtime | Recorder | None = None  # runs passes without gradients instead of torch; encoders only
+        self.runtime: LayerRuntime | Recorder | None = (
+            None  # runs passes without gradients instead of torch; encoders only
+        )
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -187,7 +189,7 @@ class Backbone:
     @property
     def numbers(self) -> str:
         """How states are computed, in words: vectors that are computed in another way are stored apart."""
-        if isinstance(self.runtime, Runtime):
+        if isinstance(self.runtime, LayerRuntime):
             return self.runtime.numbers
         return _NUMBER_FORMATS.get(self.dtype, str(self.dtype))
 
@@ -538,7 +540,7 @@ class Backbone:
         """The same backbone, all of whose passes run in torch."""
         return self._new_view()
 
-    def with_runtime(self, runtime: Runtime | Recorder) -> Backbone:
+    def with_runtime(self, runtime: LayerRuntime | Recorder) -> Backbone:
         """Return a view of this backbone whose passes without gradients run in, or are noted by, this runtime."""
         view = self._new_view()
         view.runtime = runtime

@@ -16,7 +16,7 @@ import torch
 
 from softcue.backbones import Backbone
 from softcue.backbones.loading.autotune import machine_key, recall_entry
-from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice
+from softcue.backbones.runtimes import LayerRuntime, Recorder, RuntimeChoice
 from softcue.cue.cue import Cue
 from softcue.cue.rows_to_compare import made_up_examples, read_rows_to_compare
 from softcue.errors import ConfigurationError, first_line
@@ -85,12 +85,12 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
             recorders.append(recorder)
     if not trials:
         return report
-    prepared: dict[str, Runtime] = {}
+    prepared: dict[str, LayerRuntime] = {}
     failures: dict[str, str] = {}
 
-    def prepare(name: str) -> Runtime | None:
+    def prepare(name: str) -> LayerRuntime | None:
         if name not in prepared and name not in failures:
-            runtime = Runtime(backbone, names[name], data=choice.data)
+            runtime = LayerRuntime(backbone, names[name], data=choice.data)
             try:
                 runtime.prepare(*recorders)
                 prepared[name] = runtime
@@ -126,7 +126,7 @@ def admit(cue: Cue) -> RuntimeReport:
         admit(softcue.load("cues/tickets", backbone)).in_torch     # {} if it agrees
     """
     runtime, report = cue.backbone.runtime, RuntimeReport()
-    if not isinstance(runtime, Runtime):
+    if not isinstance(runtime, LayerRuntime):
         return report
     report.runtime = str(runtime.name)
     recorder = _record(cue.backbone, cue, 1 if runtime.name.number_format == "int8" else 0, runtime.data)
@@ -184,7 +184,7 @@ def _predict(cue: Cue, backbone: Backbone, rows: Sequence[Example]) -> list[Pred
     return predict(backbone, [(cue.model, example) for example in rows], ROWS_AT_ONCE).predictions
 
 
-def _measure_speeds(backbone: Backbone, runtimes: Sequence[Runtime], trials: Sequence[_Trial]) -> dict[str, float]:
+def _measure_speeds(backbone: Backbone, runtimes: Sequence[LayerRuntime], trials: Sequence[_Trial]) -> dict[str, float]:
     """Rows a second of each runtime in which all cues agree, against torch. Torch itself is 1."""
     views = {"torch": backbone.in_torch} | {str(runtime.name): backbone.with_runtime(runtime) for runtime in runtimes}
     agreeing = [
@@ -202,7 +202,7 @@ def _measure_speeds(backbone: Backbone, runtimes: Sequence[Runtime], trials: Seq
     return {name: round(min(seconds["torch"]) / min(times), 3) for name, times in seconds.items()}
 
 
-def _compare(trial: _Trial, runtime: Runtime, report: RuntimeReport) -> None:
+def _compare(trial: _Trial, runtime: LayerRuntime, report: RuntimeReport) -> None:
     """Compare a cue in the backbone's runtime with its answers in torch; if they differ, it runs in torch.
 
     What was found is kept, so that a server that starts again compares nothing.
@@ -231,11 +231,13 @@ def _difference(trial: _Trial, answers: Sequence[Prediction]) -> str:
     """In what the answers of a runtime differ too much from those of torch; empty if they agree."""
     readout = trial.cue.model.readout
     if isinstance(readout, Regression):
-        pairs = zip(answers, trial.answers, strict=True)
-        largest = max(abs((one.value or 0.0) - (other.value or 0.0)) for one, other in pairs) / float(readout.scale)
+        numbers, in_torch = ([answer.value or 0.0 for answer in some] for some in (answers, trial.answers))
+        differences = [abs(number - expected) for number, expected in zip(numbers, in_torch, strict=True)]
+        largest = max(differences) / float(readout.scale)
         agrees = largest <= NUMBER_TOLERANCE
         return "" if agrees else f"numbers differ by {largest:.2g} standard deviations (at most {NUMBER_TOLERANCE:g})"
-    differing = sum(_answer(one) != _answer(other) for one, other in zip(answers, trial.answers, strict=True))
+    pairs = zip(answers, trial.answers, strict=True)
+    differing = sum(_answer(answer) != _answer(expected) for answer, expected in pairs)
     if differing <= LABELS * len(answers):
         return ""
     return f"other answers for {differing} of {len(answers)} rows (at most {LABELS:.1%})"

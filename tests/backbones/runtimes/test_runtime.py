@@ -14,7 +14,7 @@ from tolerance import REORDERED_PROBABILITIES
 from toy import EXAMPLES, make_model
 
 from softcue.backbones import Backbone
-from softcue.backbones.runtimes import Recorder, Runtime, RuntimeChoice, RuntimeName, sessions
+from softcue.backbones.runtimes import LayerRuntime, Recorder, RuntimeChoice, RuntimeName, sessions
 from softcue.errors import ConfigurationError, MissingExtraError
 from softcue.inference import TaskModel, predict
 from softcue.inputs.collate import collate
@@ -39,7 +39,7 @@ def answers(backbone: Backbone, models: Iterable[TaskModel], examples: Iterable[
 
 
 def start(backbone: Backbone, models: list[TaskModel], name: RuntimeName, folder: Path) -> Backbone:
-    prepared = Runtime(backbone, name, folder)
+    prepared = LayerRuntime(backbone, name, folder)
     for model in models:
         recorder = Recorder()
         answers(backbone.with_runtime(recorder), [model], EXAMPLES[:3])

@@ -2,14 +2,14 @@
 
 from softcue.backbones.runtimes.choice import DtypeSetting, RuntimeChoice, RuntimeSetting
 from softcue.backbones.runtimes.graph import OPSET, quiet
-from softcue.backbones.runtimes.runtime import Recorder, Runtime, RuntimeName
+from softcue.backbones.runtimes.runtime import LayerRuntime, Recorder, RuntimeName
 from softcue.backbones.runtimes.sessions import quantise_onnx
 
 __all__ = [
     "OPSET",
     "DtypeSetting",
+    "LayerRuntime",
     "Recorder",
-    "Runtime",
     "RuntimeChoice",
     "RuntimeName",
     "RuntimeSetting",

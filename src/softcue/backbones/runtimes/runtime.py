@@ -1,4 +1,4 @@
-"""`Runtime`: the frozen layers of an encoder in another library than torch, for passes without gradients.
+"""`LayerRuntime`: the frozen layers of an encoder in another library than torch, for passes without gradients.
 
 A pass makes its prompts as always. They enter the library's graph as inputs, so all cues share the graphs, and rows of
 several cues a batch. If prompts of a layer read the states that enter it, each layer is a graph of its own, and torch
@@ -105,11 +105,11 @@ def _entering_states(forward_pass: ForwardPass) -> list[Tensor]:
     return entering
 
 
-class Runtime:
+class LayerRuntime:
     """The prepared graphs of one backbone in one library and number format.
 
     Example:
-        backbone.runtime = Runtime(backbone, RuntimeName("openvino", "bfloat16"))
+        backbone.runtime = LayerRuntime(backbone, RuntimeName("openvino", "bfloat16"))
         backbone.runtime.prepare(recorder)
     """
 
