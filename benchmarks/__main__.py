@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from softcue.cli.options import split_names
 from softcue.cli.output import print_json, print_table
 from softcue.errors import SoftcueError
 
@@ -58,6 +59,34 @@ def models(
     for name in names:
         figures |= model_figures(Plan(repeats, data), name)
     _print_figures(figures, as_json)
+
+
+@app.command("runtimes")
+def runtimes(
+    names: Annotated[list[str], typer.Argument(help="Encoders by name or folder, say: minilm.")],
+    repeats: Repeats = 7,
+    data: Data = None,
+    as_json: Json = False,
+    runtime: Annotated[str, typer.Option(help="openvino, onnx or auto.")] = "auto",
+    runtime_dtype: Annotated[str, typer.Option(help="float32, bfloat16, int8 or auto.")] = "auto",
+    methods: Annotated[str, typer.Option(help="Methods of the cues.")] = "prompt-tuning,p-tuning-v2,m-idpg-phm",
+    output_dir: Annotated[Path, typer.Option("--output-dir", help="Folder for the cues.")] = Path(
+        "runs/bench/runtimes"
+    ),
+) -> None:
+    """Encoders in OpenVINO or ONNX Runtime against torch: processor seconds of the engine, and equal labels."""
+    from benchmarks.plan import Plan
+    from benchmarks.runtime_speed import runtime_figures
+    from softcue.backbones.runtimes import RuntimeChoice
+
+    choice = RuntimeChoice.of(runtime, runtime_dtype)
+    figures: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
+    for name in names:
+        measured = runtime_figures(Plan(repeats, data), name, output_dir, choice, split_names(methods))
+        figures |= measured["figures"]
+        reports[name] = measured["report"]
+    _print_figures(figures, as_json, runtimes=reports)
 
 
 @app.command("few-shot")

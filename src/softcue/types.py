@@ -197,6 +197,7 @@ class Prompt:
     parts: tuple[tuple[Tensor, Prompt], ...] = ()  # in a batch of several cues: rows [b] and prompt of each cue
     is_parallel: bool = False  # some rows attend to the prompt beside the text, at every position and in every step
     needs_positions: bool = True  # False: it is keys and values of every layer, and nothing reads its own states
+    reads_states: bool = False  # `layer_prompts` reads the states it is given, and not only how many rows they have
     is_full: bool = False  # every row has all P vectors, so nobody needs to read the mask
 
 

@@ -14,6 +14,7 @@ from toy import EXAMPLES, PAIRS, make_model
 from softcue.backbones import Backbone
 from softcue.backbones import state_cache as state_cache
 from softcue.backbones.late_prompts import LateBackbone
+from softcue.backbones.passes.decoder import DecoderPass
 from softcue.backbones.passes.decoding import Decoding
 from softcue.backbones.state_cache import StateCache
 from softcue.errors import BackboneError, ConfigurationError
@@ -290,3 +291,43 @@ def test_states_are_kept_within_the_backbones_bounds() -> None:
     view = backbone.from_layer(1)
     assert isinstance(view, LateBackbone)
     assert (view.state_cache.memory_bytes, view.state_cache.disk_bytes) == (64, 0)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "t5", "gpt2", "llama"])
+@pytest.mark.parametrize("case", ["prompt-tuning late", "m-idpg-phm late"])
+def test_gradients_that_skip_the_text_are_those_of_the_whole_layer(
+    family: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = fresh(tiny(family))
+    model = make_model(backbone, case)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    batch = batch_of(model, backbone, answers=True)
+    monkeypatch.setattr(DecoderPass, "shared", property(lambda self: [], lambda self, value: None), raising=False)
+    loss = model(backbone, batch).losses.sum()
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    view = model.method.view_of(backbone)
+    projections = [module for module in view.layers[0].modules() if "forward" in vars(module)]
+    assert projections
+    for module in projections:
+        vars(module).pop("forward")
+    expected = torch.autograd.grad(model(backbone, batch).losses.sum(), parameters, allow_unused=True)
+    for one, other in zip(gradients, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_projections_compute_no_gradient_at_the_text() -> None:
+    backbone = fresh(tiny("bert"))
+    model = make_model(backbone, "prompt-tuning late")
+    view = model.method.view_of(backbone)
+    batch = batch_of(model, backbone, answers=True)
+    forward_pass, _ = model.read(view, batch)
+    forward_pass.embeds.retain_grad()
+    seen: list[Tensor] = []
+    query = view.layers[0].get_submodule("attention.self.query")
+    query.register_full_backward_hook(lambda module, inputs, outputs: seen.append(inputs[0]))
+    model.readout.losses(forward_pass, batch).sum().backward()
+    is_prompt = forward_pass.layout.is_prompt
+    assert seen[0][is_prompt].abs().max() > 0
+    assert seen[0][~is_prompt].abs().max() == 0

@@ -31,6 +31,7 @@ from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
 from softcue.backbones.quantized_linear import num_weights, quantization_of
+from softcue.backbones.runtimes import LayerRuntime, Recorder
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
 from softcue.backbones.tracing import structure_of, token_ids_of
@@ -49,6 +50,9 @@ CACHED_WIDTH = 384  # MiniLM's
 NUM_MEASURED_WORDS = 4096
 PREFIX_SHARE = 1 / 16  # of a device's memory, for the keys and values of prompts
 LEAST_PREFIX_BYTES = 1 << 28  # also where the memory of a device is not told
+# Vectors stored under plain `torch.bfloat16` came from models whose rotary frequencies were rounded too, so they are
+# not used any more.
+_NUMBER_FORMATS = {torch.bfloat16: "torch.bfloat16, exact buffers"}
 _PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
     "encoder": EncoderPass,
     "encoder-decoder": EncoderDecoderPass,
@@ -100,6 +104,9 @@ class Backbone:
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
         self.injected_linears: Mapping[str, nn.Module] = {}  # set by `with_linears` on a view of this backbone
+        self.runtime: LayerRuntime | Recorder | None = (
+            None  # runs passes without gradients instead of torch; encoders only
+        )
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -197,6 +204,13 @@ class Backbone:
     def is_split(self) -> bool:
         """Whether accelerate has put the layers on several devices, or on disk."""
         return len(set(getattr(self.model, "hf_device_map", {}).values())) > 1
+
+    @property
+    def numbers(self) -> str:
+        """How states are computed, in words: vectors that are computed in another way are stored apart."""
+        if isinstance(self.runtime, LayerRuntime):
+            return self.runtime.numbers
+        return _NUMBER_FORMATS.get(self.dtype, str(self.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -352,6 +366,11 @@ class Backbone:
         return float(self.embed(word).flatten()[largest] / table[word].flatten()[largest].float())
 
     @property
+    def has_constant_text(self) -> bool:
+        """Whether the states of the text that enter the first layer need no gradients."""
+        return False
+
+    @property
     def whole(self) -> Backbone:
         """The whole model, of which this may be the part from a layer on."""
         return self
@@ -366,7 +385,8 @@ class Backbone:
         # States that one process has kept and another has not would let only one of them run the layers below.
         self._refuse_sharded("prompts that enter at the first layer", "set method.insert_layer=0")
         if first_layer not in self._views_from_layers:
-            self._views_from_layers[first_layer] = LateBackbone(self, first_layer)
+            whole = self if self.runtime is None else self.in_torch
+            self._views_from_layers[first_layer] = LateBackbone(whole, first_layer)
         return self._views_from_layers[first_layer]
 
     def _refuse_sharded(self, expected: str, fix: str) -> None:
@@ -547,8 +567,25 @@ class Backbone:
     def _new_view(self) -> Backbone:
         view = copy.copy(self)
         view._views_from_layers = {}
+        view.runtime = None  # its graphs do not have what a view changes
         vars(view).pop("prefixes", None)  # made again: a method's modules change what a prompt's keys and values are
         return view
+
+    @cached_property
+    def in_torch(self) -> Backbone:
+        """The same backbone, all of whose passes run in torch."""
+        return self._new_view()
+
+    def with_runtime(self, runtime: LayerRuntime | Recorder) -> Backbone:
+        """Return a view of this backbone whose passes without gradients run in, or are noted by, this runtime."""
+        view = self._new_view()
+        view.runtime = runtime
+        return view
+
+    @property
+    def may_store_vectors(self) -> bool:
+        """Whether vectors of texts may be kept: not those of weights in training, nor while passes are recorded."""
+        return self.is_frozen and not isinstance(self.runtime, Recorder)
 
     def with_weights(self, weights: Mapping[str, nn.Parameter] | None = None) -> Backbone:
         """Return a second model of the same structure that has these weights and shares all others with this one."""

@@ -85,17 +85,20 @@ def inject(
     lasting: Mapping[int, LayerPrompt] | None = None,
     is_causal: bool = False,
     linears: Mapping[str, nn.Module] | None = None,
+    has_constant_text: bool = False,
 ) -> Iterator[ActivePass | None]:
     """Give layers the prompt's parts for them, and apply `sublayers` to the outputs of sub-layers, while active.
 
     `linears` change the outputs of linear modules, by path below the base model. `noise` drops values of the states
     that enter the first layer, and of each output before it enters a residual sum. A pass that `stops_at` a layer
     raises ReachedLayer there. `lasting` are layer prompts of an earlier pass over the source that act behind it too;
-    several continuations of a row are adjacent. In a model that `is_causal`, tokens before a prompt do not see it.
+    several continuations of a row are adjacent. In a model that `is_causal`, tokens before a prompt do not see it. With
+    `has_constant_text` gradients end at the prompt's positions (prompt_gradients.py).
     """
     has_layer_prompts = prompt is not None and prompt.layer_prompts is not None
     has_modules = bool(sublayers or linears)
     is_plain = not has_modules and not has_layer_prompts and stops_at is None and noise is None and not lasting
+    is_plain = is_plain and not has_constant_text
     lasting = dict(lasting or {})
     has_joined = (layout is not None and layout.joined is not None) or any(
         part.joined is not None for part in lasting.values()

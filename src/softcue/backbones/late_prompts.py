@@ -26,6 +26,7 @@ from softcue.backbones.backbone import Backbone
 from softcue.backbones.injection import ReachedLayer, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, take_rows
+from softcue.backbones.prompt_gradients import keep_prompt_gradients
 from softcue.backbones.state_cache import StateCache
 from softcue.backbones.tracing import (
     LARGEST_DIFFERENCE,
@@ -78,6 +79,10 @@ class LateBackbone(Backbone):
         assert self.structure.source.list_path is not None
         embedding_module = _find_embedding_module(self.base, self.structure.source.list_path)
         _enter_at_first_layer(embedding_module, self.layers[0], whole.width, self.run_below_on_tokens)
+        if self.has_constant_text:
+            layer = self.structure.source.layers[0]
+            projections = [projection for projection in (layer.queries, layer.keys, layer.values) if projection]
+            keep_prompt_gradients(self.layers[0], [projection.module for projection in projections], id(self.base))
         self._check_states()
 
     @torch.no_grad()
@@ -99,6 +104,11 @@ class LateBackbone(Backbone):
                 expected=f"0 with {self.model.config.model_type}",
                 fix="set method.insert_layer=0: without its first layers this model computes other states",
             )
+
+    @property
+    def has_constant_text(self) -> bool:
+        """They are those of the frozen layers below."""
+        return self.is_frozen
 
     @property
     def whole(self) -> Backbone:

@@ -54,6 +54,17 @@ RequireSignature = Annotated[
     Path | None,
     typer.Option(help="Public keys: load only cues that one of them has signed (`softcue sign`)."),
 ]
+Runtime = Annotated[
+    str,
+    typer.Option(help="What runs the frozen layers of an encoder: torch, openvino, onnx, or auto for the fastest."),
+]
+RuntimeDtype = Annotated[
+    str, typer.Option(help="Number format of that runtime: float32, bfloat16, int8, or auto for the fastest.")
+]
+RuntimeData = Annotated[
+    Path | None,
+    typer.Option(help="Rows to compare a runtime with torch on: a file, or a folder of published files."),
+]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
 
 

@@ -26,6 +26,9 @@ from softcue.cli.options import (
     Dtype,
     QuantizationKind,
     RequireSignature,
+    Runtime,
+    RuntimeData,
+    RuntimeDtype,
     SkipBadRows,
 )
 
@@ -82,6 +85,9 @@ def predict(
     quantization: QuantizationKind = None,
     allow_pickle: AllowPickle = False,
     require_signature: RequireSignature = None,
+    runtime: Runtime = "torch",
+    runtime_dtype: RuntimeDtype = "auto",
+    runtime_data: RuntimeData = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Most rows of a forward pass.")] = 256,
     by_vote: Annotated[
         bool, typer.Option("--vote", help="One prediction per row: the label most cues predict.")
@@ -109,7 +115,8 @@ def predict(
     join = choose_join(by_vote, by_mean)
     signers = None if require_signature is None else read_public_keys(require_signature)
     settings = backbone_settings(device, dtype, attention, quantization)
-    cues = load_together(paths, backbone, join is not None, allow_pickle, signers, settings)
+    choice = (runtime, runtime_dtype, runtime_data)
+    cues = load_together(paths, backbone, join is not None, allow_pickle, signers, settings, choice)
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -426,10 +433,12 @@ def load_together(
     allow_pickle: bool = False,
     signers: PublicKeys | None = None,
     settings: Mapping[str, Any] | None = None,
+    runtime: tuple[str, str, Path | None] = ("torch", "auto", None),
 ) -> list[Cue]:
     """Load cues on one backbone. The cues of an ensemble must have one task and differ from each other.
 
     `settings` are those of `softcue.load` for the backbone, such as its device.
+    `runtime` is that of the frozen layers, with its number format and the rows to compare it on.
 
     Example:
         tickets, urgency = load_together([Path("cues/tickets"), Path("cues/urgency")], None, is_ensemble=False)
@@ -441,6 +450,8 @@ def load_together(
     if is_ensemble:
         check_one_task({str(path): read_cue_file(path, signers).task for path in paths})
         check_each_once(paths)
+    if runtime[0] != "torch":
+        return _load_in_runtime(paths, backbone, allow_pickle, signers, settings or {}, runtime)
     first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers, **(settings or {}))
     return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
 
@@ -591,3 +602,27 @@ def _flatten(line: dict[str, Any], with_scores: bool, separators: Mapping[str, s
         elif "votes" in prediction:
             row[f"{prefix}votes"] = prediction["votes"].get(label, 0)
     return row
+
+
+def _load_in_runtime(
+    paths: list[Path],
+    backbone: str | None,
+    allow_pickle: bool,
+    signers: PublicKeys | None,
+    settings: Mapping[str, str],
+    runtime: tuple[str, str, Path | None],
+) -> list[Cue]:
+    """Load cues on a backbone in float32, then give it a runtime with graphs for all of them."""
+    from softcue.backbones import load_backbone
+    from softcue.backbones.runtimes import RuntimeChoice
+    from softcue.cue.cue import backbone_config, load, settings_for_runtime
+    from softcue.cue.cue_file import read_cue_file
+    from softcue.cue.hub import find_cue_folder
+    from softcue.cue.runtimes import start_runtime
+
+    choice = RuntimeChoice.of(*runtime)
+    cue_file = read_cue_file(find_cue_folder(paths[0]), signers)
+    shared = load_backbone(backbone_config(cue_file, backbone, allow_pickle, settings_for_runtime(settings)))
+    cues = [load(path, shared, require_signature=signers) for path in paths]
+    start_runtime(shared, cues, choice)
+    return cues

@@ -10,7 +10,17 @@ from typing import Annotated
 
 import typer
 
-from softcue.cli.options import AllowPickle, AttentionKind, Device, Dtype, QuantizationKind, RequireSignature
+from softcue.cli.options import (
+    AllowPickle,
+    AttentionKind,
+    Device,
+    Dtype,
+    QuantizationKind,
+    RequireSignature,
+    Runtime,
+    RuntimeData,
+    RuntimeDtype,
+)
 
 
 class ServingEngine(StrEnum):
@@ -64,6 +74,9 @@ def serve(
             help="Compute in float32: in bfloat16 a probability depends on the other rows of its batch by about 0.01.",
         ),
     ] = False,
+    runtime: Runtime = "torch",
+    runtime_dtype: RuntimeDtype = "auto",
+    runtime_data: RuntimeData = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
         ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
@@ -95,12 +108,15 @@ def serve(
                 expected="no such option with --engine local, which is one process",
                 fix="pass --engine ray",
             )
+    from softcue.backbones.runtimes import RuntimeChoice
     from softcue.cue.signatures import read_public_keys
     from softcue.serving.engine.engine import check_deterministic
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
     if deterministic:
         check_deterministic(dtype)
+    choice = RuntimeChoice.of(runtime, runtime_dtype, runtime_data)
+    choice.candidates()  # before anything starts: what is asked for must be installed
     settings = ServerSettings(
         host=host,
         port=port,
@@ -115,6 +131,9 @@ def serve(
         attention=None if attention is None else attention.value,
         quantization=None if quantization is None else quantization.value,
         log_texts=log_texts,
+        runtime=choice.runtime,
+        runtime_dtype=choice.dtype,
+        runtime_data=choice.data,
         allow_pickle=allow_pickle,
         require_signature=require_signature,
         api_keys=read_keys(API_KEY, api_key_file),

@@ -33,6 +33,7 @@ from softcue.backbones import (
     Quantization,
     load_backbone,
 )
+from softcue.backbones.runtimes import DtypeSetting, RuntimeChoice, RuntimeSetting
 from softcue.configuration import method_config
 from softcue.cue.cue_file import TRY_AGAIN, CueFile, cue_file_digest, read_cue_file
 from softcue.cue.hub import find_cue_folder, push_folder
@@ -318,6 +319,9 @@ def load(
     quantization: Quantization | None = None,
     allow_pickle: bool = False,
     require_signature: str | Path | PublicKeys | None = None,
+    runtime: RuntimeSetting = "torch",
+    runtime_dtype: DtypeSetting = "auto",
+    runtime_data: str | Path | None = None,
 ) -> Cue:
     """Load a cue from its folder, on the backbone it was trained on or on a given one that several cues share.
 
@@ -327,7 +331,9 @@ def load(
 
     `path` may also be `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, a cue on the Hugging Face Hub. `allow_pickle`
     opens a backbone whose weights are a pickle, which can run code. The cue's files cannot say it. `require_signature`
-    is a file of public keys, one of which must have signed the cue (`softcue sign`).
+    is a file of public keys, one of which must have signed the cue (`softcue sign`). `runtime` runs the frozen layers
+    of an encoder in openvino or onnx, `auto` in the fastest of them; answers are compared with torch's first, on
+    rows of the task or on `runtime_data`, a file of rows or a folder of published files.
 
     Example:
         tickets = softcue.load("cues/tickets")
@@ -343,11 +349,20 @@ def load(
     if isinstance(backbone, Backbone):
         check_no_settings(settings)
     else:
+        settings = settings if runtime == "torch" else settings_for_runtime(settings)
         backbone = load_backbone(backbone_config(cue_file, backbone, allow_pickle, settings))
     _check_backbone(folder, cue_file, backbone)
     if (difference := describe_quantization(cue_file, backbone)) is not None:
         warnings.warn(f"cue {folder.name}: {difference}", stacklevel=2)
-    return Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
+    cue = Cue(_load_model(folder, cue_file, backbone), backbone, cue_file, folder)
+    if runtime != "torch" or backbone.runtime is not None:
+        from softcue.cue.runtimes import admit, start_runtime
+
+        if backbone.runtime is not None:
+            admit(cue)
+        else:
+            start_runtime(backbone, [cue], RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
+    return cue
 
 
 def backbone_config(
@@ -387,6 +402,25 @@ def backbone_settings(
     """
     settings = {"device": device, "dtype": dtype, "attention": attention, "quantization": quantization}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def settings_for_runtime(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a backbone whose layers run elsewhere: in float32, with which answers are compared.
+
+    Example:
+        >>> settings_for_runtime({"device": "cpu"})
+        {'device': 'cpu', 'dtype': 'float32', 'quantization': 'none'}
+    """
+    plain = {"dtype": "float32", "quantization": "none"}
+    for name, value in plain.items():
+        if settings.get(name, value) != value:
+            raise ConfigurationError(
+                setting=name,
+                got=settings[name],
+                expected=f"{value} beside another runtime than torch, which has a number format of its own",
+                fix="pass runtime_dtype instead",
+            )
+    return {**settings, **plain}
 
 
 def check_no_settings(settings: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ def predict_mixed(
     """
     passes: dict[tuple[int, bool], tuple[Backbone, list[tuple[TaskModel, list[int]]]]] = {}
     for model, positions in group_by_model([model for model, _ in rows]):
-        view = model.method.view_of(backbone)
+        view = model.view_of(backbone)
         passes.setdefault((id(view), model.has_frozen_features), (view, []))[1].append((model, positions))
     predictions: list[Prediction | None] = [None] * len(rows)
     for view, members in passes.values():
@@ -50,20 +50,20 @@ def tokenize_requests(
     backbone: Backbone, requests: Sequence[tuple[TaskModel, Example]], use_disk_cache: bool = True
 ) -> list[TokenizedRow]:
     """Tokenize requests that are already split, in order; models that read the same M(x) share its computation."""
-    groups: list[tuple[SentenceVector, int | None, Task, list[int]]] = []
+    groups: list[tuple[SentenceVector, int | None, Task, Backbone, list[int]]] = []
     members = group_by_model([model for model, _ in requests])
     for model, positions in members:
         if model.representation is None or not model.reads_stored_vectors:
             continue
-        key = (model.representation, model.vector_limit, model.readout.task)
+        key = (model.representation, model.vector_limit, model.readout.task, model.backbone_of(backbone))
         shared = next((group_positions for *group_key, group_positions in groups if tuple(group_key) == key), None)
         if shared is None:
             groups.append((*key, shared := []))
         shared += positions
     vectors: dict[int, Tensor] = {}
-    for representation, limit, task, positions in groups:
+    for representation, limit, task, reader, positions in groups:
         examples = [requests[position][1] for position in positions]
-        computed = sentence_vectors_of(representation, backbone, task, examples, limit, use_disk_cache=use_disk_cache)
+        computed = sentence_vectors_of(representation, reader, task, examples, limit, use_disk_cache=use_disk_cache)
         vectors |= zip(positions, computed, strict=True)
     rows: dict[int, TokenizedRow] = {}
     for model, positions in members:

@@ -53,6 +53,7 @@ class TaskModel(nn.Module):
         self.method = method
         self.readout = readout
         self.reformulation = reformulation
+        self.runs_in_torch = False  # also on a backbone with a runtime, whose answers differ from torch's
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
         # Each generated token is a pass over all rows, so larger batches pay off.
         self.tokens_at_once = TOKENS_AT_ONCE if readout.decoding else backbone.tokens_at_once
@@ -156,6 +157,14 @@ class TaskModel(nn.Module):
         readout = make_readout(chosen, self.task, backbone)
         return TaskModel(self.task, self.method, readout, backbone, self.max_length)
 
+    def backbone_of(self, backbone: Backbone) -> Backbone:
+        """The backbone that reads this task's rows: without its runtime, if this task's answers differ there."""
+        return backbone.in_torch if self.runs_in_torch else backbone
+
+    def view_of(self, backbone: Backbone) -> Backbone:
+        """The method's view of the backbone that reads this task's rows."""
+        return self.method.view_of(self.backbone_of(backbone))
+
     def length(self, tokens: TokenizedRow) -> int:
         """Number of tokens a row adds to a pass.
 
@@ -227,7 +236,7 @@ class TaskModel(nn.Module):
             if vectors is None:
                 vectors = sentence_vectors_of(
                     self.representation,
-                    backbone,
+                    self.backbone_of(backbone),
                     self.readout.task,
                     examples,
                     self.vector_limit,
@@ -279,7 +288,7 @@ class TaskModel(nn.Module):
         if not self.method.num_input_dependent or len(rows) < 2:
             return None
         batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
-        view = self.method.view_of(backbone)
+        view = self.view_of(backbone)
         prompt = self.prompt(view, batch, view.input_states(batch))
         assert prompt is not None
         tokens = prompt.tokens[:, -self.method.num_input_dependent :].float()  # [B n D]
@@ -301,7 +310,7 @@ class TaskModel(nn.Module):
         self, backbone: Backbone, batch: Batch, dropout: Dropout | None = None, with_features: bool = False
     ) -> StepOutput:
         """A training pass: the readout's losses, the prompt's auxiliary loss and its statistics."""
-        forward_pass, prompt = self.read(self.method.view_of(backbone), batch, self.readout.needs_target, dropout)
+        forward_pass, prompt = self.read(self.view_of(backbone), batch, self.readout.needs_target, dropout)
         losses = self.readout.losses(forward_pass, batch)
         features = None
         if with_features and self.readout.summary is not None:
@@ -315,7 +324,7 @@ class TaskModel(nn.Module):
         """The vectors that the head reads for these rows, with the prompts as they are now. [N R]"""
         assert self.readout.summary is not None
         self.eval()
-        view = self.method.view_of(backbone)
+        view = self.view_of(backbone)
         parts: dict[int, Tensor] = {}
         for numbers in batch_by_length([self.length(row) for row in rows], batch_size, self.tokens_at_once):
             batch = collate([rows[number] for number in numbers], backbone.tokenizer.pad_token_id).to(backbone.device)
@@ -329,13 +338,13 @@ class TaskModel(nn.Module):
         examples = self.split(Example(("a",) * len(self.task.text)))[:1]
         rows = self.rows(backbone, examples, use_disk_cache=False)
         batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
-        forward_pass, _ = self.read(self.method.view_of(backbone), batch)
+        forward_pass, _ = self.read(self.view_of(backbone), batch)
         predictions = [] if self.readout.decoding else self.readout.predict(forward_pass)
         return forward_pass.text(), predictions
 
     def compared(self, backbone: Backbone, batch: Batch) -> Tensor | None:
         """The vectors of `StepOutput.compared` alone, without a pass of the backbone."""
-        view = self.method.view_of(backbone)
+        view = self.view_of(backbone)
         prompt = self.prompt(view, batch, view.input_states(batch))
         return None if prompt is None else prompt.compared
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import torch
 
 from softcue.cue import Cue
-from softcue.errors import ConfigurationError, SoftcueError
-from softcue.evaluation import read_evaluation_set
+from softcue.cue.rows_to_compare import RowsToCompare, made_up_examples
+from softcue.errors import ConfigurationError
 from softcue.inference import predict
 from softcue.readouts.heads import Regression
 from softcue.types import Example, Prediction
 
 ROWS_AT_ONCE = 32  # rows of different lengths share a batch, so that padding is compared too
-MADE_UP_WORDS = (1, 2, 3, 5, 8, 13, 21, 34)  # words of the made-up texts
 FLOAT_TOLERANCE = 1e-3  # largest difference of a probability; of a number, in standard deviations of the training rows
 INT8_LABELS = 0.005  # share of rows whose labels may differ
 INT8_TOLERANCE = 0.1  # of a number, in standard deviations of the training rows
@@ -99,14 +95,6 @@ def _differs(got: str, expected: str) -> ConfigurationError:
     )
 
 
-@dataclass(frozen=True)
-class RowsToCompare:
-    """Rows of data, and where they are from."""
-
-    examples: list[Example]
-    source: str
-
-
 def measure_agreement(cue: Cue, run: Run, rows: RowsToCompare) -> Agreement:
     """Compare an export with its cue, on made-up texts and on rows of data.
 
@@ -115,45 +103,6 @@ def measure_agreement(cue: Cue, run: Run, rows: RowsToCompare) -> Agreement:
     """
     compared = _compare(cue, run, rows.examples, rows.source) if rows.examples else None
     return Agreement(_compare(cue, run, made_up_examples(cue), ""), compared)
-
-
-def read_rows_to_compare(cue: Cue, data: str | None) -> RowsToCompare:
-    """Read the rows of a file, or the task's own validation rows as far as its record still leads to them.
-
-    Example:
-        read_rows_to_compare(softcue.load("cues/tickets"), None).source     # "tickets (validation)"
-    """
-    if data is not None:
-        return RowsToCompare(cue.examples(Path(data)), data)
-    try:
-        rows = read_evaluation_set(cue.task, split="validation")
-    except (SoftcueError, OSError):
-        return RowsToCompare([], "")
-    return RowsToCompare(rows.examples, rows.name)
-
-
-def made_up_examples(cue: Cue) -> list[Example]:
-    """Texts of random words of the vocabulary, of many lengths, none longer than the cue reads.
-
-    If some columns may be empty, there is a row in which they are.
-
-    Example:
-        made_up_examples(softcue.load("cues/tickets"))[0].texts
-    """
-    tokenizer, task = cue.backbone.tokenizer, cue.model.readout.task
-    generator = torch.Generator().manual_seed(0)
-    special, vocabulary = set(tokenizer.all_special_ids), len(tokenizer)
-    examples = []
-    for number in MADE_UP_WORDS:
-        texts = []
-        for _ in task.text:
-            drawn = torch.randint(vocabulary, (number,), generator=generator).tolist()
-            texts.append(tokenizer.decode([token for token in drawn if token not in special]))
-        examples.append(Example(tuple(texts)))
-    if task.may_be_empty:
-        texts = ["" if column in task.may_be_empty else "a" for column in task.text]
-        examples.append(Example(tuple(texts)))
-    return [example for example in examples if not cue.model.formatter.source(example).is_truncated]
 
 
 def _compare(cue: Cue, run: Run, examples: Sequence[Example], source: str) -> ComparedRows:

@@ -7,17 +7,13 @@ reads it is computed by a second pass inside the graph.
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from softcue.backbones.runtimes import quiet
 from softcue.cue import Cue
 from softcue.errors import ConfigurationError, first_line
 from softcue.inputs.special_tokens import count_special_tokens
@@ -128,22 +124,6 @@ def trace(graph: EncoderGraph) -> ExportedProgram:
         raise refused(
             f"{cue.model.method.config.name} on {cue.backbone.model.config.model_type}", first_line(error)
         ) from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide warnings and messages of exporters about their own insides."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.onnx", "torch.fx", "root", "nncf")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def check_exportable(cue: Cue) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from softcue.cue import Cue
+from softcue.cue.rows_to_compare import RowsToCompare
 from softcue.errors import ConfigurationError
 from softcue.files import write_atomically, write_json
 from softcue.inputs.special_tokens import special_token_pattern
-from softcue.interop.agreement import Agreement, RowsToCompare, Run, measure_agreement
+from softcue.interop.agreement import Agreement, Run, measure_agreement
 from softcue.interop.encoder_graph import EncoderGraph
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.tasks import Task

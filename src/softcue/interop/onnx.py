@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
+from softcue.backbones.runtimes import OPSET, quantise_onnx, quiet
 from softcue.cue import Cue
+from softcue.cue.rows_to_compare import read_rows_to_compare
 from softcue.errors import MissingExtraError, first_line
-from softcue.interop.agreement import read_rows_to_compare
-from softcue.interop.encoder_graph import EncoderGraph, quiet, refused, trace
+from softcue.interop.encoder_graph import EncoderGraph, refused, trace
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.interop.graph_folder import Runtime, check_template, write_graph_folder
 
-OPSET = 20  # the first with Gelu, which runtimes fuse
 ONNX = Runtime(
     name="ONNX Runtime",
     file="model.onnx",
@@ -79,23 +79,9 @@ def write_onnx(graph: EncoderGraph, path: Path) -> None:
 def _quantise(path: Path) -> None:
     """Replace the backbone's matrices by 8-bit numbers; what the cue holds, prompts and head, stays as it is."""
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = onnx.load(str(path))
-    del model.graph.value_info[:]  # of weights that the exporter has transposed it has kept the old shape
-    left_out = [node.name for node in model.graph.node if any(map(is_of_cue, node.input))]
-    quantised = path.with_name(f"int8-{path.name}")
-    with quiet():
-        quantize_dynamic(
-            model,
-            str(quantised),
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            op_types_to_quantize=["MatMul", "Gather"],
-            # onnxruntime first turns a Gemm, such as the head, into a MatMul of this name.
-            nodes_to_exclude=[*left_out, *(f"{name}_MatMul" for name in left_out)],
-        )
-    quantised.replace(path)
+    model = onnx.load(str(path), load_external_data=False)
+    quantise_onnx(path, [node.name for node in model.graph.node if any(map(is_of_cue, node.input))])
 
 
 def is_of_cue(name: str) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from softcue.backbones.runtimes import quiet
 from softcue.cue import Cue
-from softcue.interop.agreement import read_rows_to_compare
-from softcue.interop.encoder_graph import EncoderGraph, quiet
+from softcue.cue.rows_to_compare import read_rows_to_compare
+from softcue.interop.encoder_graph import EncoderGraph
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.interop.graph_folder import Runtime, check_template, write_graph_folder
 from softcue.interop.onnx import is_of_cue, require, write_onnx

@@ -166,6 +166,7 @@ class IDPG(PromptEncoder):
             layer_prompts=layer_prompts if indices else None,
             is_parallel=self.prompted_layers.rule == "parallel",
             needs_positions=self.prompted_layers.needs_positions,
+            reads_states=self.reads_previous,
         )
 
     def _generate(self, index: int, vectors: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -54,6 +54,7 @@ def join_prompts(prompts: Sequence[Prompt]) -> Prompt:
         layer_prompts if deep_prompts else None,
         parts=tuple(zip(row_numbers, prompts, strict=True)),
         is_parallel=any(prompt.is_parallel for prompt in prompts),
+        reads_states=any(prompt.reads_states for prompt in prompts),
     )
 
 

@@ -73,7 +73,7 @@ def sentence_vectors_of(
     if representation.source == "glove":
         return _glove_vectors(representation, examples)
     # A table look-up is cheaper than the disk. What a trained model computes is wrong after its next step.
-    if representation.source == "words" or not backbone.is_frozen:
+    if representation.source == "words" or not backbone.may_store_vectors:
         return _compute(representation, backbone, task, examples, limit, batch_size, is_padded=True)
     # Keys are of texts with the prompt: vectors with different prompts are never mixed.
     prompted = add_prompt(examples, representation.prompt)
@@ -132,10 +132,8 @@ def add_prompt(examples: Sequence[Example], prompt: str) -> Sequence[Example]:
     return [replace(example, texts=(prompt + example.texts[0], *example.texts[1:])) for example in examples]
 
 
-# The part of a key that says how a vector was computed. Vectors stored under plain `torch.bfloat16` came from models
-# whose rotary frequencies were rounded too, so they are not used any more. Vectors without `no padding` came from
-# padded batches, whose rounding depended on the other texts.
-_NUMBER_FORMATS = {torch.bfloat16: "torch.bfloat16, exact buffers"}
+# A part of a key that says how a vector was computed. Vectors without it came from padded batches, whose rounding
+# depended on the other texts.
 _PASSES = "no padding"
 
 
@@ -150,7 +148,7 @@ def _key(representation: SentenceVector, backbone: Backbone, task: Task, example
         fingerprint.config,
         fingerprint.weights,
         fingerprint.tokenizer,
-        f"{_NUMBER_FORMATS.get(backbone.dtype, str(backbone.dtype))}, {_PASSES}{reading}{quantized}",
+        f"{backbone.numbers}, {_PASSES}{reading}{quantized}",
         representation.summary,
         str(limit or backbone.max_length),
         *texts,

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from softcue.backbones import Attention, NumberFormat, Quantization
+from softcue.backbones.runtimes import DtypeSetting, RuntimeSetting
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.batcher import Limits
 
@@ -66,6 +67,13 @@ class ServerSettings(BaseModel):
     attention: Attention | None = Field(None, description="how attention is computed; null: the fastest")
     quantization: Quantization | None = Field(
         None, description="8 or 4 bits for the backbone's matrices; null: as most cues were trained"
+    )
+    runtime: RuntimeSetting = Field(
+        "torch", description="what runs the frozen layers of an encoder; auto takes the fastest at agreeing answers"
+    )
+    runtime_dtype: DtypeSetting = Field("auto", description="number format of that runtime")
+    runtime_data: str | None = Field(
+        None, description="rows on which a runtime is compared with torch; null: those of the cues' own tasks"
     )
     log_texts: bool = Field(False, description="write texts and error messages into the log")
     allow_pickle: bool = Field(False, description="open a backbone whose weights are a pickle, which can run code")

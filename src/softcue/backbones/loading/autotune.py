@@ -182,7 +182,7 @@ def pass_tokens(model: Any, length: int = TRIAL_LENGTH) -> float:
         return measure_pass_tokens(model, length)
     table = model.get_input_embeddings().weight
     key = _make_key(f"cost of a pass, rows of {length}", model, table.device, str(table.dtype))
-    cost = _recall_entry(key, "tokens", _is_cost, lambda: {"tokens": round(measure_pass_tokens(model, length), 1)})
+    cost = recall_entry(key, "tokens", _is_cost, lambda: {"tokens": round(measure_pass_tokens(model, length), 1)})
     return float(cost)
 
 
@@ -349,11 +349,15 @@ def _recall_or_measure(key: str, names: Collection[str], measure: Callable[[], C
         name, speeds = measure()
         return {"choice": name, "speeds": {candidate: round(speed, 3) for candidate, speed in speeds.items()}}
 
-    return str(_recall_entry(key, "choice", lambda choice: choice in names, measure_entry))
+    return str(recall_entry(key, "choice", lambda choice: choice in names, measure_entry))
 
 
-def _recall_entry(key: str, field: str, is_usable: Callable[[Any], bool], measure: Callable[[], dict[str, Any]]) -> Any:
-    """Return a field of what is kept for a key, else measure it and keep it. A file that cannot be read is empty."""
+def recall_entry(key: str, field: str, is_usable: Callable[[Any], bool], measure: Callable[[], dict[str, Any]]) -> Any:
+    """Return a field of what is kept for a key, else measure it and keep it. A file that cannot be read is empty.
+
+    Example:
+        recall_entry("cost of a pass | cpu", "tokens", lambda tokens: tokens > 0, lambda: {"tokens": measure()})
+    """
     path = cache_folder() / "choices.json"
     with _lock(path):  # processes of one run wait for the first one's choice instead of measuring too
         entries = _read_choices(path)
@@ -381,6 +385,16 @@ def _read_choices(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return choices if isinstance(choices, dict) else {}
+
+
+def machine_key(what: str, model: Any) -> str:
+    """Describe a choice and all that it depends on: the machine, its threads, the libraries and the model.
+
+    Example:
+        machine_key("runtime", backbone.model)
+    """
+    table = model.get_input_embeddings().weight
+    return _make_key(what, model, table.device, str(table.dtype))
 
 
 def _make_key(what: str, model: Any, device: torch.device, dtype: str) -> str:

@@ -12,6 +12,14 @@ from softcue.errors import BackboneError
 class EncoderPass(ForwardPass):
     """A pass of an encoder-only backbone: hidden states and, if the model has it, the masked-word head."""
 
+    def hidden(self) -> Tensor:
+        """Last-layer hidden states, from the backbone's runtime if it has one that takes this pass. [B S D]"""
+        runtime = self.backbone.runtime
+        is_plain = self.stops_at is None and self.dropout is None and not torch.is_grad_enabled()
+        if self._hidden is None and runtime is not None and is_plain:
+            self._hidden = runtime.hidden(self)
+        return super().hidden()
+
     def _run(self) -> Tensor:
         hidden: Tensor = self.backbone.base(**self._inputs()).last_hidden_state
         return hidden.to(self.embeds.device)

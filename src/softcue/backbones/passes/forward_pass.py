@@ -106,6 +106,7 @@ class ForwardPass(ABC):
             noise,
             is_causal=backbone.kind == "decoder",
             linears=backbone.injected_linears,
+            has_constant_text=backbone.has_constant_text and torch.is_grad_enabled(),
         )
 
     def _without_prompts(

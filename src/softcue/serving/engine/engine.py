@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,9 @@ import torch
 from pydantic import ValidationError
 
 from softcue.backbones import Attention, Backbone, BackboneConfig, NumberFormat, Quantization, load_backbone
-from softcue.cue.cue import Cue, backbone_settings, check_no_settings
+from softcue.backbones.runtimes import DtypeSetting, RuntimeChoice, RuntimeSetting
+from softcue.cue.cue import Cue, backbone_settings, check_no_settings, settings_for_runtime
+from softcue.cue.runtimes import start_runtime
 from softcue.cue.signatures import read_public_keys
 from softcue.errors import ConfigurationError, SoftcueError, as_configuration_error
 from softcue.evaluation import check_one_task
@@ -84,6 +87,9 @@ class Engine:
         dtype: NumberFormat | None = None,
         attention: Attention | None = None,
         quantization: Quantization | None = None,
+        runtime: RuntimeSetting = "torch",
+        runtime_dtype: DtypeSetting = "auto",
+        runtime_data: str | Path | None = None,
     ) -> None:
         """Load the backbone, if a name is given, and the cues. `deterministic` is `dtype="float32"`.
 
@@ -92,6 +98,8 @@ class Engine:
         `require_signature` is a file of public keys: cues of the folder that none of them has signed are not loaded.
         `prefix_cache_mb` bounds the keys and values of prompts that a decoder keeps from batch to batch; None: a
         sixteenth of the memory of its device, at least 256 MB.
+        `runtime` runs the frozen layers of an encoder in openvino or onnx, and `auto` in the fastest of them; a cue
+        whose answers differ from torch's there, on rows of its task or on `runtime_data`, runs in torch.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
@@ -102,6 +110,7 @@ class Engine:
             check_deterministic(dtype)
             settings["dtype"] = "float32"
         if isinstance(backbone, str):
+            settings = settings if runtime == "torch" else settings_for_runtime(settings)
             recorded = {"dtype": "float32"} if folder is None else recorded_settings(folder, signers)
             values = {**recorded, **settings, "name": backbone, "allow_pickle": allow_pickle}
             try:
@@ -116,6 +125,8 @@ class Engine:
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
         self.registry.load_all()
+        if runtime != "torch":
+            self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
         self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
         self._on_batch = on_batch
@@ -124,6 +135,13 @@ class Engine:
         self._listeners: list[Callable[[BaseException], None]] = []
         self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
         self._thread.start()
+
+    def _start_runtime(self, choice: RuntimeChoice) -> None:
+        with warnings.catch_warnings():  # the log has the reasons
+            warnings.simplefilter("ignore")
+            report = start_runtime(self.backbone, [loaded.cue for loaded in self.registry.loaded()], choice)
+        facts = {"runtime": report.runtime, "compared": report.compared, "in torch": report.in_torch}
+        logger.log(logging.WARNING if report.in_torch else logging.INFO, "runtime", extra={"facts": facts})
 
     def __enter__(self) -> Self:
         return self

@@ -234,6 +234,8 @@ class Registry:
                 fix="see the server's log",
             ) from error
         self._warn_of_other_numbers(name, cue)
+        if cue.model.runs_in_torch:
+            logger.warning("cue runs in torch", extra={"facts": {"cue": name}})
         return LoadedCue.of(name, cue)
 
     def _warn_of_other_numbers(self, name: str, cue: Cue) -> None:

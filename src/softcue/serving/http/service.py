@@ -47,6 +47,9 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         dtype=settings.dtype,
         attention=settings.attention,
         quantization=settings.quantization,
+        runtime=settings.runtime,
+        runtime_dtype=settings.runtime_dtype,
+        runtime_data=settings.runtime_data,
     )
 
 

@@ -1,0 +1,253 @@
+"""Cues in another runtime than torch: which one is fastest, and whether each cue's answers stay those of torch.
+
+Every cue is compared with itself in torch, in float32, on rows of its task. A cue whose answers differ for more than
+0.5 % of the rows, or that changes the layers themselves, runs in torch beside the others.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from softcue.backbones import Backbone
+from softcue.backbones.loading.autotune import machine_key, recall_entry
+from softcue.backbones.runtimes import LayerRuntime, Recorder, RuntimeChoice
+from softcue.cue.cue import Cue
+from softcue.cue.rows_to_compare import made_up_examples, read_rows_to_compare
+from softcue.errors import ConfigurationError, first_line
+from softcue.inference import predict
+from softcue.readouts.heads import Regression
+from softcue.types import Example, Prediction
+
+LABELS = 0.005  # share of rows whose answers may differ
+NUMBER_TOLERANCE = 0.1  # of a number, in standard deviations of the training rows
+COMPARED_ROWS = 400  # of a cue; with fewer than 200 rows, no answer may differ
+CALIBRATION_ROWS = 128  # of all cues together
+LEAST_RECORDED_ROWS = 4  # of each cue
+ROWS_AT_ONCE = 16
+TIMED_ROWS, TIMED_TURNS = 32, 3
+
+
+@dataclass
+class RuntimeReport:
+    """What runs where."""
+
+    runtime: str = "torch"  # of the cues that are not in `in_torch`
+    in_torch: dict[str, str] = field(default_factory=dict)  # cue -> the reason
+    compared: dict[str, str] = field(default_factory=dict)  # cue -> the rows on which it agrees with torch
+    speeds: Mapping[str, float] = field(default_factory=dict)  # rows a second against torch, where it was measured
+
+
+@dataclass
+class _Trial:
+    """A cue with the rows it is compared on."""
+
+    cue: Cue
+    backbone: Backbone
+    rows: Sequence[Example]
+    source: str  # empty: the rows are made-up texts
+
+    @cached_property
+    def answers(self) -> Sequence[Prediction]:
+        """Its answers in torch."""
+        return _predict(self.cue, self.backbone.in_torch, self.rows)
+
+
+def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice) -> RuntimeReport:
+    """Give a backbone the runtime that is asked for, with graphs for these cues, and compare each cue with itself.
+
+    Example:
+        start_runtime(cue.backbone, [cue], RuntimeChoice("auto")).runtime     # "openvino int8"
+    """
+    names = {str(name): name for name in choice.candidates()}
+    report = RuntimeReport()
+    if reason := _why_torch(backbone):
+        if choice.runtime not in ("torch", "auto"):
+            raise ConfigurationError(
+                setting="runtime", got=choice.runtime, expected=f"torch: {reason}", fix="leave the option out"
+            )
+        return report
+    if not names:
+        return report
+    is_calibrated = any(name.number_format == "int8" for name in names.values())
+    trials, recorders = [], []
+    for cue in cues:
+        recorder = _record(backbone, cue, len(cues) if is_calibrated else 0, choice.data)
+        if reason := _why_in_torch(cue, backbone) or next(iter(recorder.reasons), ""):
+            _keep_in_torch(cue, reason, report)
+        else:
+            trials.append(_make_trial(cue, backbone, choice.data))
+            recorders.append(recorder)
+    if not trials:
+        return report
+    prepared: dict[str, LayerRuntime] = {}
+    failures: dict[str, str] = {}
+
+    def prepare(name: str) -> LayerRuntime | None:
+        if name not in prepared and name not in failures:
+            runtime = LayerRuntime(backbone, names[name], data=choice.data)
+            try:
+                runtime.prepare(*recorders)
+                prepared[name] = runtime
+            except Exception as error:  # any: a model may have operations that a library does not have
+                failures[name] = f"{name} cannot run this backbone: {first_line(error)}"
+        return prepared.get(name)
+
+    def measure() -> dict[str, object]:
+        runtimes = [runtime for name in names if (runtime := prepare(name)) is not None]
+        report.speeds = _measure_speeds(backbone, runtimes, trials)
+        return {"choice": max(report.speeds, key=lambda name: report.speeds[name]), "speeds": report.speeds}
+
+    chosen = next(iter(names))
+    if len(names) > 1 or choice.runtime == "auto":
+        cue_digests = sorted(trial.cue.cue_file.record_sha256[:12] for trial in trials)
+        key = machine_key(f"runtime of {', '.join(names)} for {', '.join(cue_digests)}", backbone.model)
+        chosen = recall_entry(key, "choice", lambda name: name in (*names, "torch"), measure)
+    runtime = None if chosen == "torch" else prepare(chosen)
+    if runtime is None:
+        for trial in trials if chosen != "torch" else ():
+            _keep_in_torch(trial.cue, failures[chosen], report)
+        return report
+    backbone.runtime, report.runtime = runtime, chosen
+    for trial in trials:
+        _compare(trial, runtime, report)
+    return report
+
+
+def admit(cue: Cue) -> RuntimeReport:
+    """Prepare the runtime of a cue's backbone for one more cue, and compare the cue with itself in torch.
+
+    Example:
+        admit(softcue.load("cues/tickets", backbone)).in_torch     # {} if it agrees
+    """
+    runtime, report = cue.backbone.runtime, RuntimeReport()
+    if not isinstance(runtime, LayerRuntime):
+        return report
+    report.runtime = str(runtime.name)
+    recorder = _record(cue.backbone, cue, 1 if runtime.name.number_format == "int8" else 0, runtime.data)
+    if reason := _why_in_torch(cue, cue.backbone) or next(iter(recorder.reasons), ""):
+        _keep_in_torch(cue, reason, report)
+        return report
+    runtime.prepare(recorder)
+    _compare(_make_trial(cue, cue.backbone, runtime.data), runtime, report)
+    return report
+
+
+def _why_torch(backbone: Backbone) -> str:
+    """The reason why a backbone has no other runtime than torch."""
+    if backbone.kind != "encoder":
+        return f"{backbone.name} is of kind {backbone.kind}, and other runtimes take encoders"
+    if backbone.device.type != "cpu":
+        return f"{backbone.name} is on {backbone.device}, and other runtimes are for processors"
+    if backbone.dtype != torch.float32:
+        return f"{backbone.name} is loaded in {backbone.dtype}, and answers are compared with float32"
+    return ""
+
+
+def _why_in_torch(cue: Cue, backbone: Backbone) -> str:
+    """The reason why a cue's passes cannot go through graphs of the frozen layers."""
+    view = cue.model.method.view_of(backbone)
+    if view.whole is not view:
+        return "its prompts enter at a deeper layer"
+    return "" if view is backbone else "its method changes the layers themselves"
+
+
+def _make_trial(cue: Cue, backbone: Backbone, data: str | None) -> _Trial:
+    rows, source = _rows_of(cue, ("validation", "test", "train"), COMPARED_ROWS, data)
+    return _Trial(cue, backbone, rows, source)
+
+
+def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tuple[list[Example], str]:
+    """Rows of a cue's task, as far as its record leads to them, and where they are from; else made-up texts."""
+    rows = read_rows_to_compare(cue, data, splits, most)
+    return (rows.examples, rows.source) if rows.examples else (made_up_examples(cue), "")
+
+
+def _record(backbone: Backbone, cue: Cue, num_calibrated: int, data: str | None) -> Recorder:
+    """Note what the layers get for rows that the cue was trained on: by it graphs are made, and calibrated.
+
+    `num_calibrated` cues share the rows of a calibration; without one, a few rows show which graphs are needed.
+    """
+    share = CALIBRATION_ROWS // num_calibrated if num_calibrated else 0
+    rows, _ = _rows_of(cue, ("train", "validation", "test"), max(LEAST_RECORDED_ROWS, share), data)
+    recorder = Recorder()
+    _predict(cue, backbone.with_runtime(recorder), rows)
+    return recorder
+
+
+def _predict(cue: Cue, backbone: Backbone, rows: Sequence[Example]) -> list[Prediction]:
+    return predict(backbone, [(cue.model, example) for example in rows], ROWS_AT_ONCE).predictions
+
+
+def _measure_speeds(backbone: Backbone, runtimes: Sequence[LayerRuntime], trials: Sequence[_Trial]) -> dict[str, float]:
+    """Rows a second of each runtime in which all cues agree, against torch. Torch itself is 1."""
+    views = {"torch": backbone.in_torch} | {str(runtime.name): backbone.with_runtime(runtime) for runtime in runtimes}
+    agreeing = [
+        name
+        for name, view in views.items()
+        if name == "torch" or all(not _difference(trial, _predict(trial.cue, view, trial.rows)) for trial in trials)
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name in agreeing}
+    requests = [(trial.cue.model, row) for trial in trials for row in trial.rows[: max(1, TIMED_ROWS // len(trials))]]
+    for _ in range(TIMED_TURNS):
+        for name in agreeing:
+            started = time.perf_counter()
+            predict(views[name], requests, ROWS_AT_ONCE)
+            seconds[name].append(time.perf_counter() - started)
+    return {name: round(min(seconds["torch"]) / min(times), 3) for name, times in seconds.items()}
+
+
+def _compare(trial: _Trial, runtime: LayerRuntime, report: RuntimeReport) -> None:
+    """Compare a cue in the backbone's runtime with its answers in torch; if they differ, it runs in torch.
+
+    What was found is kept, so that a server that starts again compares nothing.
+    """
+    cue = trial.cue
+    cue.model.runs_in_torch = False
+
+    def measure() -> dict[str, object]:
+        answers = _predict(cue, trial.backbone.with_runtime(runtime), trial.rows)
+        return {"difference": _difference(trial, answers)}
+
+    if not trial.source and runtime.name.number_format != "float32":
+        reason = f"no rows of its task are there to compare {runtime.name} with torch on"
+    else:
+        rows = f"{len(trial.rows)} rows of {trial.source or 'made-up texts'}"
+        what = f"answers of {cue.cue_file.record_sha256[:12]} on {rows} in {runtime.numbers}"
+        key = machine_key(what, trial.backbone.model)
+        reason = str(recall_entry(key, "difference", lambda difference: isinstance(difference, str), measure))
+    if reason:
+        _keep_in_torch(cue, reason, report)
+    else:
+        report.compared[cue.name] = rows
+
+
+def _difference(trial: _Trial, answers: Sequence[Prediction]) -> str:
+    """In what the answers of a runtime differ too much from those of torch; empty if they agree."""
+    readout = trial.cue.model.readout
+    if isinstance(readout, Regression):
+        numbers, in_torch = ([answer.value or 0.0 for answer in some] for some in (answers, trial.answers))
+        differences = [abs(number - expected) for number, expected in zip(numbers, in_torch, strict=True)]
+        largest = max(differences) / float(readout.scale)
+        agrees = largest <= NUMBER_TOLERANCE
+        return "" if agrees else f"numbers differ by {largest:.2g} standard deviations (at most {NUMBER_TOLERANCE:g})"
+    pairs = zip(answers, trial.answers, strict=True)
+    differing = sum(_answer(answer) != _answer(expected) for answer, expected in pairs)
+    if differing <= LABELS * len(answers):
+        return ""
+    return f"other answers for {differing} of {len(answers)} rows (at most {LABELS:.1%})"
+
+
+def _answer(prediction: Prediction) -> object:
+    return prediction.label, prediction.labels, prediction.spans
+
+
+def _keep_in_torch(cue: Cue, reason: str, report: RuntimeReport) -> None:
+    cue.model.runs_in_torch = True
+    report.in_torch[cue.name] = reason
+    warnings.warn(f"cue {cue.name} runs in torch: {reason}", stacklevel=3)
