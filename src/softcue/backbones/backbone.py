@@ -30,6 +30,7 @@ from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbe
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
+from softcue.backbones.passes.served import DecoderServer, ServedPass
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
 from softcue.backbones.structure import layers_of, modules_of
 from softcue.backbones.tracing import structure_of, token_ids_of
@@ -92,6 +93,8 @@ class Backbone:
         ]
         self.injected_sublayers: Sequence[nn.Module] = ()  # set by `with_sublayers` on a view of this backbone
         self.injected_linears: Mapping[str, nn.Module] = {}  # set by `with_linears` on a view of this backbone
+        self.server: DecoderServer | None = None  # set by `on_server` on a view of this backbone
+        self._local: Backbone | None = None
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -330,8 +333,8 @@ class Backbone:
 
     @property
     def whole(self) -> Backbone:
-        """The whole model, of which this may be the part from a layer on."""
-        return self
+        """The whole model in this process, of which this may be the part from a layer on."""
+        return self if self._local is None else self._local
 
     def from_layer(self, first_layer: int) -> Backbone:
         """Return a view of this backbone whose prompts enter at a deeper layer.
@@ -506,6 +509,25 @@ class Backbone:
         install_linear_hooks(self.base, changes)
         view = self._new_view()
         view.injected_linears = changes
+        return view
+
+    def on_server(self, server: DecoderServer) -> Backbone:
+        """Return a view of this backbone whose passes run in a program with the same weights; decoders only.
+
+        Word embeddings and sentence vectors are still computed here.
+
+        Example:
+            backbone.on_server(VllmClient("http://127.0.0.1:8100"))
+        """
+        if self.kind != "decoder":
+            raise BackboneError(
+                setting="backbone",
+                got=self.name,
+                expected="a decoder, where another program runs it from input embeddings",
+                fix=f"use --engine local: this is an {self.kind}",
+            )
+        view = self._new_view()
+        view.server, view._local, view._pass_class = server, self, ServedPass
         return view
 
     def _new_view(self) -> Backbone:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -103,6 +105,8 @@ def _predict_pass(
     listeners: Sequence[TokenListener | None],
 ) -> list[Prediction]:
     """Predict rows that are sorted by model."""
+    if backbone.server is not None and len(members) > 1:
+        return _predict_together(backbone, tokenized, members, listeners)
     batch = collate(tokenized, backbone.tokenizer.pad_token_id).to(backbone.device)
     if len(members) == 1:
         [(model, _)] = members
@@ -122,6 +126,24 @@ def _predict_pass(
             predicted = _predict_parts(backbone, group_batch, embeds[rows], group, row_listeners)
             predictions |= zip(rows.tolist(), predicted, strict=True)
     return [predictions[row] for row in range(len(tokenized))]
+
+
+def _predict_together(
+    backbone: Backbone,
+    tokenized: Sequence[TokenizedRow],
+    members: Sequence[tuple[TaskModel, Sequence[int]]],
+    listeners: Sequence[TokenListener | None],
+) -> list[Prediction]:
+    """Ask the server for the rows of all models at once; it puts what arrives together into one batch."""
+
+    @torch.no_grad()  # for each thread of its own
+    def predict_part(member: tuple[TaskModel, Sequence[int]], first: int) -> list[Prediction]:
+        rows = slice(first, first + len(member[1]))
+        return _predict_pass(backbone, tokenized[rows], [member], listeners[rows])
+
+    starts = [0, *accumulate(len(positions) for _, positions in members)][:-1]
+    with ThreadPoolExecutor(len(members), "softcue-served-part") as pool:
+        return [prediction for part in pool.map(predict_part, members, starts) for prediction in part]
 
 
 def _make_parts(

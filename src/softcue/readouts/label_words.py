@@ -59,10 +59,10 @@ class LabelWords(Readout):
     def logits(self, forward_pass: ForwardPass) -> Tensor:
         """Return the scores of the label words. [B C]"""
         if self.sentinels is None:
-            logits = forward_pass.first_logits()  # [B V]
-        else:  # those of the token behind the sentinel; that token itself is not read
-            target = forward_pass.ids.new_tensor([[self.sentinels.first, self.sentinels.first]])
-            logits = forward_pass.target_logits(target.expand(len(forward_pass.ids), -1))[:, 1]
+            return forward_pass.first_logits_of(self.word_ids)
+        # Those of the token behind the sentinel; that token itself is not read.
+        target = forward_pass.ids.new_tensor([[self.sentinels.first, self.sentinels.first]])
+        logits = forward_pass.target_logits(target.expand(len(forward_pass.ids), -1))[:, 1]  # [B V]
         return logits[:, self.word_ids.to(forward_pass.ids.device)]
 
     def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:

@@ -222,6 +222,10 @@ class ForwardPass(ABC):
     def first_logits(self) -> Tensor:
         """Logits over the vocabulary for the first word of the prediction. [B V]"""
 
+    def first_logits_of(self, words: Tensor) -> Tensor:
+        """Logits of these words as the first word of the prediction, up to a number that they share. [C] -> [B C]"""
+        return self.first_logits()[:, words.to(self.ids.device)]
+
     def mask_states(self) -> Tensor:
         """States at the mask token, as the masked-word head compares them with words. [B D]"""
         raise BackboneError(

@@ -339,7 +339,7 @@ class Engine:
     def _tokenize(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         splits = [row.model.split(row.example) for row in rows]
         examples = [(row.model, example) for row, split in zip(rows, splits, strict=True) for example in split]
-        tokenized_rows = iter(tokenize_requests(self.backbone, examples, self._use_disk_cache))
+        tokenized_rows = iter(tokenize_requests(self.backbone.whole, examples, self._use_disk_cache))
         tokenized: list[BatchRow] = []
         for row, split in zip(rows, splits, strict=True):
             batch_rows = [BatchRow.of(row, number, next(tokenized_rows)) for number in range(len(split))]
