@@ -528,6 +528,7 @@ class Backbone:
             )
         view = self._new_view()
         view.server, view._local, view._pass_class = server, self, ServedPass
+        view.max_length = min(self.max_length, server.max_length - 1)  # it writes at least one token
         return view
 
     def _new_view(self) -> Backbone:
@@ -565,6 +566,7 @@ class Backbone:
         temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
         remove(temporary)
         temporary.mkdir(parents=True)
+        _forget_gguf(self.model)
         self.model.save_pretrained(temporary)
         self.tokenizer.save_pretrained(temporary)
         if self.folder:
@@ -628,6 +630,14 @@ def make_head_inputs_contiguous(model: Any) -> None:
         return
     head.softcue_contiguous = True
     head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+
+
+def _forget_gguf(model: Any) -> None:
+    """Let a model from a GGUF file be saved: its weights are unpacked, but transformers takes them for packed ones."""
+    quantization = getattr(model.config, "quantization_config", None)
+    if str(getattr(quantization, "quant_method", "")).lower().endswith("gguf"):
+        model.hf_quantizer = None
+        del model.config.quantization_config
 
 
 def prepare_tokenizer(tokenizer: Any, config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import difflib
 import io
@@ -9,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +18,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softcue.cli.completion import complete_backbone
-from softcue.cli.options import AllowPickle, Columns, RequireSignature, SkipBadRows
+from softcue.cli.options import (
+    AllowPickle,
+    Columns,
+    RequireSignature,
+    SkipBadRows,
+    VllmArguments,
+    VllmPython,
+    VllmUrl,
+    vllm_settings,
+)
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
     from softcue.cue.signatures import PublicKeys
     from softcue.serving.engine.requests import Result, ServedPrediction
+    from softcue.serving.vllm.connect import VllmSettings
     from softcue.tasks.task import Task
     from softcue.types import Example, Prediction
 
@@ -42,6 +54,13 @@ PREDICTION_KEYS = (
     "votes",
     "prediction",
 )
+
+
+class PredictionEngine(StrEnum):
+    """The program that runs the backbone."""
+
+    LOCAL = "local"
+    VLLM = "vllm"
 
 
 def predict(
@@ -73,6 +92,12 @@ def predict(
     by_mean: Annotated[bool, typer.Option("--mean", help="One prediction per row, by the cues' mean scores.")] = False,
     skip_bad_rows: SkipBadRows = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: Annotated[
+        PredictionEngine, typer.Option(help="local: this process; vllm: vLLM runs the backbone, a decoder.")
+    ] = PredictionEngine.LOCAL,
+    vllm_url: VllmUrl = None,
+    vllm_python: VllmPython = None,
+    vllm_arguments: VllmArguments = None,
 ) -> None:
     """Predict texts or rows with one or more cues that share a backbone.
 
@@ -91,7 +116,10 @@ def predict(
     renamed = parse_columns(columns or [])
     join = choose_join(by_vote, by_mean)
     signers = None if require_signature is None else read_public_keys(require_signature)
+    vllm = vllm_settings(engine is PredictionEngine.VLLM, vllm_url, vllm_python, vllm_arguments)
     cues = load_together(paths, backbone, join is not None, allow_pickle, signers)
+    if vllm is not None:
+        cues = _load_on_vllm(paths, cues, vllm, signers)
     names = [cue.name for cue in cues]
     if len(set(names)) < len(names) and join is None:
         raise ConfigurationError(
@@ -404,6 +432,21 @@ def load_together(
         check_each_once(paths)
     first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers)
     return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
+
+
+def _load_on_vllm(
+    paths: Sequence[Path], cues: Sequence[Cue], vllm: VllmSettings, signers: PublicKeys | None
+) -> list[Cue]:
+    """The same cues on their backbone as vLLM runs it. vLLM ends with the process at the latest."""
+    from softcue.cue.cue import load
+    from softcue.serving.vllm.connect import check_cue, on_vllm
+
+    for cue in cues:  # before vLLM starts, which takes a while
+        check_cue(cue.name, cue.model, cue.backbone)
+    served = on_vllm(cues[0].backbone, vllm)
+    assert served.server is not None
+    atexit.register(served.server.close)
+    return [load(path, served, require_signature=signers) for path in paths]
 
 
 def _standard_input() -> list[Any]:

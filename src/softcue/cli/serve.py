@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from softcue.cli.options import AllowPickle, RequireSignature
+from softcue.cli.options import (
+    AllowPickle,
+    RequireSignature,
+    VllmArguments,
+    VllmPython,
+    VllmUrl,
+    vllm_settings,
+)
 
 
 class ServingEngine(StrEnum):
@@ -18,6 +25,7 @@ class ServingEngine(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
+    VLLM = "vllm"
 
 
 def serve(
@@ -55,7 +63,11 @@ def serve(
     ] = False,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
-        ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
+        ServingEngine,
+        typer.Option(
+            help="local: one process; ray: replicas on a Ray cluster that runs already (extra ray); vllm: vLLM runs "
+            "the backbone, a decoder."
+        ),
     ] = ServingEngine.LOCAL,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --engine ray; 2 unless set.")] = None,
     ray_address: Annotated[
@@ -65,6 +77,9 @@ def serve(
             "Replicas may be on other machines, which need the same paths; their logs are in Ray's log folder."
         ),
     ] = None,
+    vllm_url: VllmUrl = None,
+    vllm_python: VllmPython = None,
+    vllm_arguments: VllmArguments = None,
 ) -> None:
     """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
     from softcue.cue.hub import find_cue_folder, is_hub_address
@@ -77,13 +92,14 @@ def serve(
             setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"
         )
     for option, value in (("replicas", replicas), ("ray_address", ray_address)):
-        if value is not None and engine is ServingEngine.LOCAL:
+        if value is not None and engine is not ServingEngine.RAY:
             raise ConfigurationError(
                 setting=option,
                 got=value,
-                expected="no such option with --engine local, which is one process",
+                expected=f"no such option with --engine {engine}, which is one process",
                 fix="pass --engine ray",
             )
+    vllm = vllm_settings(engine is ServingEngine.VLLM, vllm_url, vllm_python, vllm_arguments)
     from softcue.cue.signatures import read_public_keys
     from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
 
@@ -100,6 +116,7 @@ def serve(
         require_signature=require_signature,
         api_keys=read_keys(API_KEY, api_key_file),
         admin_keys=read_keys(ADMIN_KEY, admin_key_file),
+        vllm=vllm,
     )
     check_address(settings, without_key)
     if require_signature is not None:

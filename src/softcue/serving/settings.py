@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.batcher import Limits
+from softcue.serving.vllm.connect import VllmSettings
 
 API_KEY = "SOFTCUE_API_KEY"  # environment variables
 ADMIN_KEY = "SOFTCUE_ADMIN_KEY"
@@ -57,6 +58,7 @@ class ServerSettings(BaseModel):
     require_signature: Path | None = Field(
         None, description="public keys: load only cues that one of them has signed; null: any cue"
     )
+    vllm: VllmSettings | None = Field(None, description="let vLLM run the backbone; null: this process runs it")
 
     @property
     def limits(self) -> Limits:

@@ -21,13 +21,24 @@ from softcue.errors import BackboneError
 class DecoderServer(Protocol):
     """A program with the weights of a decoder that takes input embeddings."""
 
+    @property
+    def max_length(self) -> int:
+        """The largest number of positions of a row, generated tokens included."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may answer again after an error."""
+
     def log_probabilities(self, inputs: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
         """Log-probability of each of these tokens behind each input [S D], over the whole vocabulary. [N, tokens]"""
 
     def generate(
-        self, inputs: Sequence[Tensor], decoding: Decoding, listeners: Sequence[TokenListener | None]
+        self, inputs: Sequence[Tensor], max_new_tokens: int, end_token: int, listeners: Sequence[TokenListener | None]
     ) -> list[list[int]]:
-        """Greedily generated token ids behind each input [S D]; a listener may end its row."""
+        """Greedily generated token ids behind each input [S D], up to the end token; a listener may end its row."""
+
+    def close(self) -> None:
+        """Give back what was started for this server."""
 
 
 @dataclass
@@ -82,7 +93,11 @@ class ServedPass(ForwardPass):
         """Nothing runs in advance: the server keeps keys and values itself."""
 
     def _generate(self, decoding: Decoding) -> list[list[int]]:
-        return self._server.generate(self._inputs_of_rows(), decoding, self.listeners or [None] * len(self.ids))
+        if decoding.num_beams > 1 or decoding.temperature:
+            self._refuse("beam search or drawn text")
+        end_token = self.backbone.tokenizer.eos_token_id
+        listeners = self.listeners or [None] * len(self.ids)
+        return self._server.generate(self._inputs_of_rows(), decoding.max_new_tokens, end_token, listeners)
 
     def _run(self) -> Tensor:
         self._refuse()
@@ -91,10 +106,10 @@ class ServedPass(ForwardPass):
         """Not available: a server gives log-probabilities of the words that it is asked for."""
         self._refuse()
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, got: str = "hidden states or all logits") -> NoReturn:
         raise BackboneError(
             setting="engine",
-            got="hidden states or all logits",
+            got=got,
             expected="label words, ranked labels or generated text of a decoder that another program runs",
             fix="use --engine local",
         )

@@ -51,6 +51,18 @@ STATE_BYTES = 64 << 20  # cache of states below late prompts: enough for texts i
 logger = logging.getLogger("softcue.serving")
 
 
+def load_for_serving(name: str, dtype: str, allow_pickle: bool = False) -> Backbone:
+    """Load a backbone for an engine: it keeps little of what it computes for single texts.
+
+    Example:
+        load_for_serving("minilm", recorded_dtype(Path("cues")))
+    """
+    settings = {"name": name, "dtype": dtype, "allow_pickle": allow_pickle}
+    backbone = load_backbone(BackboneConfig.model_validate(settings))
+    backbone.state_cache_bytes = (STATE_BYTES, 0)
+    return backbone
+
+
 class Engine:
     """Predicts items of any cues together: the cues of a folder, or loaded cues by name.
 
@@ -81,9 +93,7 @@ class Engine:
         folder = None if isinstance(cues, Mapping) else Path(cues)
         if isinstance(backbone, str):
             dtype = "float32" if folder is None or deterministic else recorded_dtype(folder, signers)
-            settings = {"name": backbone, "dtype": dtype, "allow_pickle": allow_pickle}
-            backbone = load_backbone(BackboneConfig.model_validate(settings))
-            backbone.state_cache_bytes = (STATE_BYTES, 0)
+            backbone = load_for_serving(backbone, dtype, allow_pickle)
         self.backbone = backbone
         self.max_characters, self.max_new_tokens = max_characters, max_new_tokens
         self.registry = Registry(folder, backbone, cues if isinstance(cues, Mapping) else None, signers)
@@ -184,6 +194,8 @@ class Engine:
         """Predict all accepted items, then stop."""
         self.drain()
         self._thread.join()
+        if self.backbone.server is not None:
+            self.backbone.server.close()
 
     # --- from items to request rows ---
 
@@ -374,6 +386,9 @@ class Engine:
             self._pass(batch)
         except Exception:
             logger.exception("a pass over %d rows failed", len(batch))
+            server = self.backbone.server
+            if server is not None and not server.is_alive:
+                raise  # no later pass can succeed: whatever supervises this process starts it again
             return False
         return True
 

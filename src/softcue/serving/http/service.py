@@ -13,10 +13,14 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 import softcue
-from softcue.serving.engine.engine import Engine
+from softcue.backbones import Backbone
+from softcue.cue.signatures import read_public_keys
+from softcue.serving.engine.engine import Engine, load_for_serving
+from softcue.serving.engine.registry import recorded_dtype
 from softcue.serving.engine.requests import BatchReport
 from softcue.serving.errors import RequestError, draining, inference_ended
 from softcue.serving.settings import ServerSettings
+from softcue.serving.vllm.connect import VllmSettings, on_vllm
 
 State = Literal["loading", "ready", "draining", "failed"]
 MakeEngine = Callable[[Callable[[BatchReport], None]], Engine]
@@ -32,7 +36,7 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
     # reads the variable when it is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PREPARED_SHAPES))
     return Engine(
-        backbone,
+        backbone if settings.vllm is None else _load_on_vllm(settings, backbone, cues, settings.vllm),
         cues,
         settings.limits,
         settings.max_characters,
@@ -43,6 +47,12 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         require_signature=settings.require_signature,
         deterministic=settings.deterministic,
     )
+
+
+def _load_on_vllm(settings: ServerSettings, backbone: str, cues: Path, vllm: VllmSettings) -> Backbone:
+    signers = None if settings.require_signature is None else read_public_keys(settings.require_signature)
+    dtype = "float32" if settings.deterministic else recorded_dtype(cues, signers)
+    return on_vllm(load_for_serving(backbone, dtype, settings.allow_pickle), vllm)
 
 
 class Service:
