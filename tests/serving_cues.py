@@ -56,12 +56,13 @@ def save_cue(
     seed: int = 0,
     readout: dict[str, Any] | None = None,
     backbone: Backbone | None = None,
+    **method: object,
 ) -> Cue:
     """A cue folder, as training would leave it; on a tiny backbone unless another is given."""
     backbone = backbone or tiny(model_type)
     writes = task.kind in ("generation", "tags") and model_type != "bert"
     settings_of_readout = {**({"max_new_tokens": 6} if writes else {}), **(readout or {})}
-    model = make_model(backbone, case, task, settings_of_readout, seed)
+    model = make_model(backbone, case, task, settings_of_readout, seed, **method)
     settings = model.method.config.model_dump(mode="json")
     record = CueFile(
         format=1,
