@@ -22,7 +22,7 @@ from softcue.serving.client import Client
 from softcue.serving.vllm.client import _SocketConnection
 
 PYTHON = os.environ.get("SOFTCUE_VLLM_PYTHON")
-BLOCK = 16  # positions whose keys and values vLLM keeps as one piece
+BLOCK = 32  # positions whose keys and values vLLM keeps as one piece
 LARGEST_DIFFERENCE = 1e-3  # of a probability
 
 pytestmark = [

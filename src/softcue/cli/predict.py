@@ -439,19 +439,19 @@ def _predict_shards(
     _check_names([path.name for path in paths], settings.ensemble)
     tasks = rename_columns([cue_file.task for cue_file in cue_files.values()], settings.columns, needs_target=False)
     folder = ShardFolder(output.with_name(f"{output.name}.shards").resolve())
-    folder.lay_out(settings, lambda: stream_together(settings.source, tasks, skip_bad_rows))
 
     def tell(num_finished: int, num_shards: int) -> None:
         typer.echo(f"shard {num_finished} of {num_shards}", err=True)
 
     with lock_folder(folder.path):
+        folder.lay_out(settings, lambda: stream_together(settings.source, tasks, skip_bad_rows))
         if ray_address is None:
             num_truncated = predict_in_processes(folder, num_workers, tell)
         else:
             num_truncated = predict_on_ray(folder, num_workers, ray_address, tell)
         separators = {path.name: task.separator for path, task in zip(paths, tasks, strict=True)}
         _write(output, folder.lines(), with_scores, separators)
-    folder.remove()
+        folder.remove()
     _tell_truncated(num_truncated)
 
 

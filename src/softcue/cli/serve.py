@@ -29,7 +29,12 @@ class ServingEngine(StrEnum):
 
 
 def serve(
-    cues: Annotated[Path, typer.Argument(help="The folder with a folder per cue; or hub:OWNER/NAME, one cue.")],
+    cues: Annotated[
+        str,
+        typer.Argument(
+            help="The folder with a folder per cue; or hub:OWNER/NAME, one cue; with --engine ray also an fsspec URL."
+        ),
+    ],
     backbone: Annotated[
         str,
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
@@ -70,6 +75,19 @@ def serve(
         ),
     ] = ServingEngine.LOCAL,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --engine ray; 2 unless set.")] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --engine ray: between --replicas and so many, as the load asks for.")
+    ] = None,
+    target_requests: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="With --max-replicas: requests in each replica that are aimed at; 16 unless set."),
+    ] = None,
+    replica_cpus: Annotated[
+        float | None, typer.Option(min=0.01, help="With --engine ray: CPUs of a replica; else an equal part.")
+    ] = None,
+    replica_gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --engine ray: GPUs of a replica, such as 0.5; else an equal part.")
+    ] = None,
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -86,12 +104,20 @@ def serve(
     from softcue.errors import ConfigurationError, MissingExtraError
 
     if is_hub_address(cues):
-        cues = find_cue_folder(cues).parent  # the folder of its commit, which has only this cue
-    if not cues.is_dir():
+        cues = str(find_cue_folder(cues).parent)  # the folder of its commit, which has only this cue
+    if "://" in cues and engine is not ServingEngine.RAY:
+        raise ConfigurationError(
+            setting="cues folder", got=cues, expected="a folder of this machine", fix="a URL needs --engine ray"
+        )
+    if "://" not in cues and not Path(cues).is_dir():
         raise ConfigurationError(
             setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"
         )
-    for option, value in (("replicas", replicas), ("ray_address", ray_address)):
+    of_replicas = {"number": replicas, "most": max_replicas, "target_requests": target_requests}
+    of_replicas |= {"cpus": replica_cpus, "gpus": replica_gpus}
+    ray_options = {"replicas": replicas, "max_replicas": max_replicas, "target_requests": target_requests}
+    ray_options |= {"replica_cpus": replica_cpus, "replica_gpus": replica_gpus, "ray_address": ray_address}
+    for option, value in ray_options.items():
         if value is not None and engine is not ServingEngine.RAY:
             raise ConfigurationError(
                 setting=option,
@@ -101,7 +127,14 @@ def serve(
             )
     vllm = vllm_settings(engine is ServingEngine.VLLM, vllm_url, vllm_python, vllm_arguments)
     from softcue.cue.signatures import read_public_keys
-    from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
+    from softcue.serving.settings import (
+        ADMIN_KEY,
+        API_KEY,
+        ReplicaSettings,
+        ServerSettings,
+        check_address,
+        read_keys,
+    )
 
     settings = ServerSettings(
         host=host,
@@ -121,14 +154,18 @@ def serve(
     check_address(settings, without_key)
     if require_signature is not None:
         read_public_keys(require_signature)  # before anything starts; replicas read it again
-    run: Callable[[ServerSettings, str, Path], None]
+    given = {name: value for name, value in of_replicas.items() if value is not None}
+    replica_settings = ReplicaSettings.model_validate(given)
+    run: Callable[[], None]
     try:
         if engine is ServingEngine.RAY:
             from softcue.serving.ray import serve as serve_replicas
 
-            run = partial(serve_replicas, num_replicas=replicas or 2, ray_address=ray_address or "auto")
+            run = partial(serve_replicas, settings, backbone, cues, replica_settings, ray_address or "auto")
         else:
-            from softcue.serving.http.server import serve as run
+            from softcue.serving.http.server import serve as serve_here
+
+            run = partial(serve_here, settings, backbone, Path(cues))
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "fastapi", "serve") from error
-    run(settings, backbone, cues)
+    run()

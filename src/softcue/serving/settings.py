@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.batcher import Limits
@@ -74,6 +74,38 @@ class ServerSettings(BaseModel):
         """
         keys = {name: [key.get_secret_value() for key in getattr(self, name)] for name in ("api_keys", "admin_keys")}
         return {**self.model_dump(), **keys}
+
+
+class ReplicaSettings(BaseModel):
+    """How many replicas a Ray cluster runs, and what each of them gets.
+
+    Example:
+        >>> ReplicaSettings(number=1, most=8, gpus=0.5).most
+        8
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int = Field(2, ge=1, description="replicas; the fewest if their number follows the load")
+    most: int | None = Field(None, ge=1, description="the most, if their number follows the load; null: it is fixed")
+    target_requests: float = Field(
+        16.0, gt=0, description="requests in each replica that are aimed at, if their number follows the load"
+    )
+    cpus: float | None = Field(None, gt=0, description="CPUs of a replica; null: an equal part of what is free")
+    gpus: float | None = Field(
+        None, ge=0, description="GPUs of a replica, such as 0.5; null: an equal part of what is free"
+    )
+
+    @model_validator(mode="after")
+    def _check_most(self) -> Self:
+        if self.most is not None and self.most < self.number:
+            raise ConfigurationError(
+                setting="max_replicas",
+                got=self.most,
+                expected=f"at least {self.number}, the fewest replicas",
+                fix="raise it, or lower `replicas=N`",
+            )
+        return self
 
 
 def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
@@ -55,6 +55,26 @@ def _load_on_vllm(settings: ServerSettings, backbone: str, cues: Path, vllm: Vll
     return on_vllm(load_for_serving(backbone, dtype, settings.allow_pickle), vllm)
 
 
+class CueChanges(Protocol):
+    """Who else must know when a client loads or unloads a cue."""
+
+    async def prepare(self, name: str) -> None:
+        """Have the current files of a cue in the cues folder, before it is loaded."""
+
+    async def publish(self, name: str, is_loaded: bool) -> None:
+        """Tell all replicas that a cue was loaded or unloaded here."""
+
+
+class _OnlyHere:
+    """The changes of a server that is one process."""
+
+    async def prepare(self, name: str) -> None:
+        pass
+
+    async def publish(self, name: str, is_loaded: bool) -> None:
+        pass
+
+
 class Service:
     """Loads the engine while the server already answers probes, and stops it in order.
 
@@ -68,6 +88,7 @@ class Service:
         self.metrics = Metrics()
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.cue_changes: CueChanges = _OnlyHere()
         self.num_reading = 0  # requests whose body is being read; only the event loop changes it
         self.num_body_bytes = 0  # of these bodies, as far as they have come
         self._make_engine = make_engine

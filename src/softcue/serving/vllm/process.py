@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from softcue.backbones import Backbone
+from softcue.backbones.loading.load import quiet_transformers
 from softcue.errors import RunError
 from softcue.serving.vllm.client import VllmClient, VllmError
 
@@ -57,7 +58,8 @@ class VllmProcess(VllmClient):
         model = _find_model_folder(backbone)
         if model is None:
             model = self._folder / "model"
-            backbone.save(model)
+            with quiet_transformers():
+                backbone.save(model)
         socket_path, key = self._folder / "vllm.sock", secrets.token_urlsafe(32)
         words = [
             *(program, "-m", MODULE, "--model", str(model), "--served-model-name", "softcue"),
