@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from command import check_error, run
+from ray_nodes import Process, running_cluster
 from serving_cues import TEXTS
 
 from softcue.errors import MissingExtraError, RunError
@@ -168,6 +171,29 @@ def test_ray_says_what_to_install(laid_out: ShardFolder, monkeypatch: pytest.Mon
         predict_on_ray(laid_out, None, "auto")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
+def test_a_killed_worker_of_ray_data_costs_no_row_and_no_line_comes_twice(
+    settings: ShardSettings, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    words = words_of(settings, "--output", output, "--engine", "ray", "--workers", 2, "--shard-rows", 1)
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as ray_folder,
+        running_cluster(Path(ray_folder), num_cpus=3, environment={}) as cluster,
+    ):
+        command = Process([sys.executable, "-m", "softcue", *words, "--ray-address", cluster.address], {})
+        command.wait_for("shard 1 of 23")
+        workers = [member for member in cluster.head.family() if "ray::" in "".join(member.cmdline()[:1])]
+        actors = [member for member in workers if "MapWorker" in "".join(member.cmdline()[:1])]
+        assert actors, [member.cmdline()[:1] for member in workers]
+        actors[0].kill()
+        assert command.end() == 0, "".join(command.lines)
+    texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
+    assert texts == [json.loads(line)["text"] for line in Path(settings.source).read_text().splitlines()]
+    assert not output.with_name("out.jsonl.shards").exists()
+
+
 @pytest.mark.processes
 def test_a_killed_process_costs_no_row_and_no_line_comes_twice(settings: ShardSettings, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
@@ -178,14 +204,12 @@ def test_a_killed_process_costs_no_row_and_no_line_comes_twice(settings: ShardSe
         lines = [process.stderr.readline()]
         assert lines == ["shard 1 of 12\n"]
         workers = [
-            child
-            for child in psutil.Process(process.pid).children()
-            if "spawn_main" in " ".join(child.cmdline())
+            child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())
         ]
         workers[0].kill()
         lines += process.stderr.readlines()
     assert process.returncode == 0, lines
-    texts = [row["text"] for row in csv.DictReader(output.open())]
+    texts = [row["text"] for row in csv.DictReader(output.read_text().splitlines())]
     assert texts == [json.loads(line)["text"] for line in Path(settings.source).read_text().splitlines()]
     assert not output.with_name("out.csv.shards").exists()
 
