@@ -83,9 +83,11 @@ class Cluster:
 def running_cluster(folder: Path, num_cpus: int, environment: dict[str, str]) -> Iterator[Cluster]:
     """A cluster of one node on loopback; `folder` gets its files."""
     port = free_port()
+    # keeps 127.0.0.1 as it is, in the node and in whatever connects to it
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", **environment}
     words: list[object] = [sys.executable, "-m", "ray.scripts.scripts", *START_COMMAND.split()[1:], "--block"]
     words += ["--port", port, "--num-cpus", num_cpus, "--temp-dir", folder, "--object-store-memory", 80 * 2**20]
-    head = Process(words, {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", **environment})
+    head = Process(words, environment)
     until_listening(port)
     try:
         yield Cluster(head, f"127.0.0.1:{port}", folder, environment)
@@ -107,7 +109,7 @@ def second_node(cluster: Cluster, num_cpus: int) -> Iterator[Process]:
     ]
     words += ["--num-cpus", num_cpus, "--object-store-memory", 80 * 2**20]
     words += ["--node-ip-address", "127.0.0.1", "--node-name", f"second-{free_port()}"]
-    node = Process(words, {"RAY_USAGE_STATS_ENABLED": "0", **cluster.environment})
+    node = Process(words, cluster.environment)
     try:
         yield node
     finally:

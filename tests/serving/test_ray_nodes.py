@@ -93,7 +93,7 @@ def test_two_nodes_lose_one_and_replace_replicas_under_load(model_folders: dict[
         time.sleep(8)  # until the cluster has its second node
         words = [sys.executable, "-m", "softcue", "serve", "--engine", "ray", "--ray-address", cluster.address]
         words += ["--replicas", "2", "--replica-cpus", "1", "--port", "0", "--backbone", str(model_folders["bert"])]
-        server = Process([*words, f"file://{cues}"], {"SOFTCUE_ADMIN_KEY": "admin-key"})
+        server = Process([*words, f"file://{cues}"], {**cluster.environment, "SOFTCUE_ADMIN_KEY": "admin-key"})
         try:
             server.wait_for("all replicas ready")
             first = replicas_of(server.url, 2)

@@ -182,7 +182,7 @@ def test_a_killed_worker_of_ray_data_costs_no_row_and_no_line_comes_twice(
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as ray_folder,
         running_cluster(Path(ray_folder), num_cpus=3, environment={}) as cluster,
     ):
-        command = Process([sys.executable, "-m", "softcue", *words, "--ray-address", cluster.address], {})
+        command = Process([sys.executable, "-m", "softcue", *words, "--ray-address", cluster.address], cluster.environment)
         command.wait_for("shard 1 of 23")
         workers = [member for member in cluster.head.family() if "ray::" in "".join(member.cmdline()[:1])]
         actors = [member for member in workers if "MapWorker" in "".join(member.cmdline()[:1])]
@@ -223,7 +223,7 @@ def test_a_killed_command_goes_on_where_it_was(settings: ShardSettings, tmp_path
         assert process.stderr is not None and process.stderr.readline()
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    psutil.wait_procs(family, 30)
+    assert not psutil.wait_procs(family, 30)[1]  # workers end with their command
     shard_folder = ShardFolder(tmp_path / "out.jsonl.shards")
     finished = {path.name: path.stat().st_mtime_ns for path in shard_folder.path.glob("lines-*.jsonl")}
     assert finished and shard_folder.missing()

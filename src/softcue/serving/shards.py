@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -31,7 +32,7 @@ from softcue.cue.cue_file import read_cue_file
 from softcue.cue.signatures import PublicKeys, read_public_keys
 from softcue.errors import ConfigurationError, MissingExtraError, RunError, SoftcueError
 from softcue.files import convert_write_errors, remove, write_atomically, write_json
-from softcue.machine import usable_cores
+from softcue.machine import end_with_parent, usable_cores
 from softcue.ray_cluster import connect
 from softcue.serving.engine.requests import Ensemble
 from softcue.serving.prediction_lines import LinePredictor
@@ -257,7 +258,7 @@ def predict_in_processes(folder: ShardFolder, num_workers: int | None = None, on
             places.put(number % num_gpus if num_gpus else None)
         threads = max(1, usable_cores() // num_workers)
         with ProcessPoolExecutor(
-            min(num_workers, len(missing)), context, _begin_worker, (str(folder.path), places, threads)
+            min(num_workers, len(missing)), context, _begin_worker, (str(folder.path), places, threads, os.getpid())
         ) as pool:
             waiting: set[Future[dict[str, Any]]] = {pool.submit(_run_shard, shard) for shard in missing}
             try:
@@ -284,8 +285,10 @@ def predict_in_processes(folder: ShardFolder, num_workers: int | None = None, on
 _worker: ShardWorker | None = None  # of a worker process
 
 
-def _begin_worker(folder: str, places: Any, threads: int) -> None:
+def _begin_worker(folder: str, places: Any, threads: int, parent: int) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends its workers
+    end_with_parent(parent)
     gpu = places.get()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
