@@ -182,7 +182,8 @@ def test_a_killed_worker_of_ray_data_costs_no_row_and_no_line_comes_twice(
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as ray_folder,
         running_cluster(Path(ray_folder), num_cpus=3, environment={}) as cluster,
     ):
-        command = Process([sys.executable, "-m", "softcue", *words, "--ray-address", cluster.address], cluster.environment)
+        words += ["--ray-address", cluster.address]
+        command = Process([sys.executable, "-m", "softcue", *words], cluster.environment)
         command.wait_for("shard 1 of 23")
         workers = [member for member in cluster.head.family() if "ray::" in "".join(member.cmdline()[:1])]
         actors = [member for member in workers if "MapWorker" in "".join(member.cmdline()[:1])]

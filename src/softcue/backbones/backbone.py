@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -566,8 +567,8 @@ class Backbone:
         temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
         remove(temporary)
         temporary.mkdir(parents=True)
-        _forget_gguf(self.model)
-        self.model.save_pretrained(temporary)
+        with _without_gguf(self.model):
+            self.model.save_pretrained(temporary)
         self.tokenizer.save_pretrained(temporary)
         if self.folder:
             copy_sentence_transformers_files(self.folder, temporary)
@@ -632,12 +633,23 @@ def make_head_inputs_contiguous(model: Any) -> None:
     head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
 
 
-def _forget_gguf(model: Any) -> None:
-    """Let a model from a GGUF file be saved: its weights are unpacked, but transformers takes them for packed ones."""
+@contextlib.contextmanager
+def _without_gguf(model: Any) -> Iterator[None]:
+    """Let a model from a GGUF file be saved: its weights are unpacked, but transformers takes them for packed ones.
+
+    Afterwards its configuration is as it was, for the fingerprint.
+    """
     quantization = getattr(model.config, "quantization_config", None)
-    if str(getattr(quantization, "quant_method", "")).lower().endswith("gguf"):
-        model.hf_quantizer = None
-        del model.config.quantization_config
+    if not str(getattr(quantization, "quant_method", "")).lower().endswith("gguf"):
+        yield
+        return
+    quantizer = getattr(model, "hf_quantizer", None)
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    try:
+        yield
+    finally:
+        model.hf_quantizer, model.config.quantization_config = quantizer, quantization
 
 
 def prepare_tokenizer(tokenizer: Any, config: Any) -> None:

@@ -113,11 +113,14 @@ def serve(
         raise ConfigurationError(
             setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"
         )
-    of_replicas = {"number": replicas, "most": max_replicas, "target_requests": target_requests}
-    of_replicas |= {"cpus": replica_cpus, "gpus": replica_gpus}
-    ray_options = {"replicas": replicas, "max_replicas": max_replicas, "target_requests": target_requests}
-    ray_options |= {"replica_cpus": replica_cpus, "replica_gpus": replica_gpus, "ray_address": ray_address}
-    for option, value in ray_options.items():
+    of_replicas: dict[str, object] = {
+        "replicas": replicas,
+        "max_replicas": max_replicas,
+        "target_requests": target_requests,
+        "replica_cpus": replica_cpus,
+        "replica_gpus": replica_gpus,
+    }
+    for option, value in {**of_replicas, "ray_address": ray_address}.items():
         if value is not None and engine is not ServingEngine.RAY:
             raise ConfigurationError(
                 setting=option,
@@ -154,7 +157,8 @@ def serve(
     check_address(settings, without_key)
     if require_signature is not None:
         read_public_keys(require_signature)  # before anything starts; replicas read it again
-    given = {name: value for name, value in of_replicas.items() if value is not None}
+    names = ("number", "most", "target_requests", "cpus", "gpus")
+    given = {name: value for name, value in zip(names, of_replicas.values(), strict=True) if value is not None}
     replica_settings = ReplicaSettings.model_validate(given)
     run: Callable[[], None]
     try:
