@@ -83,8 +83,7 @@ class Cluster:
 def running_cluster(folder: Path, num_cpus: int, environment: dict[str, str]) -> Iterator[Cluster]:
     """A cluster of one node on loopback; `folder` gets its files."""
     port = free_port()
-    # keeps 127.0.0.1 as it is, in the node and in whatever connects to it
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", **environment}
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", **environment}
     words: list[object] = [sys.executable, "-m", "ray.scripts.scripts", *START_COMMAND.split()[1:], "--block"]
     words += ["--port", port, "--num-cpus", num_cpus, "--temp-dir", folder, "--object-store-memory", 80 * 2**20]
     head = Process(words, environment)
@@ -133,6 +132,19 @@ def kill_with_family(process: Process) -> None:
         with suppress(psutil.NoSuchProcess):
             member.kill()
     process.end()
+
+
+def until_nodes(cluster: Cluster, number: int, seconds: float = 240) -> None:
+    """Wait until the cluster has so many nodes that live."""
+    script = "import ray, sys; ray.init(address=sys.argv[1]); print(sum(node['Alive'] for node in ray.nodes()))"
+    end = time.monotonic() + seconds
+    while True:
+        words = [sys.executable, "-c", script, cluster.address]
+        asked = subprocess.run(words, env={**os.environ, **cluster.environment}, capture_output=True, text=True)
+        if asked.stdout.strip() == str(number):
+            return
+        assert time.monotonic() < end, asked.stderr
+        time.sleep(1)
 
 
 def free_port() -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import signal
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ray_nodes import Process, kill_with_family, running_cluster, second_node
+from ray_nodes import Process, kill_with_family, running_cluster, second_node, until_nodes
 from serving_cues import TONE, TOPICS, save_cue
 
 from softcue.serving.client import Client, ServerError
@@ -69,9 +71,6 @@ class Load:
 
 def replicas_of(url: str, number: int, seconds: float = 300) -> set[str]:
     """The names of the replicas, when so many report their metrics."""
-    import re
-    import urllib.request
-
     end = time.monotonic() + seconds
     while True:
         text = urllib.request.urlopen(f"{url}/metrics").read().decode()
@@ -90,7 +89,7 @@ def test_two_nodes_lose_one_and_replace_replicas_under_load(model_folders: dict[
         running_cluster(Path(folder), num_cpus=1, environment={}) as cluster,
         second_node(cluster, num_cpus=1) as second,
     ):
-        time.sleep(8)  # until the cluster has its second node
+        until_nodes(cluster, 2)
         words = [sys.executable, "-m", "softcue", "serve", "--engine", "ray", "--ray-address", cluster.address]
         words += ["--replicas", "2", "--replica-cpus", "1", "--port", "0", "--backbone", str(model_folders["bert"])]
         server = Process([*words, f"file://{cues}"], {**cluster.environment, "SOFTCUE_ADMIN_KEY": "admin-key"})
