@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,7 @@ def test_examples_keep_what_predictions_need() -> None:
         (("--engine", "processes"), "--output FILE"),
         (("--engine", "vllm"), "--vllm-url"),
         (("--engine", "vllm", "--vllm-url", "http://8.8.8.8:80"), "private network"),
+        (("--engine", "vllm", "--vllm-url", "http://127.0.0.1:80", "--vllm-arguments", "-x"), "runs already"),
         (("--vllm-url", "http://127.0.0.1:80"), "--engine vllm"),
     ],
 )
@@ -163,6 +166,20 @@ def test_options_that_do_not_fit_are_one_line(
     settings: ShardSettings, options: tuple[object, ...], message: str
 ) -> None:
     check_error(run(*words_of(settings, *options)), message)
+
+
+def test_workers_that_die_again_and_again_end_the_command(
+    laid_out: ShardFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dying(ThreadPoolExecutor):
+        def submit(self, *_: Any) -> Any:  # type: ignore[override]
+            future: Future[Any] = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
+
+    monkeypatch.setattr(shards, "ProcessPoolExecutor", lambda num, *_: Dying(num))
+    with pytest.raises(RunError, match=r"3 processes that died one after the other.*lower --workers or --batch-size"):
+        shards.predict_in_processes(laid_out)
 
 
 def test_ray_says_what_to_install(laid_out: ShardFolder, monkeypatch: pytest.MonkeyPatch) -> None:

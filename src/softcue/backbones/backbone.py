@@ -191,7 +191,7 @@ class Backbone:
     @property
     def tokens_at_once(self) -> int:
         """The fastest number of tokens in a pass without gradients: as many as a processor's caches or memory hold."""
-        return CACHED_TOKENS if self.device.type == "cpu" else TOKENS_AT_ONCE
+        return CACHED_TOKENS if self.device.type == "cpu" and self.server is None else TOKENS_AT_ONCE
 
     @cached_property
     def pass_tokens(self) -> float:
@@ -530,6 +530,7 @@ class Backbone:
         view = self._new_view()
         view.server, view._local, view._pass_class = server, self, ServedPass
         view.max_length = min(self.max_length, server.max_length - 1)  # it writes at least one token
+        view.pass_tokens = TOKENS_AT_ONCE  # nothing is padded, so rows of any lengths go together
         return view
 
     def _new_view(self) -> Backbone:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import csv
 import difflib
 import io
@@ -507,15 +506,13 @@ def load_together(
 def _load_on_vllm(
     paths: Sequence[Path], cues: Sequence[Cue], vllm: VllmSettings, signers: PublicKeys | None
 ) -> list[Cue]:
-    """The same cues on their backbone as vLLM runs it. vLLM ends with the process at the latest."""
+    """The same cues on their backbone as vLLM runs it. A vLLM that is started here ends with this process."""
     from softcue.cue.cue import load
     from softcue.serving.vllm.connect import check_cue, on_vllm
 
     for cue in cues:  # before vLLM starts, which takes a while
         check_cue(cue.name, cue.model, cue.backbone)
     served = on_vllm(cues[0].backbone, vllm)
-    assert served.server is not None
-    atexit.register(served.server.close)
     return [load(path, served, require_signature=signers) for path in paths]
 
 

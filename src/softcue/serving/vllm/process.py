@@ -6,6 +6,7 @@ Python, as a module: the command `vllm` does not start in every build.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
@@ -76,6 +77,7 @@ class VllmProcess(VllmClient):
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
+        atexit.register(self.close)  # the command may end before the engine is there
         logger.info("vLLM starts", extra={"facts": {"process": self._process.pid, "log": str(self._log)}})
         end = time.monotonic() + START_SECONDS
         while True:
@@ -104,6 +106,7 @@ class VllmProcess(VllmClient):
 
     def close(self) -> None:
         """End vLLM and remove its folder."""
+        atexit.unregister(self.close)
         if self._process is not None and self.is_alive:
             self._process.terminate()
             try:
