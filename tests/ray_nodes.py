@@ -80,12 +80,13 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, num_cpus: int, environment: dict[str, str]) -> Iterator[Cluster]:
-    """A cluster of one node on loopback; `folder` gets its files."""
+def running_cluster(folder: Path, num_cpus: int, environment: dict[str, str], num_gpus: int = 0) -> Iterator[Cluster]:
+    """A cluster of one node; `folder` gets its files. Ray counts GPUs that it is told of, whether they exist or not."""
     port = free_port()
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **environment}
     words: list[object] = [sys.executable, "-m", "ray.scripts.scripts", *START_COMMAND.split()[1:], "--block"]
     words += ["--port", port, "--num-cpus", num_cpus, "--temp-dir", folder, "--object-store-memory", 80 * 2**20]
+    words += ["--num-gpus", num_gpus]
     head = Process(words, environment)
     until_listening(port)
     try:

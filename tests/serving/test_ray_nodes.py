@@ -132,3 +132,32 @@ def test_two_nodes_lose_one_and_replace_replicas_under_load(model_folders: dict[
             if server.process.poll() is None:
                 server.process.kill()
             server.end()
+
+
+def test_the_number_of_replicas_follows_the_load_and_two_share_a_gpu(
+    model_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    save_cue(tmp_path / "cues" / "topics", TOPICS)
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        running_cluster(Path(folder), num_cpus=2, environment={}, num_gpus=1) as cluster,
+    ):
+        until_nodes(cluster, 1)
+        words = [sys.executable, "-m", "softcue", "serve", "--engine", "ray", "--ray-address", cluster.address]
+        words += ["--replicas", "1", "--max-replicas", "2", "--target-requests", "1", "--replica-gpus", "0.5"]
+        words += ["--port", "0", "--backbone", str(model_folders["bert"]), str(tmp_path / "cues")]
+        server = Process(words, cluster.environment)
+        try:
+            server.wait_for("all replicas ready")
+            assert any('"num_gpus": 0.5' in line for line in server.lines)
+            assert len(replicas_of(server.url, 1)) == 1
+            load = Load(server.url)
+            with load.running():
+                replicas_of(server.url, 2, 600)
+            assert load.num_failures == 0, load.answers
+            server.process.terminate()
+            assert server.end() == 0
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+            server.end()
