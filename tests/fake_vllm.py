@@ -31,6 +31,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.num_failures = 0
         self.answer: bytes | None = None  # sent instead of any answer
         self.max_model_len = 160
+        self.last_event = b"data: [DONE]\n\n"  # of a text
 
     @property
     def url(self) -> str:
@@ -94,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
                 row = torch.cat([row, self.server.backbone.embed(torch.tensor([token]))])
                 if token in body["stop_token_ids"]:
                     break
-            self.wfile.write(b"data: [DONE]\n\n")
+            self.wfile.write(self.server.last_event)
         except OSError:  # the client has left
             self.server.bodies.append({"left": True})
 

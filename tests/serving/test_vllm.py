@@ -110,6 +110,15 @@ def test_text_is_streamed_and_ends_at_a_stop_word(folder: Path, vllm: FakeVllm) 
         assert len(vllm.bodies) > num_bodies
 
 
+@pytest.mark.parametrize(
+    ("last_event", "message"), [(b"", "ends too early"), (b'data: {"error": "out of memory"}\n\n', "out of memory")]
+)
+def test_a_text_that_breaks_off_is_an_error(vllm: FakeVllm, last_event: bytes, message: str) -> None:
+    vllm.last_event = last_event
+    with pytest.raises(VllmError, match=message):
+        VllmClient(vllm.url).generate([torch.randn(4, 32)], 3, 1, [None])
+
+
 def test_texts_are_cut_to_what_vllm_takes(folder: Path, vllm: FakeVllm) -> None:
     vllm.max_model_len = 40
     with Engine(on_vllm(tiny(FAMILY), served(vllm)), folder) as engine:

@@ -87,7 +87,6 @@ class VllmClient:
         Example:
             client.log_probabilities([embeds], [tokenizer.eos_token_id])
         """
-
         groups = [tokens[first : first + TOKENS_OF_REQUEST] for first in range(0, len(tokens), TOKENS_OF_REQUEST)]
         with ThreadPoolExecutor(REQUESTS_AT_ONCE, "softcue-vllm") as pool:
             # One list of answers for each group of tokens: vLLM has run all inputs after the first of them.
@@ -132,20 +131,26 @@ class VllmClient:
             "stream": True,
         }
         ids: list[int] = []
-        with self._open("POST", "/v1/completions", self._greedy(body)) as response, self._read_errors():
+        with self._open("POST", "/v1/completions", self._greedy(body)) as response:
+            for new_ids in self._streamed_ids(response):
+                ids += new_ids
+                if new_ids and listener is not None and listener(ids):
+                    break  # vLLM ends a request whose client has left
+        return ids
+
+    def _streamed_ids(self, response: http.client.HTTPResponse) -> Iterator[list[int]]:
+        """The token ids of each event, to the last one."""
+        with self._read_errors():
             for line in response:
                 name, _, data = line.decode().strip().partition(": ")
                 if name != "data":
                     continue
                 if data == "[DONE]":
-                    return ids
+                    return
                 event = json.loads(data)
                 if "error" in event:
                     raise VllmError(self.address, str(event["error"]), "see its log")
-                new_ids = [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
-                ids += new_ids
-                if new_ids and listener is not None and listener(ids):
-                    return ids  # vLLM ends a request whose client has left
+                yield [int(token) for choice in event["choices"] for token in choice.get("token_ids") or ()]
         raise VllmError(self.address, "a text that ends too early", "see its log")
 
     # --- HTTP ---
