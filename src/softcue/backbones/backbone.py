@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from softcue.backbones.passes.decoding import Decoding, TokenListener, add_gumbe
 from softcue.backbones.passes.encoder import EncoderPass
 from softcue.backbones.passes.encoder_decoder import EncoderDecoderPass
 from softcue.backbones.passes.forward_pass import ForwardPass, Pooling
+from softcue.backbones.passes.served import DecoderServer, ServedPass
 from softcue.backbones.quantized_linear import num_weights, quantization_of
 from softcue.backbones.runtimes import LayerRuntime, Recorder
 from softcue.backbones.state_cache import DISK_BYTES, MEMORY_BYTES
@@ -107,6 +109,8 @@ class Backbone:
         self.runtime: LayerRuntime | Recorder | None = (
             None  # runs passes without gradients instead of torch; encoders only
         )
+        self.server: DecoderServer | None = None  # set by `on_server` on a view of this backbone
+        self._local: Backbone | None = None
         self._views_from_layers: dict[int, Backbone] = {}
         self._pass_class: type[ForwardPass] = _PASS_CLASSES[self.kind]
         self.layout_side: PaddingSide = "left" if self.kind == "decoder" else "right"
@@ -220,7 +224,7 @@ class Backbone:
     @property
     def tokens_at_once(self) -> int:
         """The fastest number of tokens in a pass without gradients: as many as a processor's caches or memory hold."""
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or self.server is not None:
             return TOKENS_AT_ONCE
         narrower = max(1, CACHED_WIDTH // self.hidden_width)  # the states of a narrower model take less
         return min(TOKENS_AT_ONCE, CACHED_TOKENS * narrower)
@@ -372,8 +376,8 @@ class Backbone:
 
     @property
     def whole(self) -> Backbone:
-        """The whole model, of which this may be the part from a layer on."""
-        return self
+        """The whole model in this process, of which this may be the part from a layer on."""
+        return self if self._local is None else self._local
 
     def from_layer(self, first_layer: int) -> Backbone:
         """Return a view of this backbone whose prompts enter at a deeper layer.
@@ -564,6 +568,27 @@ class Backbone:
         view.injected_linears = changes
         return view
 
+    def on_server(self, server: DecoderServer) -> Backbone:
+        """Return a view of this backbone whose passes run in a program with the same weights; decoders only.
+
+        Word embeddings and sentence vectors are still computed here.
+
+        Example:
+            backbone.on_server(VllmClient("http://127.0.0.1:8100"))
+        """
+        if self.kind != "decoder":
+            raise BackboneError(
+                setting="backbone",
+                got=self.name,
+                expected="a decoder, where another program runs it from input embeddings",
+                fix=f"use --engine local: this is an {self.kind}",
+            )
+        view = self._new_view()
+        view.server, view._local, view._pass_class = server, self, ServedPass
+        view.max_length = min(self.max_length, server.max_length - 1)  # it writes at least one token
+        view.pass_tokens = TOKENS_AT_ONCE  # nothing is padded, so rows of any lengths go together
+        return view
+
     def _new_view(self) -> Backbone:
         view = copy.copy(self)
         view._views_from_layers = {}
@@ -620,7 +645,8 @@ class Backbone:
         temporary = folder.with_name(f"{folder.name}{TEMPORARY_SUFFIX}")
         remove(temporary)
         temporary.mkdir(parents=True)
-        self.model.save_pretrained(temporary)
+        with _without_gguf(self.model):
+            self.model.save_pretrained(temporary)
         self.tokenizer.save_pretrained(temporary)
         if self.folder:
             copy_sentence_transformers_files(self.folder, temporary)
@@ -712,6 +738,25 @@ def make_head_inputs_contiguous(model: Any) -> None:
         return
     head.softcue_contiguous = True
     head.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+
+
+@contextlib.contextmanager
+def _without_gguf(model: Any) -> Iterator[None]:
+    """Let a model from a GGUF file be saved: its weights are unpacked, but transformers takes them for packed ones.
+
+    Afterwards its configuration is as it was, for the fingerprint.
+    """
+    quantization = getattr(model.config, "quantization_config", None)
+    if not str(getattr(quantization, "quant_method", "")).lower().endswith("gguf"):
+        yield
+        return
+    quantizer = getattr(model, "hf_quantizer", None)
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    try:
+        yield
+    finally:
+        model.hf_quantizer, model.config.quantization_config = quantizer, quantization
 
 
 def prepare_tokenizer(tokenizer: Any, config: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,6 +43,9 @@ QuantizationKind = Annotated[
     QuantizationOption | None,
     typer.Option(help="Keep the backbone's matrices in 8 or 4 bits; else as in training."),
 ]
+if TYPE_CHECKING:
+    from softcue.serving.vllm.connect import VllmSettings
+
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Open a backbone whose weights are a pickle; only if you trust it.")
 ]
@@ -66,6 +69,61 @@ RuntimeData = Annotated[
     typer.Option(help="Rows to compare a runtime with torch on: a file, or a folder of published files."),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
+
+VllmUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="With --engine vllm: a vLLM that runs already with --enable-prompt-embeds, at a loopback or private "
+        "address; its key is in SOFTCUE_VLLM_KEY. Else one is started."
+    ),
+]
+VllmPython = Annotated[
+    str | None,
+    typer.Option(
+        help="With --engine vllm: the Python of the environment in which vLLM is installed, to start one.",
+        envvar="SOFTCUE_VLLM_PYTHON",
+    ),
+]
+VllmArguments = Annotated[
+    str | None,
+    typer.Option(help="With --engine vllm: more options for the vLLM that is started, in one word."),
+]
+
+
+def vllm_settings(is_chosen: bool, url: str | None, python: str | None, arguments: str | None) -> VllmSettings | None:
+    """The options of vLLM as settings; None with another engine, which has none of them.
+
+    Example:
+        >>> vllm_settings(True, "http://127.0.0.1:8100", None, None).url
+        'http://127.0.0.1:8100'
+    """
+    from softcue.errors import ConfigurationError
+
+    if not is_chosen:
+        for option, value in (("vllm_url", url), ("vllm_arguments", arguments)):
+            if value is not None:
+                raise ConfigurationError(
+                    setting=option, got=value, expected="no such option with another engine", fix="pass --engine vllm"
+                )
+        return None
+    from softcue.serving.vllm.client import check_is_private
+    from softcue.serving.vllm.connect import VllmSettings
+
+    if url is not None and arguments is not None:
+        raise ConfigurationError(
+            setting="vllm_arguments", got=arguments, expected="none for a vLLM that runs already", fix="leave it out"
+        )
+    if url is None and python is None:
+        raise ConfigurationError(
+            setting="vllm_url",
+            got=None,
+            expected="a vLLM that runs, or the Python that has it",
+            fix="pass --vllm-url URL or --vllm-python FILE",
+        )
+    if url is not None:
+        check_is_private(url)
+        return VllmSettings(url=url)
+    return VllmSettings(python=python, arguments=arguments or "")
 
 
 def split_names(names: str) -> list[str]:

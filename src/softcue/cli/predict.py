@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import difflib
-import gc
 import io
 import json
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +29,17 @@ from softcue.cli.options import (
     RuntimeData,
     RuntimeDtype,
     SkipBadRows,
+    VllmArguments,
+    VllmPython,
+    VllmUrl,
+    vllm_settings,
 )
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
     from softcue.cue.signatures import PublicKeys
-    from softcue.serving.engine.requests import Result, ServedPrediction
+    from softcue.serving.engine.requests import Ensemble
+    from softcue.serving.vllm.connect import VllmSettings
     from softcue.tasks.task import Task
     from softcue.types import Example, Prediction
 
@@ -43,20 +47,16 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 4096
 BYTES_AT_ONCE = 1 << 20  # of standard input
-# a text column with one of these names is printed as input.NAME
-PREDICTION_KEYS = (
-    "label",
-    "labels",
-    "value",
-    "illegal",
-    "score",
-    "scores",
-    "spans",
-    "cue",
-    "cues",
-    "votes",
-    "prediction",
-)
+ROWS_OF_SHARD = 20_000
+
+
+class PredictionEngine(StrEnum):
+    """The program that runs the backbone."""
+
+    LOCAL = "local"
+    VLLM = "vllm"
+    PROCESSES = "processes"
+    RAY = "ray"
 
 
 def predict(
@@ -95,6 +95,25 @@ def predict(
     by_mean: Annotated[bool, typer.Option("--mean", help="One prediction per row, by the cues' mean scores.")] = False,
     skip_bad_rows: SkipBadRows = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: Annotated[
+        PredictionEngine,
+        typer.Option(
+            help="local: this process; vllm: vLLM runs the backbone, a decoder; processes: shards of --input in "
+            "several processes; ray: shards on a Ray cluster that runs already (extra ray)."
+        ),
+    ] = PredictionEngine.LOCAL,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --engine processes or ray; else one per GPU of machine or cluster.")
+    ] = None,
+    shard_rows: Annotated[
+        int | None, typer.Option(min=1, help="With --engine processes or ray: rows of a shard; 20,000 unless set.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="With --engine ray: HOST:PORT of the cluster, or auto (default).")
+    ] = None,
+    vllm_url: VllmUrl = None,
+    vllm_python: VllmPython = None,
+    vllm_arguments: VllmArguments = None,
 ) -> None:
     """Predict texts or rows with one or more cues that share a backbone.
 
@@ -104,24 +123,41 @@ def predict(
     from softcue.cli.output import print_json
     from softcue.cue.cue import backbone_settings
     from softcue.cue.signatures import read_public_keys
-    from softcue.errors import ConfigurationError
-    from softcue.files import convert_write_errors, write_atomically
     from softcue.tasks.columns import parse_columns, rename_columns
 
     if output is not None:
         _check_output(output)
     paths, texts = split_words(words, source)
     renamed = parse_columns(columns or [])
-    join = choose_join(by_vote, by_mean)
+    ensemble = choose_ensemble(by_vote, by_mean)
     signers = None if require_signature is None else read_public_keys(require_signature)
     settings = backbone_settings(device, dtype, attention, quantization)
+    vllm = vllm_settings(engine is PredictionEngine.VLLM, vllm_url, vllm_python, vllm_arguments)
+    _check_shard_options(engine, source, output, {"workers": workers, "shard_rows": shard_rows}, ray_address)
+    _check_runtime(engine, runtime)
+    if engine in (PredictionEngine.PROCESSES, PredictionEngine.RAY):
+        assert source is not None and output is not None
+        shards: dict[str, Any] = {
+            "cues": [str(path.resolve()) for path in paths],
+            "source": source,
+            "backbone": str(Path(backbone).resolve()) if backbone and Path(backbone).exists() else backbone,
+            "backbone_settings": settings,
+            "columns": renamed,
+            "ensemble": ensemble,
+            "batch_size": batch_size,
+            "shard_rows": shard_rows or ROWS_OF_SHARD,
+            "allow_pickle": allow_pickle,
+            "require_signature": None if require_signature is None else str(require_signature.resolve()),
+        }
+        address = (ray_address or "auto") if engine is PredictionEngine.RAY else None
+        _predict_shards(shards, output, with_scores, skip_bad_rows, workers, address)
+        return
     choice = (runtime, runtime_dtype, runtime_data)
-    cues = load_together(paths, backbone, join is not None, allow_pickle, signers, settings, choice)
+    cues = load_together(paths, backbone, ensemble is not None, allow_pickle, signers, settings, choice)
+    if vllm is not None:
+        cues = _load_on_vllm(paths, cues, vllm, signers)
     names = [cue.name for cue in cues]
-    if len(set(names)) < len(names) and join is None:
-        raise ConfigurationError(
-            setting="cues", got=", ".join(names), expected="cues with different folder names", fix="rename one"
-        )
+    _check_names(names, ensemble)
     tasks = rename_columns([cue.task for cue in cues], renamed, needs_target=False)
     if source is None:
         chunks = _in_chunks(_typed_rows(cues, _group_texts(tasks, texts)))
@@ -131,12 +167,9 @@ def predict(
         lines_in = StandardInput() if source == "-" else None
         rows = stream_together(source if lines_in is None else _input_rows(lines_in, tasks), tasks, skip_bad_rows)
         chunks = _in_chunks(rows, (lambda: True) if lines_in is None else lines_in.has_more)
-    lines = _predict_lines(cues, tasks, chunks, join, batch_size)
+    lines = _predict_lines(cues, tasks, chunks, ensemble, batch_size)
     if output is not None:
-        separators = dict(zip(names, (task.separator for task in tasks), strict=True))
-        written = _csv(lines, with_scores, separators) if output.suffix == ".csv" else _jsonl(lines)
-        with convert_write_errors("output", output):
-            write_atomically(output, (text.encode() for text in written))
+        _write(output, lines, with_scores, dict(zip(names, (task.separator for task in tasks), strict=True)))
     elif as_json:
         print_json({"rows": [line for chunk in lines for line in chunk]})
     elif source is None:
@@ -288,6 +321,7 @@ def _in_chunks(
 def _print_predictions(lines: Sequence[dict[str, Any]], with_scores: bool) -> None:
     """Print a table: the texts, and the predictions of each cue or of the ensemble."""
     from softcue.cli.output import print_table
+    from softcue.serving.prediction_lines import PREDICTION_KEYS
 
     rows = []
     for line in lines:
@@ -342,88 +376,144 @@ def _predict_lines(
     cues: Sequence[Cue],
     tasks: Sequence[Task],
     chunks: Iterator[list[tuple[Example, ...]]],
-    join: Join | None,
+    ensemble: Ensemble | None,
     batch_size: int,
 ) -> Iterator[list[dict[str, Any]]]:
     """Lines of the output, chunk by chunk. The server's engine predicts them."""
-    from softcue.serving.engine.batcher import Limits
-    from softcue.serving.engine.engine import Engine
+    from softcue.serving.prediction_lines import LinePredictor
 
-    num_truncated = 0
-    limits = Limits(max_in_flight=2 * ROWS_AT_ONCE, max_rows=batch_size)
-    named = {str(number): cue for number, cue in enumerate(cues)}
-    columns = [tuple(f"input.{name}" if name in PREDICTION_KEYS else name for name in task.text) for task in tasks]
-    with Engine(cues[0].backbone, named, limits, max_characters=sys.maxsize) as engine, _without_old_objects():
+    with LinePredictor(cues, tasks, ensemble, batch_size) as predictor:
         for chunk in chunks:
-            items = [(name, row[number]) for number, name in enumerate(named) for row in chunk]
-            results = [_check_result(result) for result in engine.predict(items)]
-            num_truncated += sum(result.is_truncated for result in results)
-            predictions = [result.prediction for result in results]
-            yield [
-                _line(cues, columns, row, predictions[number :: len(chunk)], join) for number, row in enumerate(chunk)
-            ]
+            yield predictor.lines(chunk)
+    _tell_truncated(predictor.num_truncated)
+
+
+def _tell_truncated(num_truncated: int) -> None:
     if num_truncated:
         typer.echo(f"{num_truncated} texts were cut to the backbone's length", err=True)
 
 
-@contextmanager
-def _without_old_objects() -> Iterator[None]:
-    """Garbage collection leaves out what is loaded already: looking through it again and again takes a fifth longer."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+def _write(
+    output: Path, lines: Iterable[list[dict[str, Any]]], with_scores: bool, separators: Mapping[str, str]
+) -> None:
+    """Write lines to a csv or jsonl file; `separators` are as in `_csv`."""
+    from softcue.files import convert_write_errors, write_atomically
+
+    chunks = _csv(lines, with_scores, separators) if output.suffix == ".csv" else _jsonl(lines)
+    with convert_write_errors("output", output):
+        write_atomically(output, (text.encode() for text in chunks))
 
 
-def _check_result(result: Result) -> ServedPrediction:
-    """The prediction of the engine, or its error raised."""
-    from softcue.errors import RunError
-    from softcue.serving.engine.requests import ServedPrediction
+def _check_runtime(engine: PredictionEngine, runtime: str) -> None:
+    """Raise an error for another runtime than torch where the layers do not run in this process."""
+    from softcue.errors import ConfigurationError
 
-    if isinstance(result, ServedPrediction):
-        return result
-    if result.code == "failed":
-        raise RunError(
-            setting="batch_size",
-            got="a pass that failed twice",
-            expected="a pass without an error",
-            fix="the log above has the reason; for memory, lower it",
+    if runtime != "torch" and engine is not PredictionEngine.LOCAL:
+        raise ConfigurationError(
+            setting="runtime", got=runtime, expected=f"torch with --engine {engine}", fix="leave one of the two out"
         )
-    raise result
 
 
-def _line(
-    cues: Sequence[Cue],
-    columns: Sequence[tuple[str, ...]],
-    row: Sequence[Example],
-    predictions: Sequence[Prediction],
-    join: Join | None,
-) -> dict[str, Any]:
-    """A row's texts by column name, and its predictions. All cues read columns of the same row."""
-    line: dict[str, Any] = {}
-    for names, example in zip(columns, row, strict=True):
-        line.update(zip(names, example.texts, strict=True))
-    if join is not None:
-        from softcue.evaluation import votes
-        from softcue.types import label_text
+def _check_shard_options(
+    engine: PredictionEngine,
+    source: str | None,
+    output: Path | None,
+    options: Mapping[str, int | None],
+    ray_address: str | None,
+) -> None:
+    """Raise an error if shards lack a file to read or write, or an option belongs to another engine."""
+    from softcue.errors import ConfigurationError
 
-        counts = {label_text(label): count for label, count in votes(predictions).items()}
-        return line | join(predictions).as_dict() | ({"votes": counts} if counts else {})
-    if len(cues) == 1:
-        return line | predictions[0].as_dict()
-    by_cue = {cue.name: prediction.as_dict() for cue, prediction in zip(cues, predictions, strict=True)}
-    return line | {"cues": by_cue}
+    has_shards = engine in (PredictionEngine.PROCESSES, PredictionEngine.RAY)
+    for name, value in options.items():
+        if value is not None and not has_shards:
+            raise ConfigurationError(
+                setting=name,
+                got=value,
+                expected=f"no such option with --engine {engine}",
+                fix="pass --engine processes or --engine ray",
+            )
+    if ray_address is not None and engine is not PredictionEngine.RAY:
+        raise ConfigurationError(
+            setting="ray_address",
+            got=ray_address,
+            expected=f"no such option with --engine {engine}",
+            fix="pass --engine ray",
+        )
+    if has_shards and (source is None or source == "-" or output is None):
+        raise ConfigurationError(
+            setting="engine",
+            got=str(engine),
+            expected="a file of rows and a file for predictions",
+            fix="pass --input FILE and --output FILE",
+        )
+
+
+def _predict_shards(
+    values: Mapping[str, Any],
+    output: Path,
+    with_scores: bool,
+    skip_bad_rows: bool,
+    num_workers: int | None,
+    ray_address: str | None,
+) -> None:
+    """Predict shards of the input, in processes or on Ray, then join their lines to the output."""
+    from softcue.cue.cue_file import check_each_once, read_cue_file
+    from softcue.evaluation import check_one_task
+    from softcue.files import lock_folder
+    from softcue.serving.shards import ShardFolder, ShardSettings, predict_in_processes, predict_on_ray
+    from softcue.tasks import stream_together
+    from softcue.tasks.columns import rename_columns
+
+    settings = ShardSettings.model_validate(values)
+    paths = [Path(cue) for cue in settings.cues]
+    cue_files = {str(path): read_cue_file(path, settings.signers) for path in paths}
+    if settings.ensemble is not None:
+        check_one_task({name: cue_file.task for name, cue_file in cue_files.items()})
+        check_each_once(paths)
+    _check_names([path.name for path in paths], settings.ensemble)
+    tasks = rename_columns([cue_file.task for cue_file in cue_files.values()], settings.columns, needs_target=False)
+    folder = ShardFolder(output.with_name(f"{output.name}.shards").resolve())
+
+    def tell(num_finished: int, num_shards: int) -> None:
+        typer.echo(f"shard {num_finished} of {num_shards}", err=True)
+
+    with lock_folder(folder.path):
+        folder.lay_out(settings, lambda: stream_together(settings.source, tasks, skip_bad_rows))
+        if ray_address is None:
+            num_truncated = predict_in_processes(folder, num_workers, tell)
+        else:
+            num_truncated = predict_on_ray(folder, num_workers, ray_address, tell)
+        separators = {path.name: task.separator for path, task in zip(paths, tasks, strict=True)}
+        _write(output, folder.lines(), with_scores, separators)
+        folder.remove()
+    _tell_truncated(num_truncated)
+
+
+def _check_names(names: Sequence[str], ensemble: Ensemble | None) -> None:
+    from softcue.errors import ConfigurationError
+
+    if len(set(names)) < len(names) and ensemble is None:
+        raise ConfigurationError(
+            setting="cues", got=", ".join(names), expected="cues with different folder names", fix="rename one"
+        )
+
+
+def choose_ensemble(by_vote: bool, by_mean: bool) -> Ensemble | None:
+    """How several cues' predictions are joined, or None."""
+    from softcue.errors import ConfigurationError
+
+    if by_vote and by_mean:
+        raise ConfigurationError(setting="vote", got="--mean", expected="one of the two", fix="leave one out")
+    return "vote" if by_vote else "mean" if by_mean else None
 
 
 def choose_join(by_vote: bool, by_mean: bool) -> Join | None:
     """The function that joins several cues' predictions, or None."""
-    from softcue.errors import ConfigurationError
     from softcue.evaluation import mean, vote
 
-    if by_vote and by_mean:
-        raise ConfigurationError(setting="vote", got="--mean", expected="one of the two", fix="leave one out")
-    return vote if by_vote else mean if by_mean else None
+    ensemble = choose_ensemble(by_vote, by_mean)
+    return None if ensemble is None else vote if ensemble == "vote" else mean
 
 
 def load_together(
@@ -454,6 +544,19 @@ def load_together(
         return _load_in_runtime(paths, backbone, allow_pickle, signers, settings or {}, runtime)
     first = load(paths[0], backbone, allow_pickle=allow_pickle, require_signature=signers, **(settings or {}))
     return [first, *(load(path, first.backbone, require_signature=signers) for path in paths[1:])]
+
+
+def _load_on_vllm(
+    paths: Sequence[Path], cues: Sequence[Cue], vllm: VllmSettings, signers: PublicKeys | None
+) -> list[Cue]:
+    """The same cues on their backbone as vLLM runs it. A vLLM that is started here ends with this process."""
+    from softcue.cue.cue import load
+    from softcue.serving.vllm.connect import check_cue, on_vllm
+
+    for cue in cues:  # before vLLM starts, which takes a while
+        check_cue(cue.name, cue.model, cue.backbone)
+    served = on_vllm(cues[0].backbone, vllm)
+    return [load(path, served, require_signature=signers) for path in paths]
 
 
 class StandardInput:
@@ -575,6 +678,7 @@ def _csv(chunks: Iterable[list[dict[str, Any]]], with_scores: bool, separators: 
 
 
 def _flatten(line: dict[str, Any], with_scores: bool, separators: Mapping[str, str]) -> dict[str, Any]:
+    from softcue.serving.prediction_lines import PREDICTION_KEYS
     from softcue.types import label_text
 
     by_cue = line.pop("cues", None)

@@ -20,6 +20,10 @@ from softcue.cli.options import (
     Runtime,
     RuntimeData,
     RuntimeDtype,
+    VllmArguments,
+    VllmPython,
+    VllmUrl,
+    vllm_settings,
 )
 
 
@@ -28,10 +32,16 @@ class ServingEngine(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
+    VLLM = "vllm"
 
 
 def serve(
-    cues: Annotated[Path, typer.Argument(help="The folder with a folder per cue; or hub:OWNER/NAME, one cue.")],
+    cues: Annotated[
+        str,
+        typer.Argument(
+            help="The folder with a folder per cue; or hub:OWNER/NAME, one cue; with --engine ray also an fsspec URL."
+        ),
+    ],
     backbone: Annotated[
         str,
         typer.Option(envvar="SOFTCUE_BACKBONE", help="The backbone of the cues: a folder, a hub id or an alias."),
@@ -79,9 +89,26 @@ def serve(
     runtime_data: RuntimeData = None,
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Write texts into the log.")] = False,
     engine: Annotated[
-        ServingEngine, typer.Option(help="One process, or replicas on a Ray cluster that runs already (extra ray).")
+        ServingEngine,
+        typer.Option(
+            help="local: one process; ray: replicas on a Ray cluster that runs already (extra ray); vllm: vLLM runs "
+            "the backbone, a decoder."
+        ),
     ] = ServingEngine.LOCAL,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --engine ray; 2 unless set.")] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --engine ray: between --replicas and so many, as the load asks for.")
+    ] = None,
+    target_requests: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="With --max-replicas: requests in each replica that are aimed at; 16 unless set."),
+    ] = None,
+    replica_cpus: Annotated[
+        float | None, typer.Option(min=0.01, help="With --engine ray: CPUs of a replica; else an equal part.")
+    ] = None,
+    replica_gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --engine ray: GPUs of a replica, such as 0.5; else an equal part.")
+    ] = None,
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -89,29 +116,52 @@ def serve(
             "Replicas may be on other machines, which need the same paths; their logs are in Ray's log folder."
         ),
     ] = None,
+    vllm_url: VllmUrl = None,
+    vllm_python: VllmPython = None,
+    vllm_arguments: VllmArguments = None,
 ) -> None:
     """Serve every cue of a folder; rows of different cues share a batch. Ends in order on SIGTERM or Ctrl-C."""
     from softcue.cue.hub import find_cue_folder, is_hub_address
     from softcue.errors import ConfigurationError, MissingExtraError
 
     if is_hub_address(cues):
-        cues = find_cue_folder(cues).parent  # the folder of its commit, which has only this cue
-    if not cues.is_dir():
+        cues = str(find_cue_folder(cues).parent)  # the folder of its commit, which has only this cue
+    if "://" in cues and engine is not ServingEngine.RAY:
+        raise ConfigurationError(
+            setting="cues folder", got=cues, expected="a folder of this machine", fix="a URL needs --engine ray"
+        )
+    if "://" not in cues and not Path(cues).is_dir():
         raise ConfigurationError(
             setting="cues folder", got=cues, expected="a folder with a folder per cue", fix="check the path"
         )
-    for option, value in (("replicas", replicas), ("ray_address", ray_address)):
-        if value is not None and engine is ServingEngine.LOCAL:
+    of_replicas: dict[str, object] = {
+        "replicas": replicas,
+        "max_replicas": max_replicas,
+        "target_requests": target_requests,
+        "replica_cpus": replica_cpus,
+        "replica_gpus": replica_gpus,
+    }
+    for option, value in {**of_replicas, "ray_address": ray_address}.items():
+        if value is not None and engine is not ServingEngine.RAY:
             raise ConfigurationError(
                 setting=option,
                 got=value,
-                expected="no such option with --engine local, which is one process",
+                expected=f"no such option with --engine {engine}, which is one process",
                 fix="pass --engine ray",
             )
     from softcue.backbones.runtimes import RuntimeChoice
+
+    vllm = vllm_settings(engine is ServingEngine.VLLM, vllm_url, vllm_python, vllm_arguments)
     from softcue.cue.signatures import read_public_keys
     from softcue.serving.engine.engine import check_deterministic
-    from softcue.serving.settings import ADMIN_KEY, API_KEY, ServerSettings, check_address, read_keys
+    from softcue.serving.settings import (
+        ADMIN_KEY,
+        API_KEY,
+        ReplicaSettings,
+        ServerSettings,
+        check_address,
+        read_keys,
+    )
 
     if deterministic:
         check_deterministic(dtype)
@@ -138,18 +188,24 @@ def serve(
         require_signature=require_signature,
         api_keys=read_keys(API_KEY, api_key_file),
         admin_keys=read_keys(ADMIN_KEY, admin_key_file),
+        vllm=vllm,
     )
     check_address(settings, without_key)
     if require_signature is not None:
         read_public_keys(require_signature)  # before anything starts; replicas read it again
-    run: Callable[[ServerSettings, str, Path], None]
+    names = ("number", "most", "target_requests", "cpus", "gpus")
+    given = {name: value for name, value in zip(names, of_replicas.values(), strict=True) if value is not None}
+    replica_settings = ReplicaSettings.model_validate(given)
+    run: Callable[[], None]
     try:
         if engine is ServingEngine.RAY:
             from softcue.serving.ray import serve as serve_replicas
 
-            run = partial(serve_replicas, num_replicas=replicas or 2, ray_address=ray_address or "auto")
+            run = partial(serve_replicas, settings, backbone, cues, replica_settings, ray_address or "auto")
         else:
-            from softcue.serving.http.server import serve as run
+            from softcue.serving.http.server import serve as serve_here
+
+            run = partial(serve_here, settings, backbone, Path(cues))
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "fastapi", "serve") from error
-    run(settings, backbone, cues)
+    run()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -105,6 +107,8 @@ def _predict_pass(
     """Predict rows that are sorted by model."""
     if members[0][0].has_frozen_features:  # of all models of a pass, or of none
         return _predict_from_stored_vectors(backbone, tokenized, members)
+    if backbone.server is not None and len(members) > 1:
+        return _predict_together(backbone, tokenized, members, listeners)
     batch = collate(tokenized, backbone.tokenizer.pad_token_id).to(backbone.device)
     if len(members) == 1:
         [(model, _)] = members
@@ -143,6 +147,24 @@ def _predict_from_stored_vectors(
         assert vectors is not None
         predictions += model.readout.predict_from(vectors.to(backbone.device))
     return predictions
+
+
+def _predict_together(
+    backbone: Backbone,
+    tokenized: Sequence[TokenizedRow],
+    members: Sequence[tuple[TaskModel, Sequence[int]]],
+    listeners: Sequence[TokenListener | None],
+) -> list[Prediction]:
+    """Ask the server for the rows of all models at once; it puts what arrives together into one batch."""
+
+    @torch.no_grad()  # for each thread of its own
+    def predict_part(member: tuple[TaskModel, Sequence[int]], first: int) -> list[Prediction]:
+        rows = slice(first, first + len(member[1]))
+        return _predict_pass(backbone, tokenized[rows], [member], listeners[rows])
+
+    starts = [0, *accumulate(len(positions) for _, positions in members)][:-1]
+    with ThreadPoolExecutor(len(members), "softcue-served-part") as pool:
+        return [prediction for part in pool.map(predict_part, members, starts) for prediction in part]
 
 
 def _make_parts(

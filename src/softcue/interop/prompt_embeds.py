@@ -21,6 +21,7 @@ from torch import Tensor
 from softcue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.files import serialize_tensors, write_atomically
+from softcue.inference import find_obstacle
 from softcue.inputs.collate import collate
 from softcue.interop.export import ExportOptions, ExportReport
 from softcue.methods.method import PromptedConfig
@@ -65,23 +66,15 @@ def _read_examples(cue: Cue, options: ExportOptions) -> list[Example]:
     method, backbone = cue.model.method, cue.backbone
     if options.data is None:
         _refuse("data", None, "a file with the texts", "pass `data=FILE`")
-    if backbone.kind != "decoder":
-        _refuse("backbone", backbone.name, "a decoder", "servers take embeddings for decoders alone")
-    if not isinstance(method.config, PromptedConfig):
+    if not isinstance(method.config, PromptedConfig) and backbone.kind == "decoder":
         _refuse("method.name", method.config.name, "a method with a prompt", "export it with `to=peft` if PEFT has it")
-    if method.weights is not None:
-        _refuse(
-            "method.name",
-            method.config.name,
-            "a frozen backbone",
-            "export the backbone first: softcue backbones export",
+    if obstacle := find_obstacle(cue.model, backbone):
+        advice = (
+            "export the backbone first: softcue backbones export"
+            if method.weights is not None
+            else "prompts of deeper layers that are the same for every input go to PEFT with `to=peft`"
         )
-    if method.config.insert_layer:
-        _refuse("method.insert_layer", method.config.insert_layer, "0", "its prompt enters a deeper layer")
-    if cue.model.readout.summary is not None:
-        _refuse(
-            "readout.name", cue.model.readout.config.name, "a readout of words", "a server of text has no such head"
-        )
+        _refuse(obstacle.setting, obstacle.got, obstacle.expected, f"{obstacle.reason}; {advice}")
     examples = [part for example in cue.examples(Path(options.data)) for part in cue.model.split(example)]
     if not examples:
         _refuse("data", options.data, "at least one row", "check the file")
@@ -96,9 +89,6 @@ def _embed(cue: Cue, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]
     batch = collate(rows, backbone.tokenizer.pad_token_id).to(backbone.device)
     forward_pass, prompt = model.read(model.method.view_of(backbone), batch)
     assert prompt is not None
-    if prompt.layer_prompts is not None:
-        advice = "its prompts enter deeper layers; those of one prompt for every input go to PEFT with `to=peft`"
-        _refuse("method.name", model.method.config.name, "a prompt that enters at the input only", advice)
     embeds, layout = forward_pass.embeds, forward_pass.layout
     return [
         (embeds[row, layout.mask[row]], prompt.tokens[row, prompt.mask[row]].to(backbone.dtype))

@@ -60,11 +60,7 @@ class LabelWords(Readout):
 
     def logits(self, forward_pass: ForwardPass) -> Tensor:
         """Return the scores of the label words. [B C]"""
-        return self._of_label_words(forward_pass.logits_behind(self.words_before))
-
-    def _of_label_words(self, logits: Tensor) -> Tensor:
-        """Take the logits of the label words. [B V] -> [B C]"""
-        return logits[:, send(self.word_ids, logits.device)]
+        return forward_pass.word_logits(self.words_before, self.word_ids)
 
     def losses(self, forward_pass: ForwardPass, batch: Batch) -> Tensor:
         """Return the cross-entropies over the label words. [B]"""
@@ -73,11 +69,15 @@ class LabelWords(Readout):
 
     def predict(self, forward_pass: ForwardPass) -> list[Prediction]:
         """Predict a label per row."""
-        return self.predict_from(forward_pass.logits_behind(self.words_before))
+        return self._predictions(self.logits(forward_pass))
 
     def predict_from(self, results: Tensor) -> list[Prediction]:
         """Predict a label per row from the logits of all words. [B V]"""
-        return label_predictions(self.task, self._of_label_words(results).softmax(dim=-1).tolist())
+        return self._predictions(results[:, send(self.word_ids, results.device)])
+
+    def _predictions(self, logits: Tensor) -> list[Prediction]:
+        """Predict a label per row from the logits of the label words. [B C]"""
+        return label_predictions(self.task, logits.softmax(dim=-1).tolist())
 
 
 def label_word_ids(task: Task, backbone: Backbone) -> Tensor:

@@ -1,20 +1,22 @@
 """Replicas of the server as a Ray Serve application, on a Ray cluster that the operator has started.
 
-Each replica is a process with a backbone, a `Service` and the app of `create_app`. Replicas share nothing but the cues
-folder, which they read when they start. So single cues cannot be loaded or unloaded: a new replica would undo it.
-Replicas may run on other machines: settings and paths travel as plain data, and their log goes to Ray's own log files.
-Ray is an extra, hence imported inside functions.
+Each replica is a process with a backbone, a `Service` and the app of `create_app`. Replicas share nothing but the place
+of the cues, a folder or an fsspec URL, and the file of changes in it (shared_cues.py). Replicas may run on other
+machines: settings and paths travel as plain data, and their log goes to Ray's own log files. Ray is an extra, hence
+imported inside functions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import math
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,11 +36,13 @@ from softcue.serving.engine.requests import BatchReport
 from softcue.serving.http.logs import JsonLines, log_to_stderr
 from softcue.serving.http.routes import create_app
 from softcue.serving.http.service import Service, make_engine
-from softcue.serving.settings import ServerSettings
+from softcue.serving.settings import ReplicaSettings, ServerSettings
+from softcue.serving.shared_cues import SharedCues, is_url
 
 NAME = "softcue"  # of the application and of its one deployment
 BROADCAST_SECONDS = WATCH_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # replicas that do not respond for so long have failed
+CHANGES_SECONDS = 2.0  # between two looks at the file of changes
 FAILED_SECONDS = 30.0  # for which a replica that cannot load stays
 logger = logging.getLogger("softcue.serving")
 
@@ -49,7 +53,8 @@ class Replica:
     def __init__(self, settings: Mapping[str, Any], backbone: str, cues: str) -> None:
         from ray import serve as ray_serve
 
-        self._backbone, self._cues = backbone, Path(cues)
+        self._backbone, self._place = backbone, cues
+        self._shared: SharedCues | None = None
         self._name = str(ray_serve.get_replica_context().replica_id.unique_id)
         self._engine: Engine | None = None
         self._service = Service(ServerSettings.model_validate(settings), self._make_engine)
@@ -57,8 +62,8 @@ class Replica:
         _log_lines(self._name, self._service.settings.log_texts)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The app of every softcue server; its metrics are those of all replicas, and its cues are fixed."""
-        app = create_app(self._service, metrics_source=_all_metrics, allow_changes=False)
+        """The app of every softcue server; its metrics and changes of cues are those of all replicas."""
+        app = create_app(self._service, metrics_source=_all_metrics)
         app.add_middleware(name_replica, name=self._name)
         return app
 
@@ -92,9 +97,45 @@ class Replica:
         """Accept nothing new."""
         self._service.drain()
 
+    async def refresh(self) -> None:
+        """Load and unload what another replica has loaded and unloaded."""
+        if self._shared is not None and self._engine is not None:
+            await asyncio.to_thread(self._shared.apply, self._engine.registry)
+
+    # --- changes of cues, for the service ---
+
+    async def prepare(self, name: str) -> None:
+        """Have the current files of a cue on this machine, before it is loaded."""
+        assert self._shared is not None
+        await self._shared.prepare(name)
+
+    async def publish(self, name: str, is_loaded: bool) -> None:
+        """Tell all replicas that a cue was loaded or unloaded here; one that does not respond reads it later."""
+        from ray import serve as ray_serve
+
+        assert self._shared is not None
+        await self._shared.publish(name, is_loaded)
+        broadcast = ray_serve.get_deployment_handle(NAME, NAME).broadcast("refresh")
+        await broadcast.results_async(timeout_s=BROADCAST_SECONDS, return_exceptions=True)
+
     def _make_engine(self, on_batch: Callable[[BatchReport], None]) -> Engine:
-        self._engine = make_engine(self._service.settings, self._backbone, self._cues, on_batch)
-        return self._engine
+        self._shared = SharedCues(self._place)
+        engine = make_engine(self._service.settings, self._backbone, self._shared.folder, on_batch)
+        self._shared.apply(engine.registry)
+        self._service.cue_changes = self
+        self._engine = engine
+        threading.Thread(target=self._watch_changes, name="softcue-changes", daemon=True).start()
+        return engine
+
+    def _watch_changes(self) -> None:
+        assert self._shared is not None and self._engine is not None
+        while self._engine.is_alive:
+            time.sleep(CHANGES_SECONDS)
+            try:
+                self._shared.apply(self._engine.registry)
+            except Exception:  # the next look may succeed
+                logger.exception("changes of cues not applied")
+        self._shared.close()
 
 
 def _describe_failure(failure: Exception | None) -> dict[str, str]:
@@ -163,11 +204,13 @@ def _log_lines(replica: str, log_texts: bool) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def serve(settings: ServerSettings, backbone: str, cues: Path, num_replicas: int, ray_address: str) -> None:
-    """Serve the cues of a folder from replicas on a running Ray cluster until SIGTERM or Ctrl-C.
+def serve(settings: ServerSettings, backbone: str, cues: str, replicas: ReplicaSettings, ray_address: str) -> None:
+    """Serve the cues of a folder or a URL from replicas on a running Ray cluster until SIGTERM or Ctrl-C.
+
+    SIGHUP replaces the replicas one after the other: each reads the cues again, and none goes with requests in it.
 
     Example:
-        serve(ServerSettings(port=8080), "minilm", Path("cues"), num_replicas=2, ray_address="auto")
+        serve(ServerSettings(port=8080), "minilm", "cues", ReplicaSettings(number=2), ray_address="auto")
     """
     try:
         import ray
@@ -178,6 +221,8 @@ def serve(settings: ServerSettings, backbone: str, cues: Path, num_replicas: int
     settings = settings.model_copy(update={"port": _free_port(settings)})
     connect(ray_address)  # its warnings become JSON lines too
     _end_on_signals()  # after Ray, which sets its own handlers
+    must_replace = threading.Event()
+    signal.signal(signal.SIGHUP, lambda number, frame: must_replace.set())
     try:
         if ray_serve.status().proxies:
             raise RunError(
@@ -187,10 +232,16 @@ def serve(settings: ServerSettings, backbone: str, cues: Path, num_replicas: int
                 fix="end the other command, or run `serve shutdown`",
             )
         try:
-            handle = _deploy(settings, backbone, cues, num_replicas)
+            options = _replica_options(replicas)  # of what is free now, before replicas take it
+            handle = _deploy(settings, backbone, cues, replicas, options)
             try:
-                _wait_until_ready(handle, num_replicas)
-                _watch(handle)
+                _wait_until_ready(handle, replicas)
+                for generation in itertools.count(1):
+                    _watch(handle, must_replace)
+                    must_replace.clear()
+                    logger.info("replacing all replicas", extra={"facts": {"generation": generation}})
+                    handle = _deploy(settings, backbone, cues, replicas, options, generation)
+                    logger.info("all replicas replaced")
             finally:
                 _drain(handle, settings.deadline)
         finally:
@@ -214,8 +265,15 @@ def _free_port(settings: ServerSettings) -> int:
         ) from error
 
 
-def _deploy(settings: ServerSettings, backbone: str, cues: Path, num_replicas: int) -> Any:
-    """Start the replicas and wait until they have loaded or failed."""
+def _deploy(
+    settings: ServerSettings,
+    backbone: str,
+    cues: str,
+    replicas: ReplicaSettings,
+    options: Mapping[str, Any],
+    generation: int = 0,
+) -> Any:
+    """Start the replicas, or replace those of an earlier generation, and wait until they have loaded or failed."""
     from ray import serve as ray_serve
 
     timeout = math.ceil(settings.deadline) + 1
@@ -223,11 +281,12 @@ def _deploy(settings: ServerSettings, backbone: str, cues: Path, num_replicas: i
         http_options={"host": settings.host, "port": settings.port, "request_timeout_s": timeout},
         logging_config={"enable_access_log": False},
     )
+    # A changed environment makes Ray replace the replicas: a few at a time, each when it has answered its requests.
+    environment = {"env_vars": {"SOFTCUE_GENERATION": str(generation)}}
     deployment = ray_serve.deployment(
         ray_serve.ingress()(Replica),
         name=NAME,
-        num_replicas=num_replicas,
-        ray_actor_options=_share_of_cluster(num_replicas),
+        ray_actor_options={**options, "runtime_env": environment},
         # Each replica rejects requests when it is full. The queue before all of them is bounded too.
         max_ongoing_requests=2 * settings.max_in_flight,
         max_queued_requests=settings.max_in_flight,
@@ -237,24 +296,39 @@ def _deploy(settings: ServerSettings, backbone: str, cues: Path, num_replicas: i
     )
     if Path(backbone).exists():
         backbone = str(Path(backbone).resolve())
-    application = deployment.bind(settings.as_plain_data(), backbone, str(cues.resolve()))
+    if replicas.most is None:
+        deployment = deployment.options(num_replicas=replicas.number)
+    else:
+        deployment = deployment.options(
+            autoscaling_config={
+                "min_replicas": replicas.number,
+                "max_replicas": replicas.most,
+                "target_ongoing_requests": replicas.target_requests,
+            }
+        )
+    place = cues if is_url(cues) else str(Path(cues).resolve())
+    application = deployment.bind(settings.as_plain_data(), backbone, place)
     handle = ray_serve.run(application, name=NAME, route_prefix="/")
-    logger.info("running on http://%s:%d", settings.host, settings.port, extra={"facts": {"replicas": num_replicas}})
+    facts = {"replicas": replicas.number, **{name: options[name] for name in ("num_cpus", "num_gpus")}}
+    logger.info("running on http://%s:%d", settings.host, settings.port, extra={"facts": facts})
     return handle
 
 
-def _share_of_cluster(num_replicas: int) -> dict[str, float]:
-    """The CPUs and GPUs of one replica: equal parts of what is free; a replica has at most the CPUs of one machine."""
+def _replica_options(replicas: ReplicaSettings) -> dict[str, float]:
+    """The CPUs and GPUs of one replica: as set, else equal parts of what is free, at most the CPUs of one machine."""
     import ray
 
+    num_replicas = replicas.most or replicas.number
     free = ray.available_resources()
     largest = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=1.0)
     cpus = min(free.get("CPU", 1.0) / num_replicas, largest)
     gpus = int(free.get("GPU", 0))
-    return {
+    shares = {
         "num_cpus": math.floor(cpus) if cpus >= 1 else cpus,
         "num_gpus": 1 / math.ceil(num_replicas / gpus) if gpus else 0,
     }
+    given = {"num_cpus": replicas.cpus, "num_gpus": replicas.gpus}
+    return shares | {name: value for name, value in given.items() if value is not None}
 
 
 def _call_replicas(handle: Any, method: str = "report") -> list[Any]:
@@ -267,7 +341,7 @@ def _call_replicas(handle: Any, method: str = "report") -> list[Any]:
         return []
 
 
-def _wait_until_ready(handle: Any, num_replicas: int) -> None:
+def _wait_until_ready(handle: Any, replicas: ReplicaSettings) -> None:
     """Wait until all replicas have loaded; a replica that cannot load, or ends, ends the command."""
     names: set[str] = set()
     while True:
@@ -275,29 +349,30 @@ def _wait_until_ready(handle: Any, num_replicas: int) -> None:
         for failure in filter(None, (report["failure"] for report in reports)):
             raise RunError(**failure)
         names |= {report["replica"] for report in reports}
-        if len(names) > num_replicas:
+        if len(names) > (replicas.most or replicas.number):
             raise RunError(
                 setting="replicas",
                 got="one ended while it loaded",
                 expected="memory for a backbone in each",
                 fix="lower `replicas=N`",
             )
-        if [report["state"] for report in reports] == ["ready"] * num_replicas:
+        if len(reports) >= replicas.number and {report["state"] for report in reports} == {"ready"}:
             logger.info("all replicas ready", extra={"facts": {"replicas": sorted(names)}})
             return
         time.sleep(0.2)
 
 
-def _watch(handle: Any) -> None:
-    """Wait for a signal; warn if replicas differ, and raise an error if none responds."""
+def _watch(handle: Any, must_replace: threading.Event) -> None:
+    """Wait until replicas must be replaced; warn if they differ, and raise an error if none responds."""
     last_response, last_versions = time.monotonic(), set[str]()
     while time.monotonic() - last_response < SILENT_SECONDS:
-        time.sleep(WATCH_SECONDS)
+        if must_replace.wait(WATCH_SECONDS):
+            return
         if reports := _call_replicas(handle):
             last_response = time.monotonic()
         versions = {json.dumps(report["versions"], sort_keys=True) for report in reports}
         if len(versions) > 1 and versions != last_versions:
-            logger.warning("replicas serve different cues: the folder was changed; restart the server")
+            logger.warning("replicas serve different cues: the folder was changed; send SIGHUP to this process")
         last_versions = versions
     raise RunError(
         setting="replicas",

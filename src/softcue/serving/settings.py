@@ -5,14 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from softcue.backbones import Attention, NumberFormat, Quantization
 from softcue.backbones.runtimes import DtypeSetting, RuntimeSetting
 from softcue.errors import ConfigurationError
 from softcue.serving.engine.batcher import Limits
+from softcue.serving.vllm.connect import VllmSettings
 
 API_KEY = "SOFTCUE_API_KEY"  # environment variables
 ADMIN_KEY = "SOFTCUE_ADMIN_KEY"
@@ -80,6 +81,7 @@ class ServerSettings(BaseModel):
     require_signature: Path | None = Field(
         None, description="public keys: load only cues that one of them has signed; null: any cue"
     )
+    vllm: VllmSettings | None = Field(None, description="let vLLM run the backbone; null: this process runs it")
 
     @property
     def limits(self) -> Limits:
@@ -95,6 +97,38 @@ class ServerSettings(BaseModel):
         """
         keys = {name: [key.get_secret_value() for key in getattr(self, name)] for name in ("api_keys", "admin_keys")}
         return {**self.model_dump(), **keys}
+
+
+class ReplicaSettings(BaseModel):
+    """How many replicas a Ray cluster runs, and what each of them gets.
+
+    Example:
+        >>> ReplicaSettings(number=1, most=8, gpus=0.5).most
+        8
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int = Field(2, ge=1, description="replicas; the fewest if their number follows the load")
+    most: int | None = Field(None, ge=1, description="the most, if their number follows the load; null: it is fixed")
+    target_requests: float = Field(
+        16.0, gt=0, description="requests in each replica that are aimed at, if their number follows the load"
+    )
+    cpus: float | None = Field(None, gt=0, description="CPUs of a replica; null: an equal part of what is free")
+    gpus: float | None = Field(
+        None, ge=0, description="GPUs of a replica, such as 0.5; null: an equal part of what is free"
+    )
+
+    @model_validator(mode="after")
+    def _check_most(self) -> Self:
+        if self.most is not None and self.most < self.number:
+            raise ConfigurationError(
+                setting="max_replicas",
+                got=self.most,
+                expected=f"at least {self.number}, the fewest replicas",
+                fix="raise it, or lower `replicas=N`",
+            )
+        return self
 
 
 def read_keys(variable: str, file: Path | None) -> tuple[SecretStr, ...]:

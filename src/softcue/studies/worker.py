@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from softcue.errors import FolderInUseError, SoftcueError, first_line
+from softcue.machine import end_with_parent
 from softcue.studies.execution import BackbonePool, execute, remove_large_cue
 from softcue.studies.runs import StudyRun, is_result_of, run_from_dict
 from softcue.studies.store import LOG, open_study
-
-ORPHAN_SECONDS = 0.5  # between two looks whether the parent process is alive
 
 # failed: the same again would fail again. crashed: it may be worth another attempt. busy: another process has the run.
 State = Literal["done", "failed", "crashed", "busy"]
@@ -109,7 +106,7 @@ def serve_runs(connection: Connection, place: str, parent: int) -> None:
         get_context("spawn").Process(target=serve_runs, args=(connection, "studies/quick", os.getpid()))
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends its workers
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    end_with_parent(parent)
     worker = Worker(place)
     while True:
         try:
@@ -117,10 +114,3 @@ def serve_runs(connection: Connection, place: str, parent: int) -> None:
         except EOFError:
             return
         connection.send(worker.execute(values))
-
-
-def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone, even if that was killed: nobody would know of its runs."""
-    while os.getppid() == parent:
-        time.sleep(ORPHAN_SECONDS)
-    os._exit(1)

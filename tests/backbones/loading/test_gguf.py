@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gguf_files import write_tiny_gguf
 from tiny import tiny_tokenizer
 from tokenizers import processors
@@ -122,3 +123,13 @@ def test_a_processor_that_trims_offsets_is_kept(tmp_path: Path) -> None:
     assert encoded["input_ids"].count(BEGIN) == 1
     starts = [start for start, end in encoded["offset_mapping"] if end > start]
     assert all("my order"[start] != " " for start in starts)
+
+
+def test_a_model_from_a_gguf_file_can_be_saved_as_a_folder_and_stays_what_it_was(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "model.gguf")
+    backbone, other = (load_backbone(str(tmp_path / "model.gguf")) for _ in range(2))
+    backbone.save(tmp_path / "saved")
+    assert backbone.fingerprint == other.fingerprint  # made after the configuration was changed for the file
+    again = load_backbone(str(tmp_path / "saved"))
+    ids = torch.arange(1, 9).unsqueeze(0)
+    assert torch.equal(again.model(ids).logits, backbone.model(ids).logits)

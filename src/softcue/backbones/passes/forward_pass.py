@@ -234,6 +234,11 @@ class ForwardPass(ABC):
         target = self.ids.new_tensor([*tokens, tokens[-1]])  # the last token is not read
         return self.target_logits(target.expand(len(self.ids), -1))[:, len(tokens)]
 
+    def word_logits(self, words_before: Sequence[int], words: Tensor) -> Tensor:
+        """Logits of these words [C] behind the first tokens of the prediction, up to a number they share. [B C]"""
+        logits = self.logits_behind(words_before)  # [B V]
+        return logits[:, send(words, logits.device)]
+
     def mask_states(self) -> Tensor:
         """States at the mask token, as the masked-word head compares them with words. [B D]"""
         raise BackboneError(

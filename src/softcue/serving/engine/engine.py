@@ -61,6 +61,21 @@ def _arrival(row: BatchRow) -> float:
     return row.request_row.arrived
 
 
+def load_for_serving(name: str, settings: Mapping[str, str], allow_pickle: bool = False) -> Backbone:
+    """Load a backbone for an engine: it keeps little of what it computes for single texts.
+
+    Example:
+        load_for_serving("minilm", recorded_settings(Path("cues")))
+    """
+    try:
+        config = BackboneConfig.model_validate({**settings, "name": name, "allow_pickle": allow_pickle})
+    except ValidationError as error:
+        raise as_configuration_error("backbone", error) from error
+    backbone = load_backbone(config)
+    backbone.state_cache_bytes = (STATE_BYTES, 0)
+    return backbone
+
+
 class Engine:
     """Predicts items of any cues together: the cues of a folder, or loaded cues by name.
 
@@ -112,13 +127,7 @@ class Engine:
         if isinstance(backbone, str):
             settings = settings if runtime == "torch" else settings_for_runtime(settings)
             recorded = {"dtype": "float32"} if folder is None else recorded_settings(folder, signers)
-            values = {**recorded, **settings, "name": backbone, "allow_pickle": allow_pickle}
-            try:
-                config = BackboneConfig.model_validate(values)
-            except ValidationError as error:
-                raise as_configuration_error("backbone", error) from error
-            backbone = load_backbone(config)
-            backbone.state_cache_bytes = (STATE_BYTES, 0)
+            backbone = load_for_serving(backbone, {**recorded, **settings}, allow_pickle)
         if prefix_cache_mb is not None:
             backbone.set_prefix_bytes(prefix_cache_mb << 20)
         self.backbone = backbone
@@ -239,6 +248,8 @@ class Engine:
         """Predict all accepted items, then stop."""
         self.drain()
         self._thread.join()
+        if self.backbone.server is not None:
+            self.backbone.server.close()
 
     # --- from items to request rows ---
 
@@ -394,7 +405,7 @@ class Engine:
     def _tokenize(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         splits = [row.model.split(row.example) for row in rows]
         examples = [(row.model, example) for row, split in zip(rows, splits, strict=True) for example in split]
-        tokenized_rows = iter(tokenize_requests(self.backbone, examples, self._use_disk_cache))
+        tokenized_rows = iter(tokenize_requests(self.backbone.whole, examples, self._use_disk_cache))
         tokenized: list[BatchRow] = []
         for row, split in zip(rows, splits, strict=True):
             if len(split) == 1:
@@ -433,6 +444,9 @@ class Engine:
             self._pass(batch)
         except Exception:
             logger.exception("a pass over %d rows failed", len(batch))
+            server = self.backbone.server
+            if server is not None and not server.is_alive:
+                raise  # no later pass can succeed: whatever supervises this process starts it again
             return False
         return True
 

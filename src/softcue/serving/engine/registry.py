@@ -25,6 +25,7 @@ from softcue.errors import BackboneMismatchError, ConfigurationError, SoftcueErr
 from softcue.inference import TaskModel
 from softcue.inference.task_model import with_readout
 from softcue.serving.errors import RequestError, load_deadline_exceeded, unknown_task
+from softcue.serving.vllm.connect import check_cue
 from softcue.tasks import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -103,6 +104,8 @@ class Registry:
                 setting="cues folder", got=folder, expected="a folder with a folder per cue", fix="check the path"
             )
         self._folder, self._backbone = None if folder is None else folder.resolve(), backbone
+        for cue in (cues or {}).values():
+            self._check(cue)
         self._signers = signers  # of the cues of the folder; None: any cue
         # Both mappings are replaced as a whole: readers need no lock.
         self._loaded: Mapping[str, LoadedCue] = {name: LoadedCue.of(name, cue) for name, cue in (cues or {}).items()}
@@ -211,6 +214,7 @@ class Registry:
     def _read(self, name: str) -> LoadedCue:
         try:
             cue = load(self._folder_of(name), self._backbone, require_signature=self._signers)
+            self._check(cue)
         except RequestError:
             raise
         except BackboneMismatchError as error:
@@ -244,6 +248,11 @@ class Registry:
         if trained != served and served != "float32":
             facts = {"cue": name, "trained": trained, "served": served, "fix": "serve with --dtype float32"}
             logger.warning("cue in another number format", extra={"facts": facts})
+
+    def _check(self, cue: Cue) -> None:
+        """Raise an error if the program that runs the backbone cannot compute the cue's predictions."""
+        if self._backbone.server is not None:
+            check_cue(cue.name, cue.model, self._backbone)
 
     def _folder_of(self, name: str) -> Path:
         """The folder of a cue; neither the folder nor its files may lead out of the cues folder."""

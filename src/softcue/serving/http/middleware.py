@@ -45,8 +45,8 @@ class RequestContext:
 class RequestMiddleware:
     """ASGI middleware: checks the key, then logs and counts the request. Routes find `scope["softcue"]`."""
 
-    def __init__(self, app: ASGIApp, service: Service, allow_changes: bool = True) -> None:
-        self._app, self._service, self._allow_changes = app, service, allow_changes
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
         settings = service.settings
         self._has_keys = bool(settings.api_keys)
         self._admin_digests = _digests(settings.admin_keys)
@@ -91,7 +91,7 @@ class RequestMiddleware:
         if path in OPEN_ROUTES or path.startswith(f"{OPEN_FOLDER}/"):
             return None
         key = _key(scope)
-        is_change = scope["method"] in ADMIN_METHODS and self._allow_changes  # else the route says that cues are fixed
+        is_change = scope["method"] in ADMIN_METHODS
         if is_change and _is_known(key, self._admin_digests):
             return None
         if self._has_keys and not _is_known(key, self._digests):

@@ -35,10 +35,10 @@ key_scheme = HTTPBearer(auto_error=False, description="the key of the server, if
 router = APIRouter(route_class=BodyRoute, tags=["predictions"], responses=document_errors())
 
 
-def create_app(service: Service, metrics_source: MetricsSource | None = None, allow_changes: bool = True) -> FastAPI:
+def create_app(service: Service, metrics_source: MetricsSource | None = None) -> FastAPI:
     """The app of one server; its engine is loaded when the app starts.
 
-    `metrics_source` replaces the metrics of this process. Without `allow_changes` the loaded cues are fixed.
+    `metrics_source` replaces the metrics of this process.
 
     Example:
         service = Service(settings, lambda on_batch: Engine("minilm", "cues", settings.limits, on_batch=on_batch))
@@ -68,10 +68,9 @@ def create_app(service: Service, metrics_source: MetricsSource | None = None, al
     app.state.explainer = Explainer(service)
     app.state.example_checker = ExampleChecker()
     app.state.metrics_source = metrics_source or own_metrics
-    app.add_middleware(RequestMiddleware, service=service, allow_changes=allow_changes)
+    app.add_middleware(RequestMiddleware, service=service)
     keyed = [Depends(key_scheme)]  # documents the key; the middleware checks it before the body is read
-    changes = server_routes.changes if allow_changes else server_routes.no_changes
-    keyed_routers = (router, server_routes.router, changes, *open_inference.routers, *openai_api.routers)
+    keyed_routers = (router, server_routes.router, server_routes.changes, *open_inference.routers, *openai_api.routers)
     for keyed_router in keyed_routers:
         app.include_router(keyed_router, dependencies=keyed)
     open_routers = (server_routes.probes, open_inference.probes)

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.exceptions import HTTPException
 
 import softcue
 from softcue.serving.engine.registry import LOAD_SECONDS
@@ -33,7 +32,6 @@ CREATED: dict[int | str, dict[str, Any]] = {201: {"model": TaskResponse, "descri
 probes = APIRouter(tags=["probes"])  # open routes
 router = APIRouter(tags=["server"])
 changes = APIRouter(tags=["server"])  # routes that load and unload cues
-no_changes = APIRouter()  # their place on servers whose cues are fixed
 logger = logging.getLogger("softcue.serving")
 
 
@@ -109,9 +107,11 @@ async def load_task(name: str, service: CurrentService, response: Response) -> o
     is_new = all(loaded_cue.name != name for loaded_cue in registry.loaded())
     try:
         async with asyncio.timeout(LOAD_SECONDS):
+            await service.cue_changes.prepare(name)
             loaded_cue = await asyncio.wrap_future(registry.start_load(name))
     except TimeoutError:
         raise load_deadline_exceeded() from None
+    await service.cue_changes.publish(name, is_loaded=True)
     logger.info("cue loaded", extra={"facts": {"cue": loaded_cue.name, "version": loaded_cue.version}})
     response.status_code = 201 if is_new else 200
     return loaded_cue.as_dict()
@@ -121,14 +121,7 @@ async def load_task(name: str, service: CurrentService, response: Response) -> o
 async def unload_task(name: str, service: CurrentService) -> object:
     """Unload a cue; its folder stays (admin key)."""
     unloaded = service.engine.registry.unload(name)
+    await service.cue_changes.publish(name, is_loaded=False)
     facts = {"name": unloaded.name, "version": unloaded.version}
     logger.info("cue unloaded", extra={"facts": {"cue": unloaded.name, "version": unloaded.version}})
     return facts
-
-
-@no_changes.put("/v1/tasks/{name}", include_in_schema=False)
-@no_changes.delete("/v1/tasks/{name}", include_in_schema=False)
-async def reject_change(name: str) -> None:
-    """Say that the cues of this server are fixed."""
-    reason = "replicas serve the cues that the folder held at the start; change the folder, then restart the server"
-    raise HTTPException(405, reason, {"Allow": "GET"})

@@ -5,18 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 import softcue
-from softcue.serving.engine.engine import Engine
+from softcue.backbones import Backbone
+from softcue.cue.cue import backbone_settings
+from softcue.cue.signatures import read_public_keys
+from softcue.serving.engine.engine import Engine, load_for_serving
+from softcue.serving.engine.registry import recorded_settings
 from softcue.serving.engine.requests import BatchReport
 from softcue.serving.errors import RequestError, draining, inference_ended
 from softcue.serving.settings import ServerSettings
+from softcue.serving.vllm.connect import VllmSettings, on_vllm
 
 State = Literal["loading", "ready", "draining", "failed"]
 MakeEngine = Callable[[Callable[[BatchReport], None]], Engine]
@@ -31,8 +36,11 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
     # oneDNN keeps what it has prepared for each shape of a batch, by default 1024 of them: megabytes for each shape. It
     # reads the variable when it is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PREPARED_SHAPES))
+    values = backbone_settings(settings.device, settings.dtype, settings.attention, settings.quantization)
+    if settings.vllm is not None:
+        served, values = _load_on_vllm(settings, backbone, cues, settings.vllm, values), {}
     return Engine(
-        backbone,
+        backbone if settings.vllm is None else served,
         cues,
         settings.limits,
         settings.max_characters,
@@ -43,14 +51,39 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
         require_signature=settings.require_signature,
         deterministic=settings.deterministic,
         prefix_cache_mb=settings.prefix_cache_mb,
-        device=settings.device,
-        dtype=settings.dtype,
-        attention=settings.attention,
-        quantization=settings.quantization,
+        **values,
         runtime=settings.runtime,
         runtime_dtype=settings.runtime_dtype,
         runtime_data=settings.runtime_data,
     )
+
+
+def _load_on_vllm(
+    settings: ServerSettings, backbone: str, cues: Path, vllm: VllmSettings, values: Mapping[str, str]
+) -> Backbone:
+    signers = None if settings.require_signature is None else read_public_keys(settings.require_signature)
+    recorded = {"dtype": "float32"} if settings.deterministic else recorded_settings(cues, signers)
+    return on_vllm(load_for_serving(backbone, {**recorded, **values}, settings.allow_pickle), vllm)
+
+
+class CueChanges(Protocol):
+    """Who else must know when a client loads or unloads a cue."""
+
+    async def prepare(self, name: str) -> None:
+        """Have the current files of a cue in the cues folder, before it is loaded."""
+
+    async def publish(self, name: str, is_loaded: bool) -> None:
+        """Tell all replicas that a cue was loaded or unloaded here."""
+
+
+class _OnlyHere:
+    """The changes of a server that is one process."""
+
+    async def prepare(self, name: str) -> None:
+        pass
+
+    async def publish(self, name: str, is_loaded: bool) -> None:
+        pass
 
 
 class Service:
@@ -66,6 +99,7 @@ class Service:
         self.metrics = Metrics()
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.cue_changes: CueChanges = _OnlyHere()
         self.num_reading = 0  # requests whose body is being read; only the event loop changes it
         self.num_body_bytes = 0  # of these bodies, as far as they have come
         self._make_engine = make_engine
