@@ -1,0 +1,38 @@
+"""The checks: what each one does, what must come out, and how long its long version is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. Its code is `run(record, budget)` of the module with its name."""
+
+    name: str
+    what: str  # is done
+    expected: str  # to come out, every time
+    aim: int  # of the long version, in `unit`
+    unit: str
+    minutes: float  # of the long version at most; it is continued by the next one
+
+    @property
+    def module(self) -> str:
+        """The module that has its code."""
+        return f"faults.{self.name}"
+
+
+CHECKS = {
+    check.name: check
+    for check in (
+        Check(
+            "kills",
+            "`kill -9` in steps, evaluation, checkpoints and while the cue is written: three methods on three kinds of "
+            "backbone, `adapt`, `torchrun` with one process killed, a study",
+            "the resumed run ends bit for bit as the undisturbed one; no folder is corrupt",
+            200,
+            "kills",
+            90,
+        ),
+    )
+}
