@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import shutil
@@ -28,6 +29,7 @@ ADAPT = ["--new", "tiny", "--steps", "20", "--batch-size", "4", "--length", "24"
 ADAPT += ["checkpoint_every=1", "shuffle_chunks=10", "held_out_rows=6", "held_out_every=5", "num_samples=2"]
 TORCHRUN_EVERY, STUDY_EVERY = 20, 40  # trials; these start whole processes: many seconds instead of a few
 PATIENCE = 240.0
+PRELOADED = ("softcue.cli.train", "softcue.cli.adapt", "softcue.api", "softcue.adaptation.run", "sklearn.linear_model")
 TEXTS = ["my invoice is wrong", "please refund me", "charged twice again", "two invoices for one month"]
 TEXTS += ["the parcel is late", "where is the box", "wrong address on it", "tracking says lost"]
 
@@ -45,10 +47,8 @@ class KilledRuns:
     def __init__(self, folder: Path) -> None:
         from tiny import tiny_model, tiny_tokenizer
 
-        import softcue.adaptation
-        import softcue.cli.app
-
-        softcue.train, softcue.adaptation.adapt  # noqa: B018 - names that are imported when they are used
+        for module in PRELOADED:  # so that forks need not import them
+            importlib.import_module(module)
         self.folder, self.num_kills = folder, 0
         self.rows = folder / "rows.jsonl"
         rows = [{"text": text, "label": "ab"[number // 4]} for number, text in enumerate(TEXTS)]

@@ -34,5 +34,14 @@ CHECKS = {
             "kills",
             90,
         ),
+        Check(
+            "mutations",
+            "damaged data files, task files, settings, studies, cue folders, signatures, checkpoints and token caches, "
+            "also with digests that fit again",
+            "success or a one-line error; no traceback, nothing over 5 s or 1 GB",
+            10_000_000,
+            "files",
+            60,
+        ),
     )
 }

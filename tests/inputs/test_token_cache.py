@@ -107,6 +107,32 @@ def test_cache_file_with_ids_beyond_the_vocabulary_is_replaced(folder: Path) -> 
     assert token_cache.tokenize_rows(model.formatter, "a", ONE) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("is_truncated", None),
+        ("insert_at", torch.zeros(3, dtype=torch.int32)),
+        ("places", torch.zeros(2, 4, dtype=torch.int32)),
+        ("offsets", torch.zeros(3, dtype=torch.int32)),
+        ("is_truncated", torch.zeros(30)),
+        ("other", torch.zeros(30, dtype=torch.int32)),
+    ],
+)
+def test_cache_file_whose_tensors_are_not_those_of_the_rows_is_replaced(
+    folder: Path, name: str, tensor: torch.Tensor | None
+) -> None:
+    formatter = make_model(tiny("bert")).formatter
+    expected = token_cache.tokenize_rows(formatter, "digest", ONE)
+    [path] = folder.iterdir()
+    tensors = load_file(path)
+    tensors.pop(token_cache.DIGEST)
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    path.write_bytes(serialize_tensors({**tensors, token_cache.DIGEST: token_cache._digest_of(tensors)}))
+    assert token_cache.tokenize_rows(formatter, "digest", ONE) == expected
+
+
 def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formatter = make_model(tiny("bert")).formatter
     names = []

@@ -107,11 +107,18 @@ def _digest_of(packed: Mapping[str, Tensor]) -> Tensor:
 
 
 def _fits(packed: Mapping[str, Tensor], num_rows: int, largest_token_id: int) -> bool:
-    """Whether the file has that many rows, each within it, and ids of this vocabulary alone."""
+    """Whether the file has all tensors of that many rows, each row within it, and ids of this vocabulary alone."""
     lengths, ids = packed["lengths"], packed["ids"]
-    if len(lengths) != num_rows or int(lengths.min()) < 0 or int(lengths.sum()) != len(ids):
+    sizes = {"lengths": num_rows, "insert_at": num_rows, "is_truncated": num_rows, "places": num_rows}
+    required = {"lengths", "ids", "insert_at", "is_truncated"}
+    if not required <= packed.keys() <= required | {"segments", "parts", "offsets", "places"}:
         return False
-    if any(len(packed[name]) != len(ids) for name in ("segments", "parts", "offsets") if name in packed):
+    for name, tensor in packed.items():
+        num_dimensions = 2 if name in ("offsets", "places") else 1
+        is_integer = tensor.dtype in (torch.int32, torch.uint8)
+        if tensor.dim() != num_dimensions or not is_integer or len(tensor) != sizes.get(name, len(ids)):
+            return False
+    if num_rows and (int(lengths.min()) < 0 or int(lengths.sum()) != len(ids)):
         return False
     return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) <= largest_token_id)
 
