@@ -6,14 +6,17 @@ by what the main thread is doing, which a second thread sees on its stack.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,6 +31,7 @@ PHASES = {
     ("adaptation/loop.py", "_step"): "steps",
 }
 POLL_SECONDS = 0.0005
+PATIENCE = 240.0  # seconds for a command
 
 
 @dataclass(frozen=True)
@@ -60,29 +64,52 @@ def draw_kill(draw: random.Random) -> Kill:
     return Kill(phase, visit, draw.uniform(0.0, 0.004))
 
 
-def run_forked(words: Sequence[str], log: Path, kill: Kill | None = None, limit_seconds: float = 240.0) -> Ended:
-    """Run `softcue WORDS` in a fork of this process, and wait for its end."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _run_command(words, log, kill, writer)
-    os.close(writer)
-    end = time.monotonic() + limit_seconds
-    status = 0
-    while (waited := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reader)
-            return Ended(-9, "", f"no end within {limit_seconds} s\n{log.read_text('utf-8', 'replace')[-1500:]}")
-        time.sleep(0.002)
-    status = waited[1]
-    with os.fdopen(reader, "rb") as pipe:
-        phase = pipe.read().decode()
-    return Ended(os.waitstatus_to_exitcode(status), phase, log.read_text("utf-8", "replace"))
+def run_forked(
+    words: Sequence[str], log: Path, kill: Kill | None = None, before: Callable[[], None] | None = None
+) -> Ended:
+    """Run `softcue WORDS` in a fork of this process, and wait for its end. `before` runs first, in the fork."""
+    child = _Fork(words, log, kill, before)
+    return child.wait(time.monotonic() + PATIENCE)
 
 
-def _run_command(words: Sequence[str], log: Path, kill: Kill | None, writer: int) -> None:
+def run_forked_together(words: Sequence[str], folder: Path, environments: Sequence[dict[str, str]]) -> list[Ended]:
+    """Run a command several times at once, each with some variables of the environment; logs go into the folder."""
+    children = [
+        _Fork(words, folder / f"log {number}.txt", None, partial(os.environ.update, environment))
+        for number, environment in enumerate(environments)
+    ]
+    end = time.monotonic() + PATIENCE
+    return [child.wait(end) for child in children]
+
+
+class _Fork:
+    """A command in a fork of this process."""
+
+    def __init__(self, words: Sequence[str], log: Path, kill: Kill | None, before: Callable[[], None] | None) -> None:
+        self._log = log
+        self._reader, writer = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            _run_command(words, log, kill, before, writer)
+        os.close(writer)
+
+    def wait(self, end: float) -> Ended:
+        """Wait for the end of the command, which is killed at a time of the monotonic clock."""
+        while (waited := os.waitpid(self._child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > end:
+                os.kill(self._child, signal.SIGKILL)
+                os.waitpid(self._child, 0)
+                os.close(self._reader)
+                return Ended(-9, "", f"no end in time: {self._log.read_text('utf-8', 'replace')[-1500:]}")
+            time.sleep(0.005)
+        with os.fdopen(self._reader, "rb") as pipe:
+            phase = pipe.read().decode()
+        return Ended(os.waitstatus_to_exitcode(waited[1]), phase, self._log.read_text("utf-8", "replace"))
+
+
+def _run_command(
+    words: Sequence[str], log: Path, kill: Kill | None, before: Callable[[], None] | None, writer: int
+) -> None:
     """The life of the child: never returns."""
     code = 70
     try:
@@ -91,6 +118,8 @@ def _run_command(words: Sequence[str], log: Path, kill: Kill | None, writer: int
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         sys.argv = ["softcue", *words]
+        if before is not None:
+            before()
         if kill is not None:
             sys.setswitchinterval(0.0002)
             threading.Thread(target=_kill_self, args=(kill, writer, threading.main_thread().ident), daemon=True).start()
@@ -100,12 +129,11 @@ def _run_command(words: Sequence[str], log: Path, kill: Kill | None, writer: int
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 

@@ -67,39 +67,46 @@ class KilledRuns:
         if number % TORCHRUN_EVERY == TORCHRUN_EVERY // 2:
             return self._torchrun(number)
         case = draw.choice([*(f"{method} {kind}" for method in METHODS for kind in KINDS), "adapt"])
-        wanted = self._undisturbed(case)
+        wanted = self.undisturbed(case)
         output = self.folder / f"run-{number}"
         self.num_kills = 0
         for _ in range(draw.randint(1, 3)):
-            ended = run_forked(self._words(case, output, "--resume"), self._log, draw_kill(draw))
+            ended = run_forked(self.words(case, output, "--resume"), self.log, draw_kill(draw))
             if ended.code == 0:  # it ended before the moment came
                 break
             self._check_killed(case, output, ended.code, ended.log)
             self.num_kills += 1
             phases = record.figures.setdefault("killed in", {})
             phases[ended.phase] = phases.get(ended.phase, 0) + 1
-        ended = run_forked(self._words(case, output, "--resume"), self._log)
+        ended = run_forked(self.words(case, output, "--resume"), self.log)
         if ended.code != 0:
             raise FaultError(f"{case}: resumed with exit code {ended.code}: {ended.log[-1500:]}")
         self._compare(case, output, wanted)
         return case
 
     @property
-    def _log(self) -> Path:
+    def log(self) -> Path:
+        """What the last command has printed."""
         return self.folder / "log.txt"
 
-    def _words(self, case: str, output: Path, *more: str) -> list[str]:
+    @property
+    def data(self) -> list[str]:
+        """The options that name the rows."""
+        return ["--train", str(self.rows), "--validation", str(self.rows), "--text", "text", "--label", "label"]
+
+    def words(self, case: str, output: Path, *more: str) -> list[str]:
+        """The words of the command that trains a case: a method and a kind of backbone, or "adapt"."""
         if case == "adapt":
             return ["adapt", str(self.text), "--output-dir", str(output), *ADAPT, *more]
         method, kind = case.split()
-        data = ["--train", str(self.rows), "--validation", str(self.rows), "--text", "text", "--label", "label"]
-        words = ["train", "--method", method, "--backbone", str(self.folder / kind), *data]
+        words = ["train", "--method", method, "--backbone", str(self.folder / kind), *self.data]
         return [*words, "--output-dir", str(output), "--json", *more, *SETTINGS, *METHODS[method]]
 
     @cache  # noqa: B019 - lives as long as the process
-    def _undisturbed(self, case: str) -> dict[str, bytes]:
+    def undisturbed(self, case: str) -> dict[str, bytes]:
+        """The files of a run that nobody kills."""
         output = self.folder / f"whole {case}"
-        ended = run_forked(self._words(case, output), self._log)
+        ended = run_forked(self.words(case, output), self.log)
         if ended.code != 0:
             raise FaultError(f"{case}: undisturbed, exit code {ended.code}: {ended.log[-1500:]}")
         return result_files(output)
@@ -108,7 +115,7 @@ class KilledRuns:
         """A killed run has no cue, or a whole one, and said nothing of a bug."""
         if code != -signal.SIGKILL or "Traceback" in log:
             raise FaultError(f"{case}: exit code {code} before the kill: {log[-1500:]}")
-        if (output / "cue.json").exists() and result_files(output) != self._undisturbed(case):
+        if (output / "cue.json").exists() and result_files(output) != self.undisturbed(case):
             raise FaultError(f"{case}: a killed run left a cue that differs")
 
     def _compare(self, case: str, output: Path, wanted: dict[str, bytes]) -> None:
@@ -119,7 +126,7 @@ class KilledRuns:
         if leftover := [path.name for path in output.rglob("*.partial")] or (output / "checkpoints").exists():
             raise FaultError(f"{case}: left behind: {leftover}")
         shutil.rmtree(output)
-        self._log.unlink()
+        self.log.unlink()
 
     def _torchrun(self, number: int) -> str:
         """Two processes under torchrun, one of which is killed; the launcher ends, and a second launch resumes."""
@@ -130,13 +137,13 @@ class KilledRuns:
         case = f"{method} bert"
 
         def start(output: Path, *more: str) -> subprocess.Popen[bytes]:
-            with self._log.open("wb") as log:
-                words = [*TORCHRUN, "-m", "softcue", *self._words(case, output, *more)]
+            with self.log.open("wb") as log:
+                words = [*TORCHRUN, "-m", "softcue", *self.words(case, output, *more)]
                 return subprocess.Popen(words, stdout=log, stderr=log)
 
         whole = self.folder / f"two processes {method}"
         if not whole.exists() and start(whole).wait(PATIENCE) != 0:
-            raise FaultError(f"torchrun {method}: undisturbed: {self._log.read_text('utf-8', 'replace')[-1500:]}")
+            raise FaultError(f"torchrun {method}: undisturbed: {self.log.read_text('utf-8', 'replace')[-1500:]}")
         output = self.folder / f"run-{number}"
         launcher = start(output)
         self._wait_for_steps(launcher, output, draw.randint(1, 20))
@@ -147,7 +154,7 @@ class KilledRuns:
         if not ranks or code == 0:
             raise FaultError(f"torchrun {method}: exit code {code} after one of {len(ranks)} processes was killed")
         if start(output, "--resume").wait(PATIENCE) != 0:
-            raise FaultError(f"torchrun {method}: resumed: {self._log.read_text('utf-8', 'replace')[-1500:]}")
+            raise FaultError(f"torchrun {method}: resumed: {self.log.read_text('utf-8', 'replace')[-1500:]}")
         self.num_kills = 1
         self._compare(f"torchrun {method}", output, result_files(whole))
         return "torchrun, one process"

@@ -43,5 +43,40 @@ CHECKS = {
             "files",
             60,
         ),
+        Check(
+            "texts",
+            "empty, endless, right-to-left, control and special characters in every method on every kind of backbone: "
+            "alone, in a batch, permuted, mixed with another cue, from the store of sentence vectors",
+            "probabilities equal within 1e-4 in float32, never NaN",
+            10_000,
+            "texts",
+            30,
+        ),
+        Check(
+            "seeds",
+            "every method trained twice with the same seed, on three kinds of backbone, in one process and in two",
+            "the same cue, bit for bit",
+            1000,
+            "pairs of runs",
+            30,
+        ),
+        Check(
+            "disk",
+            "disk full, quota, read-only, folder removed, clock moved back, two runs in one folder, changed rows or "
+            "settings on resume, another number of processes",
+            "one line and exit code 2, then a resumed run with the undisturbed result; no traceback",
+            27,
+            "scenarios",
+            30,
+        ),
+        Check(
+            "hostile",
+            "requests that no client should send: no HTTP, wrong keys, paths as names, damaged JSON, wrong fields and "
+            "sizes, in all protocols",
+            "the status that belongs to each, a small error that quotes nothing, within 15 s",
+            3000,
+            "requests",
+            20,
+        ),
     )
 }

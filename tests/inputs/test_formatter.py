@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import DECODERS, tiny_tokenizer
+from tiny import DECODERS, KINDS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
@@ -350,3 +350,10 @@ def test_offsets_of_special_tokens_are_those_of_their_characters() -> None:
     row = formatter("bert", offset_unit="token").source(Example((text,)))
     assert row.offsets is not None
     assert "".join(text[start:end] for start, end in row.offsets if start >= 0) == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "bert"])
+def test_text_without_tokens_is_one_token(family: str) -> None:
+    task = Task(name="t", may_be_empty=("text",))
+    formatter = InputFormatter(task, tiny_tokenizer(family), KINDS[family], 40)
+    assert formatter.source(task.example_from([""])).ids

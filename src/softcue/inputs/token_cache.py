@@ -23,7 +23,7 @@ from softcue.types import Example, TokenizedRow
 
 MIN_CACHED_ROWS = 2000  # fewer rows are tokenized faster than a file is worth
 SIZE_LIMIT = 2 << 30  # bytes of all files
-FORMAT = "5"
+FORMAT = "6"
 DIGEST = "sha256"  # the tensor with the digest of the others
 
 
