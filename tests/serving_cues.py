@@ -8,6 +8,7 @@ from typing import Any
 from tiny import tiny
 from toy import make_model
 
+from softcue.backbones import Backbone
 from softcue.configuration import method_config
 from softcue.cue.cue import Cue
 from softcue.cue.cue_file import CueBackbone, CueFile
@@ -54,9 +55,10 @@ def save_cue(
     model_type: str = "bert",
     seed: int = 0,
     readout: dict[str, Any] | None = None,
+    backbone: Backbone | None = None,
 ) -> Cue:
-    """A cue folder, as training would leave it."""
-    backbone = tiny(model_type)
+    """A cue folder, as training would leave it; on a tiny backbone unless another is given."""
+    backbone = backbone or tiny(model_type)
     writes = task.kind in ("generation", "tags") and model_type != "bert"
     settings_of_readout = {**({"max_new_tokens": 6} if writes else {}), **(readout or {})}
     model = make_model(backbone, case, task, settings_of_readout, seed)
@@ -70,7 +72,7 @@ def save_cue(
         backbone=CueBackbone(
             name=backbone.name,
             kind=backbone.kind,
-            dtype="float32",
+            dtype=str(backbone.dtype).removeprefix("torch."),
             max_length=model.max_length,
             fingerprint=dict(vars(backbone.fingerprint)),
         ),
