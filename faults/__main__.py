@@ -18,11 +18,14 @@ from faults.record import Budget, read_record
 def main(words: list[str] | None = None) -> int:
     """Run a check; the exit code is 1 if it has any fault."""
     parser = argparse.ArgumentParser(prog="python -m faults", description="Make faults on purpose and count outcomes.")
-    parser.add_argument("name", choices=list(CHECKS), help="the check")
+    parser.add_argument("name", choices=[*CHECKS, "list"], help="the check; `list` prints their names")
     parser.add_argument("--count", type=int, help="in all, with what the file has already; else the check's aim")
     parser.add_argument("--minutes", type=float, help="of this run at most; else the check's own limit")
     parser.add_argument("--json", type=Path, help="file of the figures; an existing one is continued")
     arguments = parser.parse_args(words)
+    if arguments.name == "list":
+        print("\n".join(CHECKS))
+        return 0
     check = CHECKS[arguments.name]
     home = prepare_process()
     try:

@@ -24,7 +24,9 @@ from faults.mutants import mutate_bytes, mutate_value, write_json_bytes
 from faults.record import Budget, FaultError, Record, run_trials
 from softcue.errors import SoftcueError
 
-SECONDS = 5  # of one reading; longer is a hang
+SECONDS = 5  # of the processor for one reading; longer is a hang
+WAITING_SECONDS = 60  # of the clock: a reader that waits takes no time of the processor
+ALARMS = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, WAITING_SECONDS)}
 BYTES = 1 << 30  # by which one reading may raise the largest memory of the process
 Read = Callable[[bytes], object]
 
@@ -74,17 +76,24 @@ def _memory_folder() -> str | None:
 
 @contextlib.contextmanager
 def limited_time() -> Iterator[None]:
-    """Let the alarm clock raise HangError in this block."""
+    """Let the alarm clocks raise HangError in this block."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = {number: signal.signal(number, ring) for number in ALARMS}
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        set_alarms(False)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def set_alarms(are_on: bool) -> None:
+    """Start the clocks of one reading, or stop them."""
+    for clock, seconds in ALARMS.values():
+        signal.setitimer(clock, seconds if are_on else 0)
 
 
 def read_mutant(target: Target) -> str:
@@ -93,7 +102,7 @@ def read_mutant(target: Target) -> str:
     data = target.mutant(number)
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    set_alarms(True)
     try:
         target.read(data)
         outcome = "accepted"
@@ -106,7 +115,7 @@ def read_mutant(target: Target) -> str:
     except Exception as error:
         raise FaultError(f"{target.name} {number}: {traceback.format_exc(limit=-4)}; {data[:300]!r}") from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        set_alarms(False)
         target.seconds += time.perf_counter() - started
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - largest) << 10
     if grown > BYTES:

@@ -45,8 +45,8 @@ def check_operation(operation: Any, num_examples: int, seed: int) -> int:
     from schemathesis.core.failures import Failure, FailureGroup
     from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-    # A body may fit the schema and still name no cue that is loaded. One bad input among others gets an error of its own
-    # in a response with status 200, and too many inputs have status 413.
+    # A body may fit the schema and still name no cue that is loaded. One bad input among others gets an error of its
+    # own in a response with status 200, and too many inputs have status 413.
     not_promised = [positive_data_acceptance, negative_data_rejection]
 
     num_sent = 0
