@@ -28,6 +28,7 @@ SECONDS = 5  # of the processor for one reading; longer is a hang
 WAITING_SECONDS = 60  # of the clock: a reader that waits takes no time of the processor
 ALARMS = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, WAITING_SECONDS)}
 BYTES = 1 << 30  # by which one reading may raise the largest memory of the process
+MOST_CHARACTERS = 10_000  # of a message
 Read = Callable[[bytes], object]
 
 
@@ -67,7 +68,7 @@ def run(record: Record, budget: Budget) -> None:
 
         with limited_time():
             run_trials(record, budget, trial)
-        record.figures["largest memory, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        record.figures["largest memory, MB"] = largest_kilobytes() >> 10
 
 
 def _memory_folder() -> str | None:
@@ -96,11 +97,16 @@ def set_alarms(are_on: bool) -> None:
         signal.setitimer(clock, seconds if are_on else 0)
 
 
+def largest_kilobytes() -> int:
+    """The largest memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def read_mutant(target: Target) -> str:
     """Read the target's next mutant; returns "accepted" or "refused", or raises FaultError."""
     number = target.number
     data = target.mutant(number)
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    largest = largest_kilobytes()
     started = time.perf_counter()
     set_alarms(True)
     try:
@@ -108,7 +114,7 @@ def read_mutant(target: Target) -> str:
         outcome = "accepted"
     except SoftcueError as error:
         outcome = "refused"
-        if len(str(error)) > 4000:
+        if len(str(error)) > MOST_CHARACTERS:
             raise FaultError(f"{target.name} {number}: a message of {len(str(error)):,} characters") from error
     except HangError:
         raise FaultError(f"{target.name} {number}: over {SECONDS} s: {traceback.format_exc(limit=-6)}") from None
@@ -117,7 +123,7 @@ def read_mutant(target: Target) -> str:
     finally:
         set_alarms(False)
         target.seconds += time.perf_counter() - started
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - largest) << 10
+    grown = (largest_kilobytes() - largest) << 10
     if grown > BYTES:
         raise FaultError(f"{target.name} {number}: {grown >> 20:,} MB more; {data[:300]!r}")
     return outcome
@@ -150,18 +156,19 @@ def _data_targets(folder: Path) -> list[Target]:
     task = Task(name="toy", labels={"a": Label(words="account"), "b": Label(words="billing")})
     rows = [{"text": f'my invoice {number} is wrong, "twice"', "label": "ab"[number % 2]} for number in range(8)]
     csv = "text,label\n" + "".join(f'"my invoice {row}, again",{"ab"[row % 2]}\n' for row in range(8))
+    tsv = "text\tlabel\n" + "".join(f"my invoice {row}, again\t{'ab'[row % 2]}\n" for row in range(8))
     jsonl = "".join(json.dumps(row) + "\n" for row in rows).encode()
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
     read = lambda path: examples_from(path, task)  # noqa: E731
     spans = Task(name="spans", kind="span", text=("question", "context"))
-    answers = {"question": "Who?", "context": "Ann came.", "answers": {"text": ["Ann"], "answer_start": [0]}}
+    answers = {"question": "Who?", "context": "Ann came.", "answers": ["Ann"]}
     tags = Task(name="tags", kind="tags", labels={"PER": Label(words="person")})
-    tokens = {"text": "Ann came", "tags": [{"label": "PER", "start": 0, "end": 3}], "tokens": ["Ann", "came"]}
+    tokens = {"text": "Ann came", "spans": [{"label": "PER", "start": 0, "end": 3}]}
     sets = Task(name="sets", kind="multi-label", labels=task.labels)
     files: list[tuple[str, bytes, Callable[[Path], object], Callable[[Any], bytes] | None]] = [
         ("rows.csv", csv.encode(), read, None),
-        ("rows.tsv", csv.replace(",", "\t").encode(), read, None),
+        ("rows.tsv", tsv.encode(), read, None),
         ("rows.jsonl", jsonl, read, None),
         ("rows.json", json.dumps(rows).encode(), read, write_json_bytes),
         ("rows.parquet", buffer.getvalue(), read, None),
@@ -184,8 +191,8 @@ def _setting_targets(folder: Path) -> list[Target]:
         "label": "team",
         "kind": "classification",
         "labels": {"billing": {"words": "billing", "description": "It is about a bill"}, "other": {"words": "other"}},
-        "template": "{message} It is about {mask}.",
-        "metrics": ["accuracy", "macro_f1"],
+        "template": "{message} It is about:",
+        "metric": "accuracy",
         "train": "train.csv",
     }
     settings = {

@@ -103,7 +103,8 @@ class MissingExtraError(SoftcueError):
 
 
 MOST_NAMES = 100  # that a message lists
-MOST_CHARACTERS = 1000  # of a part of a message: names of columns and keys come from files
+MOST_LISTED = 1000  # characters of all these names
+MOST_CHARACTERS = 3000  # of a part of a message: names of columns and keys come from files
 MOST_SHOWN = 200  # characters of a value in a message
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
 
@@ -119,7 +120,7 @@ def near_matches(name: str, known_names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     listed = ", ".join(names)
-    is_short = len(names) <= MOST_NAMES and len(listed) <= MOST_CHARACTERS
+    is_short = len(names) <= MOST_NAMES and len(listed) <= MOST_LISTED
     return f"{hint}known: {listed}" if is_short else hint.rstrip() or "check the name"
 
 
