@@ -3,6 +3,7 @@
 # make test-processes   kill -9, signals, torchrun and the README's commands (about two minutes)
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make docs   build the site of docs/ into site/; a warning is an error
+# make constraints   pin every package of every extra
 # make dist   wheel and source archive            make sbom, make audit   see docs/release.md
 # make faults   kill, damage, fill and overload it for hours; writes docs/reliability.md
 # make bench  speed and memory against peers      softcue study list   the tables of papers, each from one file
@@ -10,7 +11,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .PHONY: demo test test-numeric test-processes test-slow check docs format dist sbom audit bench faults constraints adaptation clean
 
@@ -79,6 +81,11 @@ audit: $(VENV)/.serve
 bench: $(VENV)/.bench $(VENV)/.serve
 	$(BIN)/python -m benchmarks.tables.write_benchmarks train predict models few-shot growth serve \
 		$(if $(wildcard $(DATA)),--data $(DATA))
+
+# constraints/extras.txt: every package of every extra, pinned; make test CONSTRAINTS=constraints/extras.txt uses it
+constraints: $(BIN)/python
+	$(PIP) packaging
+	$(BIN)/python scripts/pin_extras.py
 
 # continues docs/reliability/*.json; remove a file to begin again. A check with a fault does not stop the others.
 faults: $(VENV)/.dev $(VENV)/.faults $(VENV)/.ray
