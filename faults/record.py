@@ -81,7 +81,7 @@ def read_record(check: str, path: Path | None) -> Record:
 
 @dataclass
 class Budget:
-    """How much a run may do: up to so many in all, within so many seconds from its start."""
+    """How much a run may do: up to so many in all, within so many seconds from its first trial."""
 
     count: int
     seconds: float
@@ -106,6 +106,7 @@ def run_trials(record: Record, budget: Budget, trial: Callable[[int], tuple[str,
 def numbered_trials(record: Record, budget: Budget) -> Iterator[int]:
     """The numbers of the trials that are left; the record is saved between them and at the end."""
     before, saved = record.seconds, time.monotonic()
+    budget.started = saved  # what was prepared before does not count
     while record.count < budget.count and not budget.is_spent:
         yield record.trials
         record.trials += 1
