@@ -88,7 +88,7 @@ constraints: $(BIN)/python
 	$(BIN)/python scripts/pin_extras.py
 
 # continues docs/reliability/*.json; remove a file to begin again. A check with a fault does not stop the others.
-faults: $(VENV)/.dev $(VENV)/.faults $(VENV)/.ray
+faults: $(VENV)/.dev $(VENV)/.ray
 	@failed=""; for name in $$($(BIN)/python -m faults list); do \
 		nice -n 10 $(BIN)/python -m faults $$name --json docs/reliability/$$name.json || failed="$$failed $$name"; \
 	done; $(BIN)/python -m faults.page; test -z "$$failed" || { echo "faults:$$failed"; exit 1; }
