@@ -4,15 +4,19 @@
 # make test-vllm   install vLLM in build/vllm and compare its predictions with ours
 # make test-numeric   the tests that depend on rounding, for example with ATEN_CPU_CAPABILITY=default
 # make docs   build the site of docs/ into site/; a warning is an error
+# make constraints   pin every package of every extra
 # make dist   wheel and source archive            make sbom, make audit   see docs/release.md
+# make faults   kill, damage, fill and overload it for hours; writes docs/reliability.md
 # make bench  speed and memory against peers      softcue study list   the tables of papers, each from one file
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: demo test test-numeric test-processes test-slow test-vllm check docs format dist sbom audit bench adaptation clean
+.PHONY: demo test test-numeric test-processes test-slow test-vllm check docs format dist sbom audit bench faults constraints \
+	adaptation clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "softcue needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -92,6 +96,17 @@ audit: $(VENV)/.serve
 bench: $(VENV)/.bench $(VENV)/.serve
 	$(BIN)/python -m benchmarks.tables.write_benchmarks train predict models few-shot growth serve \
 		$(if $(wildcard $(DATA)),--data $(DATA))
+
+# constraints/extras.txt: every package of every extra, pinned; make test CONSTRAINTS=constraints/extras.txt uses it
+constraints: $(BIN)/python
+	$(PIP) packaging
+	$(BIN)/python scripts/pin_extras.py
+
+# continues docs/reliability/*.json; remove a file to begin again. A check with a fault does not stop the others.
+faults: $(VENV)/.dev $(VENV)/.ray
+	@failed=""; for name in $$($(BIN)/python -m faults list); do \
+		nice -n 10 $(BIN)/python -m faults $$name --json docs/reliability/$$name.json || failed="$$failed $$name"; \
+	done; $(BIN)/python -m faults.page; test -z "$$failed" || { echo "faults:$$failed"; exit 1; }
 
 DATA ?= data
 # make adaptation TEXT=folder-of-plain-text T5=folder-of-a-t5

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from benchmarks.measuring import make_figure, peak_bytes
 from benchmarks.random_models import random_backbone, random_cue, random_examples
-
 from softcue.inputs.collate import collate
 from softcue.training import TrainingConfig
 from softcue.training.optimizers import make_optimizer

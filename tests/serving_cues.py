@@ -73,7 +73,7 @@ def save_cue(
         backbone=CueBackbone(
             name=backbone.name,
             kind=backbone.kind,
-            dtype="float32",
+            dtype=str(backbone.dtype).removeprefix("torch."),
             max_length=model.max_length,
             fingerprint=dict(vars(backbone.fingerprint)),
         ),

@@ -41,7 +41,8 @@ class SoftcueError(Exception):
         self.got = got
         self.expected = expected
         self.fix = fix
-        super().__init__(f"{setting}: got {_quoted(got)}; expected {expected}; {fix}")
+        parts = _cut(setting), f"got {_quoted(got)}; expected {_cut(expected)}", _cut(fix)
+        super().__init__(f"{parts[0]}: {parts[1]}; {parts[2]}")
 
 
 class ConfigurationError(SoftcueError):
@@ -107,6 +108,8 @@ class MissingExtraError(SoftcueError):
 
 
 MOST_NAMES = 100  # that a message lists
+MOST_LISTED = 1000  # characters of all these names
+MOST_CHARACTERS = 3000  # of a part of a message: names of columns and keys come from files
 MOST_SHOWN = 200  # characters of a value in a message
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
 
@@ -121,7 +124,9 @@ def near_matches(name: str, known_names: Iterable[str]) -> str:
     names = sorted(known_names)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}known: {', '.join(names)}" if len(names) <= MOST_NAMES else hint.rstrip() or "check the name"
+    listed = ", ".join(names)
+    is_short = len(names) <= MOST_NAMES and len(listed) <= MOST_LISTED
+    return f"{hint}known: {listed}" if is_short else hint.rstrip() or "check the name"
 
 
 def first_line(error: BaseException) -> str:
@@ -132,6 +137,10 @@ def first_line(error: BaseException) -> str:
         ('wrong size', 'KeyError')
     """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
 def _quoted(value: object) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import DECODERS, tiny_tokenizer
+from tiny import DECODERS, KINDS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
@@ -376,3 +376,10 @@ def test_tokenizer_that_takes_one_text_at_a_time_is_asked_for_each() -> None:
     converter = InputFormatter(ONE, WordLengths(), "encoder-decoder", 8)
     rows = converter.sources([Example(("one three",)), Example(("a",))])
     assert [row.ids for row in rows] == [(3, 5), (1,)]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "bert"])
+def test_text_without_tokens_is_one_token(family: str) -> None:
+    task = Task(name="t", may_be_empty=("text",))
+    formatter = InputFormatter(task, tiny_tokenizer(family), KINDS[family], 40)
+    assert formatter.source(task.example_from([""])).ids

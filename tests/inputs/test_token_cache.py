@@ -6,6 +6,7 @@ import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -113,6 +114,28 @@ def test_a_cache_file_is_a_safetensors_file_whose_rows_are_mapped(folder: Path) 
     [path] = folder.iterdir()
     tensors = load_file(path)
     assert tensors["ids"].tolist() == [token for row in rows for token in row.ids]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("is_truncated", None),
+        ("insert_at", numpy.zeros(3, numpy.int32)),
+        ("places", numpy.zeros((2, 4), numpy.int32)),
+        ("offsets", numpy.zeros(3, numpy.int32)),
+        ("is_truncated", numpy.zeros(30)),
+        ("other", numpy.zeros(30, numpy.int32)),
+    ],
+)
+def test_cache_file_whose_arrays_are_not_those_of_the_rows_is_replaced(folder: Path, name: str, values: Any) -> None:
+    formatter = make_model(tiny("bert")).formatter
+    expected = token_cache.tokenize_rows(formatter, "digest", ONE)
+    [path] = folder.iterdir()
+    arrays = {key: numpy.array(array) for key, array in token_cache._map_file(path).items() if key != name}
+    if values is not None:
+        arrays[name] = values
+    path.write_bytes(b"".join(token_cache.file_chunks(arrays)))
+    assert token_cache.tokenize_rows(formatter, "digest", ONE) == expected
 
 
 def test_least_recently_used_file_is_removed_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ from softcue.errors import ConfigurationError
 from softcue.serving.client import Client, ServerError
 from softcue.serving.engine.engine import Engine
 from softcue.serving.http import connections
-from softcue.serving.http.connections import make_protocol
 from softcue.serving.http.routes import create_app
+from softcue.serving.http.server import make_config
 from softcue.serving.http.service import Service
 from softcue.serving.settings import ServerSettings
 
@@ -59,14 +59,12 @@ def start(folder: Path, until: Callable[..., None]) -> Iterator[Start]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def listen(cues_folder: Path = folder, model_type: str = "bert", **settings: Any) -> Running:
-        server_settings = ServerSettings(**settings)
+        server_settings = ServerSettings(port=0, **settings)
         service = Service(
             server_settings,
             lambda on_batch: Engine(tiny(model_type), cues_folder, server_settings.limits, on_batch=on_batch),
         )
-        protocol = make_protocol(server_settings)
-        config = uvicorn.Config(create_app(service), port=0, log_config=None, access_log=False, http=protocol)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(make_config(create_app(service), server_settings))
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((server, thread))
@@ -176,6 +174,16 @@ def test_heads_beyond_the_limits_are_refused(start: Start) -> None:
     assert b" 414 " in answer(port, b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n")
     assert b'"code":"large_head"' in answer(port, line + b"x" * 70_000)
     assert b'"code":"malformed"' in answer(port, b"nonsense\r\n\r\n")
+
+
+def test_request_for_a_websocket_is_answered_as_any_other(start: Start) -> None:
+    pytest.importorskip("websockets")  # uvicorn would hand the connection over to it
+    upgrade = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    upgrade += b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+    server = start(deadline=0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(upgrade)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 4")
 
 
 def test_heads_that_do_not_come_are_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

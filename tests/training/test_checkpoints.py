@@ -203,3 +203,12 @@ def test_checkpoint_of_another_run_is_refused(checkpoints: Checkpoints, folder: 
     assert "step-00000001" in str(caught.value)
     assert "`overwrite=True`" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_whole_checkpoint_whose_json_is_nested_without_end_is_passed_over(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    checkpoints.save(checkpoint(1))
+    files = {"state.safetensors": (folder / "step-00000001" / "state.safetensors").read_bytes()}
+    write_folder_atomically(folder / "step-00000001", {**files, "state.json": b'{"run": ' + b"[" * 100_000})
+    assert checkpoints.newest() == (None, [folder / "step-00000001"])

@@ -342,6 +342,9 @@ class InputFormatter:
         if self.kind == "decoder" and encoded["input_ids"][-1:] == [self.tokenizer.eos_token_id]:
             encoded["input_ids"] = encoded["input_ids"][:-1]
         encoded.pop("token_type_ids", None)
+        if not encoded["input_ids"]:  # a text that may be empty, in a decoder: a model must read something
+            end = self.tokenizer.eos_token_id
+            encoded["input_ids"] = [self.tokenizer.pad_token_id if end is None else end]
         return encoded
 
     def _shorten(self, texts: tuple[str, ...], excess: int) -> tuple[str, ...]:

@@ -137,11 +137,18 @@ def _map_file(path: Path) -> dict[str, Array] | None:
 
 
 def _fits(arrays: Mapping[str, Array], num_rows: int, largest_token_id: int) -> bool:
-    """Whether the file has that many rows, each within it, and ids of this vocabulary alone."""
-    ends, ids = arrays["ends"], arrays["ids"]
-    if len(ends) != num_rows or int(ends[0]) < 0 or int(ends[-1]) != len(ids) or bool((ends[1:] < ends[:-1]).any()):
+    """Whether the file has all arrays of that many rows, each row within it, and ids of this vocabulary alone."""
+    required = {"ends", "ids", "insert_at", "is_truncated"}
+    if not required <= arrays.keys() <= required | {*TOKEN_FIELDS, "places"}:
         return False
-    if any(len(arrays[name]) != len(ids) for name in TOKEN_FIELDS if name in arrays):
+    ends, ids = arrays["ends"], arrays["ids"]
+    for name, values in arrays.items():
+        num_dimensions = 2 if name in ("offsets", "places") else 1
+        num_entries = len(ids) if name == "ids" or name in TOKEN_FIELDS else num_rows
+        is_integer = numpy.issubdtype(values.dtype, numpy.integer)
+        if values.ndim != num_dimensions or not is_integer or len(values) != num_entries:
+            return False
+    if int(ends[0]) < 0 or int(ends[-1]) != len(ids) or bool((ends[1:] < ends[:-1]).any()):
         return False
     return not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) <= largest_token_id)
 

@@ -121,7 +121,7 @@ class CheckpointFolder(Generic[State]):
             for full_name, tensor in load_file(folder / "state.safetensors").items():
                 part, _, name = full_name.partition("/")
                 tensors[part][name] = tensor
-        except (OSError, ValueError, TypeError, KeyError, SafetensorError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError):
             return None
         if run != self.run:
             raise RunError(setting="resume", got=folder, expected=self.expected, fix=self.fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +18,7 @@ SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")  # T5's ids 0, 1 and 2
 # A vocabulary is trained on passages spread evenly over the first ones. More text costs minutes and hardly changes it.
 MAX_READ_PASSAGES = 20_000  # forty million characters
 MAX_TRAINING_PASSAGES = 1500
+SCORE_DIGITS = 9  # of the logarithm of a probability
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def train_tokenizer(passages: Sequence[str], num_words: int) -> Any:
         vocab_size=num_words, special_tokens=list(SPECIAL_TOKENS), unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(passages, trainer)
+    tokenizer = _in_fixed_order(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
@@ -115,3 +118,18 @@ def train_tokenizer(passages: Sequence[str], num_words: int) -> Any:
         additional_special_tokens=sentinels,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def _in_fixed_order(tokenizer: Any) -> Any:
+    """The same Unigram tokenizer with its pieces in one order.
+
+    The trainer sums in the order of a hash table, which differs each time: scores differ in their last digits, and so
+    does the order of pieces whose scores are equal. Their ids, and all that is trained with them, would differ too.
+    """
+    from tokenizers import Tokenizer
+
+    values = json.loads(tokenizer.to_str())
+    vocabulary = [(piece, round(score, SCORE_DIGITS)) for piece, score in values["model"]["vocab"]]
+    special, pieces = vocabulary[: len(SPECIAL_TOKENS)], vocabulary[len(SPECIAL_TOKENS) :]
+    values["model"]["vocab"] = special + sorted(pieces, key=lambda item: (-item[1], item[0]))
+    return Tokenizer.from_str(json.dumps(values))

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from softcue.serving.http.connections import make_protocol
 from softcue.serving.http.logs import log_to_stderr
@@ -42,21 +43,30 @@ def serve(settings: ServerSettings, backbone: str, cues: Path) -> None:
     """
     log_to_stderr(settings.log_texts)
     service = Service(settings, partial(make_engine, settings, backbone, cues))
-    config = uvicorn.Config(
-        create_app(service),
+    # uvicorn raises the signal again when it has drained: then the process ends with code 0
+    signal.signal(signal.SIGTERM, _end)
+    _Server(make_config(create_app(service), settings), service).run()
+    if service.failure is not None:
+        raise service.failure
+
+
+def make_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
+    """How uvicorn runs the app: address, limits of connections, no logs of its own.
+
+    Example:
+        uvicorn.Server(make_config(create_app(service), ServerSettings(port=8080)))
+    """
+    return uvicorn.Config(
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
         http=make_protocol(settings),
+        ws="none",  # with a package for WebSockets installed, a request to upgrade would leave the limited protocol
         timeout_graceful_shutdown=math.ceil(settings.deadline) + 1,
     )
-    # uvicorn raises the signal again when it has drained: then the process ends with code 0
-    signal.signal(signal.SIGTERM, _end)
-    _Server(config, service).run()
-    if service.failure is not None:
-        raise service.failure
 
 
 def _end(number: int, frame: FrameType | None) -> None:

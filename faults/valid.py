@@ -1,0 +1,44 @@
+"""Very many valid requests to one server: all are answered, and its memory stays as it is."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+from benchmarks.load import Load, LoadProcess
+from faults.load import FLAT, STEADY, ServedCues
+from faults.record import Budget, Record, numbered_trials
+
+CHUNK = 1000  # requests between two measurements of memory
+INPUTS = 8  # of a request
+WARM_UP = 0.25  # of the chunks
+
+
+def run(record: Record, budget: Budget) -> None:
+    """Send requests of eight inputs in closed loop; the count is of inputs, each of which is a prediction."""
+    resident: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        served = ServedCues(Path(folder), use_minilm=False)
+        with served.serve() as server, LoadProcess() as load_process:
+            for number in numbered_trials(record, budget):
+                draw = random.Random(number)
+                num_requests = max(1, min(CHUNK, (budget.count - record.count) // INPUTS))
+                requests = [
+                    [(draw.choice(STEADY), draw.choice(served.texts)) for _ in range(INPUTS)]
+                    for _ in range(num_requests)
+                ]
+                for response in load_process.run(Load(server.port, requests, clients=4)):
+                    if response.status == 200 and all("label" in result for result in response.results):
+                        record.add("answered", INPUTS)
+                    else:
+                        record.add("lost", INPUTS)
+                        record.add_fault(f"status {response.status}")
+                resident.append(server.resident_bytes() >> 20)
+    record.figures["memory by 1,000 requests, MB"] = resident
+    flat = resident[int(WARM_UP * len(resident)) :]
+    if len(flat) >= 4:
+        growth = max(flat) / min(flat)
+        record.figures["memory after the warm-up, largest / smallest"] = round(growth, 4)
+        if growth > FLAT:
+            record.add_fault(f"memory grew by {growth:.3f} after the warm-up: {resident} MB")
