@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from benchmarks.measuring import make_figure, peak_bytes
 from benchmarks.random_models import random_backbone, random_cue, random_examples
-
 from softcue.inputs.collate import collate
 from softcue.training import TrainingConfig
 from softcue.training.optimizers import make_optimizer
@@ -27,7 +27,7 @@ TOLERANCE = 0.1
 
 
 def foreseen_and_measured(kind: str, method: str, checkpoints_layers: bool = False) -> tuple[StepMemory, int]:
-    """What a plan says of a step on a model with random weights, and the bytes that the step takes beside the weights."""
+    """What a plan says of a step on a model with random weights, and the bytes that a real one takes beside them."""
     backbone = random_backbone(kind)
     if checkpoints_layers:
         backbone.checkpoint_layers()

@@ -118,7 +118,9 @@ class MemoryPlan:
             measured = measure_step(backbone, model, rows, length, TARGET_LENGTH, config.training)
             if self._needs_keys(backbone, model):
                 positions = self._task_model(backbone, config, rule="add")
-                activations = measure_step(backbone, positions, rows, length, TARGET_LENGTH, config.training).activations
+                activations = measure_step(
+                    backbone, positions, rows, length, TARGET_LENGTH, config.training
+                ).activations
                 counted = model.counts()
                 trained = 4 * (counted.gradient + counted.head)  # float32
                 measured = StepMemory(measured.weights, trained, trained, 2 * trained, activations)

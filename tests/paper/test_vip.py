@@ -691,10 +691,7 @@ def test_a_training_step_is_the_paper_from_text_to_losses_with_all_gradients(
     prompt = prompted(encoder, instance_of(texts, "left", extra=2))
     added, _ = losses_of(encoder, prompt)
 
-    rows = [
-        literal_row(encoder, text, draws)
-        for text, draws in zip(texts, draws_by_row(0, len(texts)), strict=True)
-    ]
+    rows = [literal_row(encoder, text, draws) for text, draws in zip(texts, draws_by_row(0, len(texts)), strict=True)]
     vectors = encoder.prompt[encoder.num_soft :]
     tokens = []
     for row in rows:  # equation 2: [T, P + P^q]

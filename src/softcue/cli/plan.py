@@ -36,7 +36,9 @@ def plan(
     method: Annotated[str, typer.Option(help="What is trained.", autocompletion=complete_method)] = "prompt-tuning",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch that are in memory at once.")] = 16,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 128,
-    gpu: Annotated[str | None, typer.Option(help="The memory of one GPU, such as 24GB: say what to set to fit.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The memory of one GPU, such as 24GB: say what to set to fit.")
+    ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs over which the layers are split.")] = 1,
     dtype: Annotated[PlannedDtype, typer.Option(help="Number format of the frozen weights.")] = PlannedDtype.bfloat16,
     quantization: Annotated[
@@ -77,7 +79,11 @@ def plan(
         result = {"backbone": backbone, "method": method, "rows": rows, "length": length, "bytes": figures}
         if size is not None:
             fits = fitting is not None
-            result |= {"fits": fits and not advice, "set": advice, "peak_then": planned.memory(fitting).peak if fitting else None}
+            result |= {
+                "fits": fits and not advice,
+                "set": advice,
+                "peak_then": planned.memory(fitting).peak if fitting else None,
+            }
         print_json({**result, "notes": planned.notes})
         return
     parts = {"weights": memory.weights, "trained parameters": memory.trained, "gradients": memory.gradients}
@@ -91,7 +97,9 @@ def plan(
     if size is None:
         return
     if fitting is None:
-        typer.echo(f"one row does not fit into {gpu}, not even in int4 over 8 GPUs: lower --length or take a smaller backbone")
+        typer.echo(
+            f"one row does not fit into {gpu}, not even in int4 over 8 GPUs: lower --length or take a smaller backbone"
+        )
     elif not advice:
         typer.echo(f"fits into {gpu}")
     else:

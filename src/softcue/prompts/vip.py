@@ -154,7 +154,9 @@ class VIP(PromptEncoder):
         health |= {name: statistics[name] / rows for name in self._loss_names}
         numbers = torch.stack([value.double() for value in health.values()]).tolist()  # the device is read once
         # In a batch of one row noise resilience compares nothing and is 0. That is not logged.
-        return {name: value for name, value in zip(health, numbers, strict=True) if value or name not in self._loss_names}
+        return {
+            name: value for name, value in zip(health, numbers, strict=True) if value or name not in self._loss_names
+        }
 
     def _advice(self) -> str:
         """Return the settings to try against a collapsed codebook or a static prompt (docs/results.md)."""

@@ -438,7 +438,9 @@ class Trainer:
                 loss = loss + self._contrastive_loss(output.features, batch.labels, row_weights, share)
             loss_sum += loss.detach()
             if output.features is not None and contrast is not None:
-                loss = loss + (output.features * contrast[model][self._index(positions)]).sum()  # its gradient is that of the loss
+                loss = (
+                    loss + (output.features * contrast[model][self._index(positions)]).sum()
+                )  # its gradient is that of the loss
             _add(statistics, output.statistics)
             if output.compared is not None and encoder is not None:
                 if gradient is None:
@@ -446,7 +448,9 @@ class Trainer:
                     loss_sum += batch_loss.detach()
                     _add(statistics, sums)
                 else:
-                    batch_loss = (output.compared * gradient[self._index(positions)]).sum()  # its gradient is that of the loss
+                    batch_loss = (
+                        output.compared * gradient[self._index(positions)]
+                    ).sum()  # its gradient is that of the loss
                 loss = loss + batch_loss
             loss.backward()
         return loss_sum, statistics

@@ -155,7 +155,8 @@ def measure_step(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         weights = _count_bytes(tensor for module in modules[1:] for tensor in _tensors_of(module))
         existing = [tensor for module in modules for tensor in _tensors_of(module)]
-        with MemoryMeter(existing, has_equal_lengths) as meter, fused_attention(), rows_of_global_batch(range(num_rows), num_rows):
+        meter = MemoryMeter(existing, has_equal_lengths)
+        with meter, fused_attention(), rows_of_global_batch(range(num_rows), num_rows):
             batch = _make_batch(backbone, model, num_rows, length, target_length)
             model.train()
             _take_step(view, model, batch)

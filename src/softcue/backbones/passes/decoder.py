@@ -78,9 +78,7 @@ def find_shared_prefixes(batch: Batch, prompt: Prompt | None, side: PaddingSide)
             return []
         tokens_before, device = tuple(ids[0].tolist()), batch.ids.device
         prefixes.append(
-            SharedPrefix(
-                send(rows, device), int(host_rows[0]), num_before + prompt_length, tokens_before, cue_prompt
-            )
+            SharedPrefix(send(rows, device), int(host_rows[0]), num_before + prompt_length, tokens_before, cue_prompt)
         )
     lengths = {prefix.length for prefix in prefixes}
     return [] if lengths == {0} or (side == "right" and len(lengths) > 1) else prefixes
