@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.tables.markdown import markdown_table
 from softcue.planning import Layout, MemoryPlan, Quantization
 
 PAGE = Path("docs/scale.md")
@@ -32,7 +31,8 @@ def memory_rows(name: str, title: str) -> list[list[str]]:
 def memory_table() -> str:
     """The table as Markdown."""
     lines = [line for title, name in BACKBONES.items() for line in memory_rows(name, title)]
-    return markdown_table(["backbone", "weights", "GB of weights", *(f"GPUs: {gpus}" for gpus in NUM_GPUS)], lines)
+    columns = ["backbone", "weights", "GB of weights", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in NUM_GPUS)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *lines))
 
 
 def main() -> None:

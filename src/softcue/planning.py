@@ -151,7 +151,7 @@ class MemoryPlan:
 
     def _weights(self, layout: Layout) -> tuple[float, float, float]:
         """Bytes of the weights in layers, of the others, and of the largest matrix of a layer when it is unpacked."""
-        backbone, model, _ = self._model(layout.dtype, layout.checkpoints_layers)
+        backbone = self._model(layout.dtype, layout.checkpoints_layers)[0]
         total = self._measure(layout.dtype, layout.checkpoints_layers, self.rows).weights
         matrices = [weight for module in backbone.linears.values() if isinstance(weight := module.weight, torch.Tensor)]
         full = sum(weight.nbytes for weight in matrices)

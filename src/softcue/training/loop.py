@@ -357,8 +357,8 @@ class Trainer:
     def _backward(self, rows: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
         """Add up the gradients of this process' micro-batches; returns the summed loss and statistics.
 
-        If memory runs out, the micro-batches are halved for the rest of the run and the step begins again. Noise belongs
-        to rows, so it has the same numbers.
+        If memory runs out, the micro-batches are halved for the rest of the run and the step begins again. Noise
+        belongs to rows, so it has the same numbers.
         """
         while True:
             try:
