@@ -27,7 +27,7 @@ TOLERANCE = 0.1
 
 
 def foreseen_and_measured(kind: str, method: str, checkpoints_layers: bool = False) -> tuple[StepMemory, int]:
-    """What a plan says of a step on a model with random weights, and the bytes that the step takes beside the weights."""
+    """What a plan says of a step on a model with random weights, and the bytes that a real one takes beside them."""
     backbone = random_backbone(kind)
     if checkpoints_layers:
         backbone.checkpoint_layers()

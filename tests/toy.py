@@ -199,11 +199,9 @@ def make_model(
     )
     for parameter in model.readout.parameters():
         parameter.data.normal_(std=0.5)
-    if values.get("rule") == "parallel":  # its values start at zero
+    if values.get("rule") == "parallel":  # its values start at zero; with 0.2 attention doubles the rounding of keys
         for parameter in model.method.parameters():
-            parameter.data += 0.1 * torch.randn(parameter.shape).to(
-                parameter.device
-            )  # with 0.2 attention doubles the rounding of keys
+            parameter.data += 0.1 * torch.randn(parameter.shape).to(parameter.device)
     if model.method.weights is not None:  # they start as a copy: move them away
         for parameter in model.method.weights.parameters():
             parameter.data += 0.05 * torch.randn(parameter.shape).to(parameter.device)

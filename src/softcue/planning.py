@@ -18,13 +18,12 @@ from softcue.inference import TaskModel, make_task_model
 from softcue.machine import GIGABYTE
 from softcue.methods import METHODS
 from softcue.tasks import Label, Task
-from softcue.training.step_memory import StepMemory, measure_step
+from softcue.training.step_memory import USABLE, StepMemory, measure_step
 
 Dtype = Literal["float32", "bfloat16"]
 Quantization = Literal["none", "int8", "int4"]
 BITS: dict[Quantization, int] = {"int8": 8, "int4": 4}
 INT4_GROUP = 128  # values that share a scale and a zero point
-USABLE = 0.92  # of a GPU: the rest is for its context, and for gaps between blocks
 TARGET_LENGTH = 4  # tokens of a label and its end
 NUM_GPUS = (1, 2, 4, 8)
 
@@ -152,7 +151,7 @@ class MemoryPlan:
 
     def _weights(self, layout: Layout) -> tuple[float, float, float]:
         """Bytes of the weights in layers, of the others, and of the largest matrix of a layer when it is unpacked."""
-        backbone, model, _ = self._model(layout.dtype, layout.checkpoints_layers)
+        backbone = self._model(layout.dtype, layout.checkpoints_layers)[0]
         total = self._measure(layout.dtype, layout.checkpoints_layers, self.rows).weights
         matrices = [weight for module in backbone.linears.values() if isinstance(weight := module.weight, torch.Tensor)]
         full = sum(weight.nbytes for weight in matrices)

@@ -1,7 +1,7 @@
 """Noise that belongs to a row's position in the global batch, not to the process or micro-batch that computes it.
 
-A number is a hash of the step's seed, the row's position in the global batch, the place of the draw in the pass, and its
-own place within the row. So noise is made where it is needed, on any device and with the same numbers there, and no
+A number is a hash of the step's seed, the row's position in the global batch, the place of the draw in the pass, and
+its own place within the row. So noise is made where it is needed, on any device and with the same numbers there, and no
 draw depends on the other rows. Several processes, micro-batches and gradient checkpointing have the noise of one big
 batch in one pass.
 """
@@ -51,7 +51,8 @@ class _DrawPlace(NamedTuple):
 
 
 _batch: ContextVar[_GlobalBatch | None] = ContextVar("softcue_global_batch", default=None)
-_place: ContextVar[_DrawPlace] = ContextVar("softcue_draw_place", default=_DrawPlace())
+_START = _DrawPlace()
+_place: ContextVar[_DrawPlace] = ContextVar("softcue_draw_place", default=_START)
 
 
 @contextmanager

@@ -206,7 +206,8 @@ def _check_devices(func: Any, args: Any, leaves: list[Any], tensors: list[Preten
     wrong = [tensor for tensor in others if tensor.dim() or func in WITHOUT_NUMBERS]
     if wrong:
         raise DeviceMismatchError(
-            f"{func}: a tensor of the processor {tuple(wrong[0].shape)} with one on {devices.pop()} at {_calling_place()}"
+            f"{func}: a tensor of the processor {tuple(wrong[0].shape)} with one on {devices.pop()} "
+            f"at {_calling_place()}"
         )
 
 

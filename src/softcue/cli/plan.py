@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,14 +11,14 @@ import typer
 from softcue.cli.completion import complete_method
 
 
-class PlannedDtype(str, Enum):
+class PlannedDtype(StrEnum):
     """Number formats of a backbone's weights."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
 
 
-class PlannedQuantization(str, Enum):
+class PlannedQuantization(StrEnum):
     """How the weights of a backbone's layers may be packed."""
 
     none = "none"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softcue.backbones import Backbone
 from softcue.devices import send
-from softcue.errors import ConfigurationError, DataError, TrainingError
+from softcue.errors import ConfigurationError, DataError, TrainingError, first_line
 from softcue.evaluation import Evaluation
 from softcue.files import tensor_shapes
 from softcue.inference import PreparedRequests, StepOutput, TaskModel
@@ -35,6 +35,7 @@ from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, 
 from softcue.training.processes import Processes
 from softcue.training.shares import evaluate_requests, prepare_requests, same_scores, training_rows
 from softcue.training.solved_heads import HeadSolver
+from softcue.training.step_memory import free_memory, is_out_of_memory, rows_that_fit
 from softcue.types import Batch, Example, TokenizedRow
 
 NUM_VARIATION_ROWS = 32  # training rows on which the prompts' dependence on the input is measured
@@ -159,6 +160,8 @@ class Trainer:
         if not self.needs_training:
             self.num_steps = 0
         self.optimizer = make_optimizer(self.model, config)
+        self._memory_ran_out = False
+        self.rows_at_once = self._size_pieces()  # 0: as many as the configuration allows
         self.state = TrainingState()
         self.best: dict[str, Tensor] = {}
         self._best_evaluations: list[Evaluation] = []  # of `best`; empty if it was loaded from a checkpoint
@@ -360,7 +363,57 @@ class Trainer:
         )
 
     def _backward(self, rows: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add up the gradients of this process' micro-batches; returns the summed loss and statistics."""
+        """Add up the gradients of this process' micro-batches; returns the summed loss and statistics.
+
+        If memory runs out, the micro-batches are halved for the rest of the run and the step begins again. Noise
+        belongs to rows, so it has the same numbers.
+        """
+        while True:
+            try:
+                return self._add_gradients(rows)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                problem = first_line(error)[:80]  # the error itself holds the tensors of the step
+            self.optimizer.zero_grad(set_to_none=True)
+            self._halve_pieces(rows, problem)
+
+    def _halve_pieces(self, rows: Sequence[int], problem: str) -> None:
+        """Take half as many rows at once from now on."""
+        largest = max(len(micro_batch) for micro_batch in self._micro_batches(rows))
+        longest = max(self._length(row) for row in rows)
+        encoder = self.model.method.prompt_encoder()
+        compares = (encoder is not None and encoder.compared_shape is not None) or self.config.contrastive > 0
+        if largest == 1 or (self.processes.world_size > 1 and compares):
+            settings = [] if self.backbone.checkpoints_layers else ["backbone.gradient_checkpointing=true"]
+            settings += [] if self.backbone.dtype == torch.bfloat16 else ["backbone.dtype=bfloat16"]
+            settings.append(f"backbone.max_length below {longest}")
+            raise TrainingError(
+                setting="training.micro_batch_size",
+                got=f"{largest} at once, {longest} tokens at most",
+                expected=f"rows that fit the memory of {self.backbone.device} ({problem})",
+                fix=f"set {' or '.join(settings)}, or take a smaller backbone",
+            )
+        self.rows_at_once = largest // 2
+        if self.backbone.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._memory_ran_out = True
+
+    def _size_pieces(self) -> int:
+        """The most rows that a GPU holds at once, as their memory is foreseen; 0 if all that a setting allows."""
+        device = self.backbone.device
+        if device.type == "cpu" or self.config.micro_batch_size or not self.needs_training:
+            return 0
+        free = free_memory(device)
+        model = self.models[0]
+        if free is None or model.has_frozen_features or model.method.weights is not None:
+            return 0
+        length = max(len(row.ids) for row in self.rows)
+        target_length = max(len(row.target_ids) for row in self.rows)
+        return rows_that_fit(self.backbone, model, length, target_length, self.config, free)
+
+    def _add_gradients(self, rows: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward and backward pass of each of this process' micro-batches."""
         num_rows = len(rows)
         # A task's loss is a mean, weighted by the task's share of rows: losses over words and over rows are not mixed.
         weights = {
@@ -420,7 +473,7 @@ class Trainer:
             [int(self.lengths[row]) + self.models[self.task_numbers[row]].method.prompt_length for row in rows],
             rank,
             self.processes.world_size,
-            self.config.micro_batch_size,
+            self.rows_at_once or self.config.micro_batch_size,
             self.config.micro_batch_tokens,
         )
 
@@ -639,6 +692,11 @@ class Trainer:
         """Warnings about the method, and about each task."""
         encoder = self.model.method.prompt_encoder()
         warnings = [] if encoder is None else encoder.health_warnings(self.state.health)
+        if self._memory_ran_out:
+            warnings.append(
+                f"memory ran out, so steps took {self.rows_at_once} rows at once: set "
+                f"training.micro_batch_size={self.rows_at_once} to begin with that"
+            )
         if self.state.num_skipped:
             warnings.append(
                 f"the loss was not finite in the last {self.state.num_skipped} of {self.state.step} steps, so training "

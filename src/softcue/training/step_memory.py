@@ -27,6 +27,8 @@ from softcue.training.optimizers import make_optimizer
 from softcue.types import Batch, TokenizedRow
 
 META = torch.device("meta")
+LARGE_STATE = 0.02  # share of the first step's memory
+USABLE = 0.92  # of a device's memory: the rest is for its context, and for gaps between blocks
 aten = torch.ops.aten
 
 
@@ -153,11 +155,8 @@ def measure_step(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         weights = _count_bytes(tensor for module in modules[1:] for tensor in _tensors_of(module))
         existing = [tensor for module in modules for tensor in _tensors_of(module)]
-        with (
-            MemoryMeter(existing, has_equal_lengths) as meter,
-            fused_attention(),
-            rows_of_global_batch(range(num_rows), num_rows),
-        ):
+        meter = MemoryMeter(existing, has_equal_lengths)
+        with meter, fused_attention(), rows_of_global_batch(range(num_rows), num_rows):
             batch = _make_batch(backbone, model, num_rows, length, target_length)
             model.train()
             _take_step(view, model, batch)
@@ -166,11 +165,40 @@ def measure_step(
             states = _count_bytes(
                 value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
             )
-        for parameter in trainable:
-            parameter.grad = None
+            optimizer.zero_grad(set_to_none=True)
+            if states > LARGE_STATE * meter.peak:  # the optimizer's state is there from the second step on
+                _take_step(view, model, batch)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
     model.train(was_training)
     trained = _count_bytes(existing) - weights
     return StepMemory(weights, trained, gradients, states, max(0, meter.peak - gradients - states))
+
+
+def rows_that_fit(
+    backbone: Backbone, model: TaskModel, length: int, target_length: int, config: TrainingConfig, free: float
+) -> int:
+    """Return how many rows a device with so many free bytes holds at once: at least 1, at most a batch.
+
+    The weights are there already. What a row needs is the difference between a step on two rows and on one.
+
+    Example:
+        rows_that_fit(backbone, model, length=128, target_length=2, config=TrainingConfig(), free=2**33)
+    """
+    one, two = (measure_step(backbone, model, rows, length, target_length, config) for rows in (1, 2))
+    room = USABLE * free - one.gradients - one.optimizer - one.activations
+    per_row = max(1, two.activations - one.activations)
+    return max(1, min(config.batch_size, 1 + int(room // per_row)))
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Tell whether an error of torch means that a device, or the host, has no memory left.
+
+    Example:
+        >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")), is_out_of_memory(RuntimeError("shape"))
+        (True, False)
+    """
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _take_step(view: Backbone, model: TaskModel, batch: Batch) -> None:

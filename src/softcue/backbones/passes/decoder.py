@@ -550,7 +550,7 @@ class DecoderPass(ForwardPass):
         self._source_cache, self._source_cache_mask = keys_values_of(output.past_key_values), self._source_mask
 
     def _logits_at(self, slots: Tensor) -> Tensor:
-        """Logits at some positions, given by the host [B U] -> [B U V]; the head runs only on columns that a row needs."""
+        """Logits at positions that the host gives [B U] -> [B U V]; the head runs only on columns that a row needs."""
         slots = (slots - (self._first_column if self.shared else 0)).clamp(min=0)  # padding may have no column
         is_alike = bool((slots == slots[:1]).all())  # left padding, targets of one length: the same for all rows
         columns, index = (slots[0], None) if is_alike else slots.unique(return_inverse=True)
