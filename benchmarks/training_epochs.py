@@ -41,7 +41,7 @@ class EpochContest:
 
     backbone: Backbone
     cue: TaskModel
-    examples: list[Example]
+    examples: Sequence[Example]
     peer: Any
 
 

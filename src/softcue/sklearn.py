@@ -246,7 +246,7 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
             )
         config = resolve({"task": settings["task"]}).task
         splits = read_splits(config, {"train": rows, "validation": rows}, check_metric, weights)
-        held_out: list[Any] = []
+        held_out: Sequence[Any] = []
         train = splits.train
         if fraction > 0:
             train, held_out = split_off(train, fraction, config.sample_seed, by_class=splits.task.has_classes)

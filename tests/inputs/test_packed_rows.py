@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_sentence_vectors_and_their_inputs_stay_with_their_rows() -> None:
 
 def test_a_disk_that_is_full_costs_memory_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_rows, "SPILL_BYTES", 64)
-    make, num_files = packed_rows.tempfile.TemporaryFile, 0
+    make, num_files = tempfile.TemporaryFile, 0
 
     class FullDisk:
         def __init__(self, file: object) -> None:
@@ -125,7 +126,7 @@ def test_a_disk_that_is_full_costs_memory_and_not_the_run(monkeypatch: pytest.Mo
         num_files += 1
         return FullDisk(make(**given))
 
-    monkeypatch.setattr(packed_rows.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     rows = [TokenizedRow((number, number + 1), None, 0, label=number) for number in range(300)]
     assert pack_rows(rows) == rows
     assert num_files > 3

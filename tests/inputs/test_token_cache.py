@@ -99,7 +99,9 @@ def test_cache_file_with_ids_beyond_the_vocabulary_is_replaced(folder: Path) -> 
     model = make_model(tiny("bert"))
     expected = token_cache.tokenize_rows(model.formatter, "a", ONE)
     [path] = folder.iterdir()
-    arrays = {name: numpy.array(values) for name, values in token_cache._map_file(path).items()}
+    mapped = token_cache._map_file(path)
+    assert mapped is not None
+    arrays = {name: numpy.array(values) for name, values in mapped.items()}
     arrays["ids"][0] = 10**6
     path.write_bytes(b"".join(token_cache.file_chunks(arrays)))
     assert token_cache.tokenize_rows(model.formatter, "a", ONE) == expected

@@ -79,7 +79,8 @@ def test_held_out_rows_are_those_of_whole_identities(kind: str, is_stored: bool)
     examples = []
     for _ in range(300):
         texts = (f"text {draws.randrange(80)}", f"text {draws.randrange(4)}")
-        target: str | float | None = {"classes": draws.choice("abc"), "numbers": draws.random()}.get(kind)
+        targets: dict[str, str | float] = {"classes": draws.choice("abc"), "numbers": draws.random()}
+        target = targets.get(kind)
         labels = tuple(sorted(draws.sample("abcd", draws.randrange(3)))) if kind == "sets" else ()
         examples.append(Example(texts, target, labels=labels))
     rows = store_examples(examples) if is_stored else examples

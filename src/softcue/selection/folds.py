@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from softcue.tasks.splits import Splits, split_off
 from softcue.types import Example
 
@@ -22,10 +24,11 @@ def make_folds(splits: Splits, num_folds: int, seed: int) -> list[Splits]:
         >>> [(len(fold.train), len(fold.validation)) for fold in folds]
         [(40, 20), (40, 20), (40, 20)]
     """
-    rows = [*splits.train, *splits.validation]
-    if num_folds < 2 or len(splits.validation) >= ENOUGH_VALIDATION_ROWS or len(rows) < MIN_ROWS:
+    num_rows = len(splits.train) + len(splits.validation)
+    if num_folds < 2 or len(splits.validation) >= ENOUGH_VALIDATION_ROWS or num_rows < MIN_ROWS:
         return [splits]
-    parts: list[list[Example]] = []
+    rows: Sequence[Example] = [*splits.train, *splits.validation]
+    parts: list[Sequence[Example]] = []
     for num_parts in range(num_folds, 1, -1):
         rows, part = split_off(rows, 1 / num_parts, seed, by_class=splits.task.has_classes)
         parts.append(part)
@@ -33,7 +36,7 @@ def make_folds(splits: Splits, num_folds: int, seed: int) -> list[Splits]:
     return [_fold(splits, parts, number) for number in range(num_folds)]
 
 
-def _fold(splits: Splits, parts: list[list[Example]], number: int) -> Splits:
+def _fold(splits: Splits, parts: Sequence[Sequence[Example]], number: int) -> Splits:
     """The fold that is validated on one part and trained on the others."""
     train = [example for index, part in enumerate(parts) if index != number for example in part]
     validation = parts[number]

@@ -27,17 +27,33 @@ def examples_from(
     task: Task,
     needs_target: bool = True,
     skip_bad_rows: bool = False,
-    label_column: LabelColumn | None = None,
-    collect: Callable[[Iterator[Example]], Collected] = list,
-) -> Collected:
+) -> list[Example]:
     """Read and check all examples of a source. Where the task lists labels, a target must be one of them.
 
-    One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them. The labels of
-    the good rows are recorded in `label_column`. `collect` makes a sequence of them: a list, or one in a file.
+    One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them.
 
     Example:
         >>> task = Task(name="toy", labels={"a": Label(words="a"), "b": Label(words="b")})
         >>> examples_from([{"text": "hello", "label": "a"}], task)[0].target
+        'a'
+    """
+    return collect_examples(source, task, list, needs_target, skip_bad_rows)
+
+
+def collect_examples(
+    source: Source,
+    task: Task,
+    collect: Callable[[Iterator[Example]], Collected],
+    needs_target: bool = True,
+    skip_bad_rows: bool = False,
+    label_column: LabelColumn | None = None,
+) -> Collected:
+    """Read and check all examples, as `examples_from`; `collect` makes a sequence of them: a list, or one in a file.
+
+    The labels of the good rows are recorded in `label_column`.
+
+    Example:
+        >>> collect_examples([{"text": "hello", "label": "a"}], Task(name="toy"), tuple)[0].target
         'a'
     """
     bad_rows = _BadRows(source)

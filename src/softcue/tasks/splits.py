@@ -18,7 +18,14 @@ from softcue.errors import ConfigurationError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
 from softcue.tasks.label_column import MAX_CLASSES, LabelColumn, cell_text
 from softcue.tasks.readers import Source, size_of, splits_of
-from softcue.tasks.rows import examples_from, has_targets, holds_label_lists, stream_examples, with_labels
+from softcue.tasks.rows import (
+    collect_examples,
+    examples_from,
+    has_targets,
+    holds_label_lists,
+    stream_examples,
+    with_labels,
+)
 from softcue.tasks.stored_examples import collect_as, store_examples, take
 from softcue.tasks.task import SPLITS, Task, TaskKind, text_columns
 from softcue.types import Example
@@ -218,11 +225,14 @@ def read_splits(
         if check_task is not None:
             check_task(task)
     else:
-        train = examples_from(origins["train"], task, skip_bad_rows=skip_bad_rows, collect=_collector(origins["train"]))
+        collect = _collector(origins["train"])
+        train = collect_examples(origins["train"], task, collect, skip_bad_rows=skip_bad_rows)
     if weights is not None:
         train = [replace(example, weight=weight) for example, weight in zip(train, weights, strict=True)]
     if task.has_row_labels or (task.kind == "tags" and not task.labels):
         task = with_labels(task, train, config.label_words, config.label_descriptions)
+    validation: Sequence[Example]
+    test: Sequence[Example]
     validation, test = (
         examples_from(origins[split], task, skip_bad_rows=skip_bad_rows) if _is_given(origins[split]) else []
         for split in ("validation", "test")
@@ -262,7 +272,7 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
     """
     column = LabelColumn(task.label)
     collect = _collector(source)
-    train = examples_from(source, task, skip_bad_rows=config.skip_bad_rows, label_column=column, collect=collect)
+    train = collect_examples(source, task, collect, skip_bad_rows=config.skip_bad_rows, label_column=column)
     says_classes = "kind" in task.model_fields_set or task.metric or config.label_words or config.label_descriptions
     if not says_classes and not config.stratified and column.holds_numbers():
         warnings.warn(
@@ -271,7 +281,7 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
             stacklevel=3,
         )
         task = task.model_copy(update={"kind": "regression"})
-        return task, examples_from(source, task, skip_bad_rows=config.skip_bad_rows, collect=collect)
+        return task, collect_examples(source, task, collect, skip_bad_rows=config.skip_bad_rows)
     is_split_text = task.kind == "multi-label" and not holds_label_lists(source, task)
     if is_split_text and all(len(example.labels) < 2 for example in train):
         warnings.warn(
@@ -540,7 +550,7 @@ def split_off(
         generator.shuffle(members)
         num_held_out = min(max(1, round(share * len(members))), len(members) - 1)
         for identity in members:
-            labels = label_sets.get(identity, {})
+            labels = label_sets.get(identity) or Counter[str]()
             if num_held_out and all(num_left[label] > count for label, count in labels.items()):
                 is_held_out[identity] = True
                 num_left.subtract(labels)

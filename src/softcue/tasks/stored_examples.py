@@ -7,7 +7,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 from softcue.files import cache_folder
 from softcue.types import Example, Span
@@ -141,7 +141,9 @@ def _decode(record: bytes) -> Example:
     texts, target, *others = _DECODER.decode(record.decode())
     if not others:
         return Example(tuple(texts), target)
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in others[0].items()}
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in others[0].items()
+    }
     if "spans" in fields:
         fields["spans"] = tuple(Span(*span) for span in fields["spans"])
     return Example(tuple(texts), target, **fields)

@@ -139,7 +139,9 @@ def newest_of_all(
     Example:
         checkpoint, damaged = newest_of_all(Checkpoints(folder, digest), Processes())
     """
-    checkpoint, damaged, problem = None, [], None
+    checkpoint: Checkpoint[State] | None = None
+    damaged: list[Path] = []
+    problem = None
     try:
         checkpoint, damaged = checkpoints.newest()
     except RunError as error:
