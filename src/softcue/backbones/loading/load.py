@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -389,20 +390,24 @@ def _find_device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hide the reports and progress bars of transformers while active."""
-    from transformers.utils import logging
+    """Hide the reports and progress bars of transformers, and what torchao says when it is imported, while active."""
+    from transformers.utils import logging as reports
 
-    level = logging.get_verbosity()
-    had_bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    level = reports.get_verbosity()
+    had_bars = reports.is_progress_bar_enabled()
+    torchao_warnings = logging.getLogger("torch.utils._pytree")
+    torchao_level = torchao_warnings.level
+    reports.set_verbosity_error()
+    reports.disable_progress_bar()
+    torchao_warnings.setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # no setting hides GGUF's bar
             yield
     finally:
-        logging.set_verbosity(level)
+        reports.set_verbosity(level)
+        torchao_warnings.setLevel(torchao_level)
         if had_bars:
-            logging.enable_progress_bar()
+            reports.enable_progress_bar()
 
 
 @contextlib.contextmanager
