@@ -23,12 +23,13 @@ import pytest
 from command import check_error, run
 from prometheus_client.parser import text_string_to_metric_families
 from ray_nodes import Cluster, Process, running_cluster
-from serving_cues import items
+from serving_cues import CASES, items
 from tiny import tiny
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
+from softcue.ray_cluster import START_COMMAND
 from softcue.serving import ray
 from softcue.serving.client import Client, ServerError
 from softcue.serving.engine.engine import Engine
@@ -272,7 +273,7 @@ def test_dead_replica_is_replaced_and_no_request_fails_meanwhile(server: Process
         assert time.monotonic() < end
         statuses.add(call(server, "/v1/predict", body)[0])
         text = call(server, "/metrics")[2]
-        responding = set(re.findall(r'softcue_cues_loaded\{replica="(\w+)"\} 9', text))
+        responding = set(re.findall(rf'softcue_cues_loaded\{{replica="(\w+)"\}} {len(CASES)}', text))
     statuses |= {call(server, "/v1/predict", body)[0] for _ in range(6)}
     assert statuses == {200}
 
@@ -338,4 +339,4 @@ def test_missing_cluster_is_one_line_that_says_how_to_start_one(folder: Path) ->
     process = Process([*words, "--backbone", "minilm", folder], {})
     assert process.end() == 2
     [error] = [line for line in process.lines if line.startswith("error")]
-    assert "--ray-address" in error and ray.START_COMMAND in error
+    assert "--ray-address" in error and START_COMMAND in error
