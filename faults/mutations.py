@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -268,7 +269,7 @@ def _cue_targets(folder: Path) -> list[Target]:
             return write_json_bytes(value)
 
         targets += [
-            Target(f"cue.json, {case}", files["cue.json"], lambda data, load=load: load(data, "cue.json"), resigned),
+            Target(f"cue.json, {case}", files["cue.json"], partial(load, name="cue.json"), resigned),
             Target(f"cue.safetensors, {case}", files["cue.safetensors"], load_tensors),
         ]
     public = write_new_key(folder / "team.key")
@@ -292,8 +293,8 @@ def _run_targets(folder: Path) -> list[Target]:
     from tiny import tiny
     from toy import EXAMPLES, make_model
 
-    from softcue.files import serialize_tensors
     from softcue.inputs import token_cache
+    from softcue.inputs.packed_rows import pack_rows
     from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState
 
     checkpoints = Checkpoints(folder / "run" / "checkpoints", "digest")
@@ -319,18 +320,18 @@ def _run_targets(folder: Path) -> list[Target]:
         return read
 
     formatter = make_model(tiny("bert")).formatter
-    packed = token_cache._pack([formatter.source(example) for example in EXAMPLES])
-    whole = serialize_tensors({**packed, token_cache.DIGEST: token_cache._digest_of(packed)})
+    packed = pack_rows(formatter.iterate_sources(EXAMPLES))
+    whole = b"".join(token_cache.file_chunks(packed.arrays))
     path = folder / "tokens.safetensors"
 
     def read_resigned_tokens(data: bytes) -> object:
-        """The tensors of a damaged file with a digest that fits, if they can be read at all."""
+        """The arrays of a damaged file with a digest that fits, if they can be read at all."""
         from safetensors import SafetensorError
-        from safetensors.torch import load
+        from safetensors.numpy import load
 
         with contextlib.suppress(SafetensorError, ValueError, KeyError):
             changed = {name: value for name, value in load(data).items() if name != token_cache.DIGEST}
-            data = serialize_tensors({**changed, token_cache.DIGEST: token_cache._digest_of(changed)})
+            data = b"".join(token_cache.file_chunks(changed))
         path.write_bytes(data)
         return token_cache._read(path, len(EXAMPLES), formatter)
 

@@ -7,6 +7,7 @@ disagree. Rows are packed without gaps: the padding of a shorter prompt goes to 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,9 @@ class Layout:
             return self
         if device not in self._copies:
             host = self.on_host
-            tensors = {name: send(value, device) for name, value in vars(host).items() if isinstance(value, Tensor)}
+            tensors: dict[str, Any] = {
+                name: send(value, device) for name, value in vars(host).items() if isinstance(value, Tensor)
+            }
             joined = None if host.joined is None else host.joined.on(device)
             self._copies[device] = replace(self, **tensors, joined=joined, host=host, _copies={})
         return self._copies[device]

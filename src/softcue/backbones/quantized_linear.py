@@ -117,7 +117,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
-        return gradient @ _unpack(*ctx.saved_tensors, gradient.dtype), None, None, None, None
+        codes, scales, zeros = ctx.saved_tensors
+        return gradient @ _unpack(codes, scales, zeros, gradient.dtype), None, None, None, None
 
 
 def _unpack(codes: Tensor, scales: Tensor, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:

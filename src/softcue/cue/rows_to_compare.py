@@ -22,7 +22,7 @@ MADE_UP_WORDS = (1, 2, 3, 5, 8, 13, 21, 34)  # words of the made-up texts
 class RowsToCompare:
     """Rows of data, and where they are from."""
 
-    examples: list[Example]
+    examples: Sequence[Example]
     source: str
 
 

@@ -162,7 +162,7 @@ def _make_trial(cue: Cue, backbone: Backbone, data: str | None) -> _Trial:
     return _Trial(cue, backbone, rows, source)
 
 
-def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tuple[list[Example], str]:
+def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tuple[Sequence[Example], str]:
     """Rows of a cue's task, as far as its record leads to them, and where they are from; else made-up texts."""
     rows = read_rows_to_compare(cue, data, splits, most)
     return (rows.examples, rows.source) if rows.examples else (made_up_examples(cue), "")

@@ -52,7 +52,7 @@ class ShardSettings(BaseModel):
     cues: tuple[str, ...]  # folders
     source: str
     backbone: str | None = None
-    backbone_settings: dict[str, str] = {}  # such as its device; those of the cue go behind
+    backbone_settings: dict[str, Any] = {}  # such as its device; those of the cue go behind
     columns: dict[str, str] = {}
     ensemble: Ensemble | None = None
     batch_size: int = 64

@@ -381,7 +381,7 @@ class Trainer:
     def _halve_pieces(self, rows: Sequence[int], problem: str) -> None:
         """Take half as many rows at once from now on."""
         largest = max(len(micro_batch) for micro_batch in self._micro_batches(rows))
-        longest = max(self._length(row) for row in rows)
+        longest = max(int(self.lengths[row]) for row in rows)
         encoder = self.model.method.prompt_encoder()
         compares = (encoder is not None and encoder.compared_shape is not None) or self.config.contrastive > 0
         if largest == 1 or (self.processes.world_size > 1 and compares):

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
@@ -36,7 +36,9 @@ def make_engine(settings: ServerSettings, backbone: str, cues: Path, on_batch: C
     # oneDNN keeps what it has prepared for each shape of a batch, by default 1024 of them: megabytes for each shape. It
     # reads the variable when it is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PREPARED_SHAPES))
-    values = backbone_settings(settings.device, settings.dtype, settings.attention, settings.quantization)
+    values: dict[str, Any] = backbone_settings(
+        settings.device, settings.dtype, settings.attention, settings.quantization
+    )
     if settings.vllm is not None:
         served, values = _load_on_vllm(settings, backbone, cues, settings.vllm, values), {}
     return Engine(
