@@ -42,12 +42,17 @@ def host_figures(plan: Plan, num_rows: int = NUM_ROWS) -> Figures:
     """
     with tempfile.TemporaryDirectory() as name, _one_layer_cue(Path(name), plan) as cue:
         texts = numbered_texts(plan.data, num_rows)
-        parts = (
-            lambda plan: file_figures(plan, cue, texts, Path(name)),
-            lambda plan: engine_figures(plan, cue, texts),
-            lambda plan: choice_figures(plan, cue),
-        )
-        return measure_parts(parts, plan)
+
+        def from_file_to_file(plan: Plan) -> Figures:
+            return file_figures(plan, cue, texts, Path(name))
+
+        def through_the_engine(plan: Plan) -> Figures:
+            return engine_figures(plan, cue, texts)
+
+        def choice_of_a_batch(plan: Plan) -> Figures:
+            return choice_figures(plan, cue)
+
+        return measure_parts((from_file_to_file, through_the_engine, choice_of_a_batch), plan)
 
 
 def file_figures(plan: Plan, cue: Cue, texts: Sequence[str], folder: Path) -> Figures:
@@ -109,7 +114,7 @@ def choice_figures(plan: Plan, cue: Cue) -> Figures:
 
         values = interleave_values({"choice": milliseconds}, max(3, plan.repeats), warmup=1)["choice"]
         median, spread = median_and_spread(values)
-        meaning = f"milliseconds to choose a batch among {NUM_WAITING} rows, {budget or 'a processor’s'} tokens a batch"
+        meaning = f"milliseconds to choose a batch among {NUM_WAITING} rows, {budget or 'the usual'} tokens"
         figures[f"batch_choice_ms{key}"] = make_figure(median, 0.3, spread, len(values), meaning)
     return figures
 
@@ -152,7 +157,7 @@ def _one_layer_cue(folder: Path, plan: Plan) -> Iterator[Cue]:
             "training.steps": 1,
             "training.min_steps": 0,
             "task.test_rows": 1,
-            "method.prompt_length": 4,
+            "method.prompt_length": 6,
             "backbone.dtype": "float32",
         },
         progress=False,
