@@ -123,12 +123,14 @@ class _Product(torch.autograd.Function):
 
 def _unpack(codes: Tensor, scales: Tensor, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The matrix in a number format. [O I]"""
-    if zeros is not None:
-        codes = torch.stack((codes & 15, codes >> 4), dim=-1)  # [O I/2 2]
-    groups = codes.reshape(*scales.shape, -1).to(dtype)  # [O G I/G]
-    if zeros is not None:
-        groups = groups - zeros.unsqueeze(-1).to(dtype)
-    return (groups * scales.unsqueeze(-1).to(dtype)).reshape(len(codes), -1)
+    # The trace that finds a model's structure keeps every tensor it sees: here, all matrices unpacked at once.
+    with torch._C.DisableTorchFunction():
+        if zeros is not None:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1)  # [O I/2 2]
+        groups = codes.reshape(*scales.shape, -1).to(dtype)  # [O G I/G]
+        if zeros is not None:
+            groups = groups - zeros.unsqueeze(-1).to(dtype)
+        return (groups * scales.unsqueeze(-1).to(dtype)).reshape(len(codes), -1)
 
 
 def group_size(width: int) -> int:

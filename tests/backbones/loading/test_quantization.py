@@ -250,3 +250,21 @@ def test_bitsandbytes_checkpoints_take_prompts(tmp_path: Path, kind: str) -> Non
         build(backbone, {"name": "fine-tuning"})
     losses = losses_of(backbone, "prompt-tuning")
     assert len(set(losses)) == 3
+
+
+def test_gptq_checkpoints_take_prompts(tmp_path: Path) -> None:
+    pytest.importorskip("gptqmodel")
+    pytest.importorskip("optimum")
+    llama = tmp_path / "llama"
+    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=64).to(torch.float16).save_pretrained(llama)
+    tokenizer = tiny_tokenizer("llama")
+    tokenizer.save_pretrained(llama)
+    texts = [" ".join(["my invoice is wrong and the parcel is late"] * 4)] * 8
+    settings = hf.GPTQConfig(bits=4, group_size=32, dataset=texts, tokenizer=tokenizer)
+    model = hf.AutoModelForCausalLM.from_pretrained(llama, quantization_config=settings, device_map={"": "cpu"})
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    backbone = load(tmp_path / "model", dtype="auto")
+    assert backbone.quantization == "gptq-4bit"
+    assert "gradients" not in backbone.limits
+    assert len(set(losses_of(backbone, "prompt-tuning"))) == 3

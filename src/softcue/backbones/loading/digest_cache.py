@@ -115,8 +115,9 @@ class WeightsDigest:
 
     def set_from_files(self, paths: Iterable[Path]) -> None:
         """Compute the digest from the bytes of weight files, for weights that are no numbers by themselves."""
-        if self.recall() is None:
-            digests = "\n".join(sha256(Path(os.path.realpath(path))) for path in sorted(paths))
+        files = sorted(paths)
+        if files and self.recall() is None:
+            digests = "\n".join(sha256(Path(os.path.realpath(path))) for path in files)
             self._digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
             keep_digest(self._files, self._digest)
 
