@@ -60,7 +60,7 @@ class MemoryMeter(TorchDispatchMode):
 
     def __init__(self, existing: Iterable[Tensor] = (), has_equal_lengths: bool = False) -> None:
         """`existing` are tensors that were there before: views of them need no memory."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.has_equal_lengths = has_equal_lengths
         self.live = self.peak = 0
         self._existing = {tensor.untyped_storage()._cdata for tensor in existing}
@@ -262,8 +262,8 @@ def without_values(modules: Sequence[nn.Module]) -> Iterator[None]:
                     if isinstance(tensor, nn.Parameter):
                         copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
                     copies[id(tensor)] = copy
-                undo.append(restore(place, name, tensor))  # type: ignore[arg-type]
-                place[name] = copies[id(tensor)]  # type: ignore[index]
+                undo.append(restore(place, name, tensor))
+                place[name] = copies[id(tensor)]  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -159,7 +159,7 @@ def make_rerunnable_cache(keys_values: KeyValueCache, num_layers: int) -> Any:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    class RerunnableLayer(DynamicLayer):
+    class RerunnableLayer(DynamicLayer):  # type: ignore[misc]
         """One layer's keys and values. Those of the pass itself are kept only if there were none before."""
 
         def __init__(self, before: tuple[Tensor, Tensor] | None) -> None:
