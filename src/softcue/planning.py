@@ -99,6 +99,13 @@ class MemoryPlan:
             if checkpoints_layers:
                 backbone.checkpoint_layers()
             config = resolve(merged({"method": {**self.settings, "name": self.method}}), backbone.kind)
+            if layer := getattr(config.method, "insert_layer", 0):
+                raise ConfigurationError(
+                    setting="method.insert_layer",
+                    got=layer,
+                    expected="0 in a plan: states of the layers below are kept from texts, which it has not",
+                    fix="leave it out: a run that enters later needs less",
+                )
             self._models[key] = backbone, self._task_model(backbone, config), config
         return self._models[key]
 
@@ -139,15 +146,16 @@ class MemoryPlan:
             per_row = (whole.activations - one.activations) / (self.rows - 1)
             activations = one.activations + per_row * (layout.rows - 1)
         in_layers, elsewhere, largest = self._weights(layout)
+        backbone = self._model(layout.dtype, layout.checkpoints_layers)[0]
+        share = -(-backbone.num_layers // layout.gpus) / backbone.num_layers  # of the layers on the fullest GPU
+        kept = activations  # for the backward pass, in proportion to layers
+        if layout.checkpoints_layers:  # the inputs of layers; the rest belongs to the layer that runs again
+            inputs = layout.rows * self.length * backbone.hidden_width * backbone.dtype.itemsize
+            kept = min(activations, float(backbone.num_layers * inputs))
+        activations += kept * share - kept
         if layout.quantization != "none":
             activations += largest  # a matrix is unpacked while it is used
-        share = -(-self._num_layers // layout.gpus) / self._num_layers
-        weights = int(in_layers * share + elsewhere)
-        return replace(whole, weights=weights, activations=int(activations * share))
-
-    @property
-    def _num_layers(self) -> int:
-        return self._model("float32", False)[0].num_layers
+        return replace(whole, weights=int(in_layers * share + elsewhere), activations=int(activations))
 
     def _weights(self, layout: Layout) -> tuple[float, float, float]:
         """Bytes of the weights in layers, of the others, and of the largest matrix of a layer when it is unpacked."""

@@ -121,6 +121,8 @@ def test_pieces_are_as_large_as_the_device_allows(monkeypatch: pytest.MonkeyPatc
     data = [TaskData(model, EXAMPLES, EXAMPLES)]
     assert Trainer(backbone, data, config).rows_at_once == 0  # a processor has memory for what is set
     monkeypatch.setattr(training_loop, "free_memory", lambda device: 1.0)
-    monkeypatch.setattr(type(backbone), "device", torch.device("meta"))
+    monkeypatch.setattr(training_loop, "SIZED_DEVICES", ("cpu",))
     assert Trainer(backbone, data, config).rows_at_once == 1
     assert Trainer(backbone, data, config.model_copy(update={"micro_batch_size": 3})).rows_at_once == 0
+    late = [TaskData(make_model(backbone, "prompt-tuning late"), EXAMPLES, EXAMPLES)]
+    assert Trainer(backbone, late, config).rows_at_once == 0

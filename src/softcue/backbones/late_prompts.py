@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from softcue.backbones.backbone import Backbone
-from softcue.backbones.injection import ReachedLayer, inject
+from softcue.backbones.injection import ReachedLayer, device_of, inject
 from softcue.backbones.loading.fingerprint import Fingerprint
 from softcue.backbones.passes.decoder import DecoderPass, KeyValueCache, keys_values_of, take_rows
 from softcue.backbones.prompt_gradients import keep_prompt_gradients
@@ -364,7 +364,12 @@ def _pass_on_position_bias(first_layer: nn.Module, new_first_layer: nn.Module) -
     for path, module in first_layer.named_modules():
         has_bias = getattr(module, "has_relative_attention_bias", False)
         if has_bias and not heirs[path].has_relative_attention_bias:
-            heirs[path].relative_attention_bias = module.relative_attention_bias
+            bias: Any = module.relative_attention_bias
+            device = device_of(heirs[path], bias.weight.device)
+            # On another device the heir needs a copy of its own.
+            heirs[path].relative_attention_bias = (
+                bias if bias.weight.device == device else copy.deepcopy(bias).to(device)
+            )
             heirs[path].has_relative_attention_bias = True
 
 

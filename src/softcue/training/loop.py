@@ -76,6 +76,7 @@ def check_finite(loss: float, step: int, fix: str) -> None:
         raise TrainingError(setting=f"loss at step {step + 1}", got=loss, expected="a finite number", fix=fix)
 
 
+SIZED_DEVICES = ("cuda",)  # whose memory is divided among rows before a run
 MAX_SKIPPED_STEPS = 5  # in a row, with a loss that is not finite, before a run stops
 
 
@@ -400,13 +401,19 @@ class Trainer:
         self._memory_ran_out = True
 
     def _size_pieces(self) -> int:
-        """The most rows that a GPU holds at once, as their memory is foreseen; 0 if all that a setting allows."""
-        device = self.backbone.device
-        if device.type == "cpu" or self.config.micro_batch_size or not self.needs_training:
+        """The most rows that a GPU holds at once, as their memory is foreseen; 0 if all that a setting allows.
+
+        It is not foreseen for prompts that enter at a later layer, for weights that are trained, and for a model on
+        several devices: there pieces are halved if memory runs out.
+        """
+        device, model = self.backbone.device, self.models[0]
+        if device.type not in SIZED_DEVICES or self.config.micro_batch_size or not self.needs_training:
             return 0
+        view = model.method.view_of(self.backbone)
+        is_split = len({weight.device for weight in self.backbone.model.parameters()}) > 1
+        is_foreseen = model.method.weights is None and view.whole is view and not is_split
         free = free_memory(device)
-        model = self.models[0]
-        if free is None or model.has_frozen_features or model.method.weights is not None:
+        if free is None or model.has_frozen_features or not is_foreseen:
             return 0
         length = max(len(row.ids) for row in self.rows)
         target_length = max(len(row.target_ids) for row in self.rows)

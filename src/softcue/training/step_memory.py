@@ -100,8 +100,10 @@ def fused_attention() -> Iterator[None]:
     """
     attend = torch.nn.functional.scaled_dot_product_attention
 
-    def replacement(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return (_fused_attention if query.is_meta else attend)(query, *args, **kwargs)
+    def replacement(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Any:
+        has_trained_mask = attn_mask is not None and attn_mask.requires_grad  # T5's positions when it is fine-tuned
+        fused = _fused_attention if query.is_meta and not has_trained_mask else attend
+        return fused(query, key, value, attn_mask=attn_mask, **options)
 
     torch.nn.functional.scaled_dot_product_attention = replacement
     try:
