@@ -19,9 +19,14 @@ from softcue.training import Processes, TaskData, Trainer, TrainingConfig
 FAMILIES = ("bert", "t5", "gpt2")
 METHODS = ("prompt-tuning", "p-tuning-v2", "m-idpg-phm", "m-idpg-phm kv", "vip", "lora", "adapter")
 # name -> settings. Batches of 3 rows, one at a time: the second process has fewer rows than the first, or none.
-BATCHES: dict[str, dict[str, Any]] = {"whole": {"batch_size": 4}, "pieces": {"batch_size": 3, "micro_batch_size": 1}}
+BATCHES: dict[str, dict[str, Any]] = {
+    "whole": {"batch_size": 4},
+    "pieces": {"batch_size": 3, "micro_batch_size": 1},
+    "contrastive": {"batch_size": 3, "micro_batch_size": 1, "contrastive": 0.5},
+}
 CASES = [(family, method, "whole") for family in FAMILIES for method in METHODS]
 CASES += [(family, method, "pieces") for family in FAMILIES for method in ("prompt-tuning", "vip")]
+CASES += [("bert", "m-idpg-phm", "contrastive")]
 
 
 def train(backbone: Backbone, method: str, batches: str) -> dict[str, Any]:

@@ -145,12 +145,12 @@ class Run:
     def _keep_in_step(self) -> None:
         """If the backbone's layers are divided over the processes, let them take the same passes."""
         self.processes.is_in_step = self.backbone.is_sharded
-        if self.backbone.is_sharded and (self.is_joint or self.config.training.contrastive):
+        if self.backbone.is_sharded and self.is_joint:
             raise ConfigurationError(
                 setting="backbone.shard_layers",
                 got=True,
-                expected="one task without training.contrastive: all processes must take the same passes",
-                fix="train a cue per task" if self.is_joint else "set training.contrastive=0",
+                expected="one task: rows of several tasks take different passes in each process",
+                fix="train a cue per task",
             )
 
     def _check_same_run(self) -> None:

@@ -496,7 +496,8 @@ class Trainer:
         for _ in range(most - num_pieces):
             with self._as_part_of_batch(rows, positions) as batch:
                 output: StepOutput = model(self.backbone, batch)
-            (output.losses.sum() * 0.0).backward()
+            if torch.is_grad_enabled():
+                (output.losses.sum() * 0.0).backward()
 
     @contextmanager
     def _as_part_of_batch(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[Batch]:
@@ -579,6 +580,7 @@ class Trainer:
                             output: StepOutput = model(self.backbone, batch, dropout, with_features=True)
                         assert output.features is not None
                         features[self._index(piece_positions)] = output.features.float()
+                self._pad_passes(rows, len(pieces))
             self.processes.total(features).requires_grad_()
             labels = torch.tensor([self.rows[rows[position]].label for position in positions])
             term = self._contrastive_loss(
