@@ -116,7 +116,8 @@ class Replica:
         assert self._shared is not None
         await self._shared.publish(name, is_loaded)
         broadcast = ray_serve.get_deployment_handle(NAME, NAME).broadcast("refresh")
-        await broadcast.results_async(timeout_s=BROADCAST_SECONDS, return_exceptions=True)
+        with suppress(TimeoutError):
+            await broadcast.results_async(timeout_s=BROADCAST_SECONDS, return_exceptions=True)
 
     def _make_engine(self, on_batch: Callable[[BatchReport], None]) -> Engine:
         self._shared = SharedCues(self._place)
@@ -164,11 +165,13 @@ def name_replica(app: ASGIApp, name: str) -> ASGIApp:
 
 
 async def _all_metrics() -> bytes:
-    """The metrics of all replicas."""
+    """The metrics of all replicas; of none if one of them does not respond in time."""
     from ray import serve as ray_serve
 
     broadcast = ray_serve.get_deployment_handle(NAME, NAME).broadcast("report")
-    reports = await broadcast.results_async(timeout_s=BROADCAST_SECONDS, return_exceptions=True)
+    reports: list[Any] = []
+    with suppress(TimeoutError):
+        reports = await broadcast.results_async(timeout_s=BROADCAST_SECONDS, return_exceptions=True)
     return merge_metrics({report["replica"]: report["metrics"] for report in reports if isinstance(report, dict)})
 
 
