@@ -14,6 +14,7 @@ import softcue
 from softcue.backbones import Backbone
 from softcue.backbones.loading import autotune
 from softcue.backbones.runtimes import LayerRuntime, RuntimeChoice, runtime
+from softcue.cli.predict import load_together
 from softcue.cue import Cue, runtimes
 from softcue.cue.rows_to_compare import RowsToCompare
 from softcue.cue.runtimes import admit, start_runtime
@@ -184,3 +185,16 @@ def test_an_engine_gives_all_its_cues_a_runtime(tmp_path: Path) -> None:
         before = EagerSession.num_runs
         assert [result.prediction.label for result in engine.predict(items)] == expected  # type: ignore[union-attr]
         assert EagerSession.num_runs > before
+
+
+def test_the_command_line_gives_all_named_cues_a_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, cues = cues_of(tmp_path, "prompt-tuning", "p-tuning-v2 kv")
+    monkeypatch.setattr("softcue.backbones.load_backbone", lambda config: backbone)
+    paths = [cue.path for cue in cues if cue.path is not None]
+    loaded = load_together(paths, None, False, runtime=("onnx", "float32", None))
+    assert [cue.model.runs_in_torch for cue in loaded] == [False, False]
+    assert isinstance(backbone.runtime, LayerRuntime)
+    with pytest.raises(ConfigurationError, match="one of torch, openvino, onnx, auto"):
+        load_together(paths, None, False, runtime=("tensorrt", "auto", None))
+    with pytest.raises(ConfigurationError, match="a file of rows, or a folder of published files"):
+        load_together(paths, None, False, runtime=("onnx", "auto", tmp_path / "nothing.csv"))
