@@ -143,8 +143,8 @@ def move_clock_back(runs: KilledRuns, output: Path) -> str:
 
     def before() -> None:
         plain, plain_ns = time.time, time.time_ns
-        time.time = lambda: plain() - 31_536_000  # type: ignore[assignment]
-        time.time_ns = lambda: plain_ns() - 31_536_000 * 10**9  # type: ignore[assignment]
+        time.time = lambda: plain() - 31_536_000
+        time.time_ns = lambda: plain_ns() - 31_536_000 * 10**9
 
     run_forked(runs.words(CASE, output), runs.log, Kill("steps", 9, 0.001))
     ended = run_forked(runs.words(CASE, output, "--resume"), runs.log, before=before)

@@ -152,14 +152,14 @@ def _http() -> Iterator[Hostile]:
         "Expect: 200-nothing",
     ):
         yield Hostile(f"header {name[:12]}", (post("/v1/predict", b"{", more=name),), (400, 417))
-    for line in (
+    for field in (
         "Host: a\r\nHost: b",
         f"X-{SECRET}: 1",
         f"Cookie: {SECRET}",
         "Range: bytes=0-",
         "X-Forwarded-For: ::1",
     ):
-        yield Hostile(f"header {line[:14]}", (head("GET /v1/nothing HTTP/1.1", more=line),), (404, 400))
+        yield Hostile(f"header {field[:14]}", (head("GET /v1/nothing HTTP/1.1", more=field),), (404, 400))
     folded = head("GET /v1/nothing HTTP/1.1", more="A: b\r\n c")
     yield Hostile("folded header", (folded,), (400, 404))
 
@@ -334,69 +334,72 @@ def _fields() -> Iterator[Hostile]:
         )
     for task in ("nothing", SECRET, "Topics", "topics ", "../topics", "topics\0", "pairs"):
         yield Hostile(f"unknown task {task[:8]!r}", (predict({"inputs": [{**OK, "task": task}]}),), (404, 422))
-    for name, text in {"surrogate": "\ud800", "spaces": " \n ", "pair": ["a", "b"], "endless": "x" * 30_000}.items():
-        yield Hostile(f"text of {name}", (predict({"inputs": [{**OK, "text": text}]}),), (400, 422))
+    texts: dict[str, Any] = {"surrogate": "\ud800", "spaces": " \n ", "pair": ["a", "b"], "endless": "x" * 30_000}
+    for name, content in texts.items():
+        yield Hostile(f"text of {name}", (predict({"inputs": [{**OK, "text": content}]}),), (400, 422))
 
 
 def _other_protocols() -> Iterator[Hostile]:
     """The same in the Open Inference Protocol, the completions API, generation and explanations."""
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["x"]}
-    for number, change in enumerate(
-        [
-            {"shape": [2]},
-            {"shape": [-1]},
-            {"shape": []},
-            {"shape": [2**62]},
-            {"shape": ["1"]},
-            {"datatype": "FP32"},
-            {"data": []},
-            {"data": [1]},
-            {"data": "x"},
-            {"data": [["x", "y"]]},
-            {"name": SECRET},
-            {"name": 1},
-            {"data": [None]},
-            {"extra": 1},
-        ]
-    ):
+    changes: list[dict[str, Any]] = [
+        {"shape": [2]},
+        {"shape": [-1]},
+        {"shape": []},
+        {"shape": [2**62]},
+        {"shape": ["1"]},
+        {"datatype": "FP32"},
+        {"data": []},
+        {"data": [1]},
+        {"data": "x"},
+        {"data": [["x", "y"]]},
+        {"name": SECRET},
+        {"name": 1},
+        {"data": [None]},
+        {"extra": 1},
+    ]
+    for number, change in enumerate(changes):
         body = json.dumps({"inputs": [{**tensor, **change}]}).encode()
         yield Hostile(f"tensor {number}", (post("/v2/models/topics/infer", body),), (400, 422))
     for path, expected in {"/v2/models/nothing/infer": 404, "/v2/models/%2e%2e/infer": 404, "/v2/nothing": 404}.items():
         yield Hostile(path, (post(path, json.dumps({"inputs": [tensor]}).encode()),), (expected, 400, 422))
-    for number, body in enumerate(
-        [
-            {"model": "nothing", "prompt": "x"},
-            {"model": "topics"},
-            {"prompt": "x"},
-            {"model": 1, "prompt": "x"},
-            {"model": "topics", "prompt": 1},
-            {"model": "topics", "prompt": [1]},
-            {"model": "topics", "prompt": "x", "n": 2},
-            {"model": "topics", "prompt": "x", "temperature": 1},
-            {"model": "topics", "prompt": "x", "max_tokens": 0},
-            {"model": "topics", "prompt": "x", "stop": [""]},
-            {"model": "topics", "prompt": [], "stop": 5},
-            [],
-        ]
-    ):
+    completions: list[Any] = [
+        {"model": "nothing", "prompt": "x"},
+        {"model": "topics"},
+        {"prompt": "x"},
+        {"model": 1, "prompt": "x"},
+        {"model": "topics", "prompt": 1},
+        {"model": "topics", "prompt": [1]},
+        {"model": "topics", "prompt": "x", "n": 2},
+        {"model": "topics", "prompt": "x", "temperature": 1},
+        {"model": "topics", "prompt": "x", "max_tokens": 0},
+        {"model": "topics", "prompt": "x", "stop": [""]},
+        {"model": "topics", "prompt": [], "stop": 5},
+        [],
+    ]
+    for number, completion in enumerate(completions):
         yield Hostile(
-            f"completion {number}", (post("/v1/completions", json.dumps(body).encode()),), (400, 404, 413, 422)
+            f"completion {number}", (post("/v1/completions", json.dumps(completion).encode()),), (400, 404, 413, 422)
         )
-    for number, messages in enumerate(
-        [None, [], "x", [{}], [{"role": "system", "content": "x"}], [{"role": "user"}] * 2]
-    ):
+    chats: list[Any] = [None, [], "x", [{}], [{"role": "system", "content": "x"}], [{"role": "user"}] * 2]
+    for number, messages in enumerate(chats):
         body = json.dumps({"model": "topics", "messages": messages}).encode()
         yield Hostile(f"chat {number}", (post("/v1/chat/completions", body),), (400, 422))
-    for number, more in enumerate(
-        [{"max_new_tokens": 0}, {"max_new_tokens": 2**40}, {"stop": [""]}, {"stop": ["a"] * 5}, {"stream": 1}]
-    ):
+    limits: list[dict[str, Any]] = [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 2**40},
+        {"stop": [""]},
+        {"stop": ["a"] * 5},
+    ]
+    for number, more in enumerate([*limits, {"stream": 1}]):
         yield Hostile(
             f"generation {number}", (post("/v1/generate", json.dumps({"inputs": [OK], **more}).encode()),), (422,)
         )
-    for number, body in enumerate(
-        [{}, {"inputs": []}, {"inputs": [{}]}, {"inputs": [OK], "x": 1}, {"inputs": [{**OK, "task": "no"}]}]
-    ):
-        yield Hostile(f"explanation {number}", (post("/v1/explain", json.dumps(body).encode()),), (400, 404, 422))
+    explained: list[Any] = [{}, {"inputs": []}, {"inputs": [{}]}, {"inputs": [OK], "x": 1}]
+    for number, explanation in enumerate([*explained, {"inputs": [{**OK, "task": "no"}]}]):
+        yield Hostile(
+            f"explanation {number}", (post("/v1/explain", json.dumps(explanation).encode()),), (400, 404, 422)
+        )
 
 
 def _sizes() -> Iterator[Hostile]:

@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -268,7 +269,7 @@ def _cue_targets(folder: Path) -> list[Target]:
             return write_json_bytes(value)
 
         targets += [
-            Target(f"cue.json, {case}", files["cue.json"], lambda data, load=load: load(data, "cue.json"), resigned),
+            Target(f"cue.json, {case}", files["cue.json"], partial(load, name="cue.json"), resigned),
             Target(f"cue.safetensors, {case}", files["cue.safetensors"], load_tensors),
         ]
     public = write_new_key(folder / "team.key")
