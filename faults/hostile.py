@@ -152,14 +152,14 @@ def _http() -> Iterator[Hostile]:
         "Expect: 200-nothing",
     ):
         yield Hostile(f"header {name[:12]}", (post("/v1/predict", b"{", more=name),), (400, 417))
-    for header in (
+    for field in (
         "Host: a\r\nHost: b",
         f"X-{SECRET}: 1",
         f"Cookie: {SECRET}",
         "Range: bytes=0-",
         "X-Forwarded-For: ::1",
     ):
-        yield Hostile(f"header {header[:14]}", (head("GET /v1/nothing HTTP/1.1", more=header),), (404, 400))
+        yield Hostile(f"header {field[:14]}", (head("GET /v1/nothing HTTP/1.1", more=field),), (404, 400))
     folded = head("GET /v1/nothing HTTP/1.1", more="A: b\r\n c")
     yield Hostile("folded header", (folded,), (400, 404))
 
@@ -335,8 +335,8 @@ def _fields() -> Iterator[Hostile]:
     for task in ("nothing", SECRET, "Topics", "topics ", "../topics", "topics\0", "pairs"):
         yield Hostile(f"unknown task {task[:8]!r}", (predict({"inputs": [{**OK, "task": task}]}),), (404, 422))
     texts: dict[str, Any] = {"surrogate": "\ud800", "spaces": " \n ", "pair": ["a", "b"], "endless": "x" * 30_000}
-    for name, value in texts.items():
-        yield Hostile(f"text of {name}", (predict({"inputs": [{**OK, "text": value}]}),), (400, 422))
+    for name, content in texts.items():
+        yield Hostile(f"text of {name}", (predict({"inputs": [{**OK, "text": content}]}),), (400, 422))
 
 
 def _other_protocols() -> Iterator[Hostile]:
@@ -385,15 +385,21 @@ def _other_protocols() -> Iterator[Hostile]:
     for number, messages in enumerate(chats):
         body = json.dumps({"model": "topics", "messages": messages}).encode()
         yield Hostile(f"chat {number}", (post("/v1/chat/completions", body),), (400, 422))
-    generations: list[dict[str, Any]] = [{"max_new_tokens": 0}, {"max_new_tokens": 2**40}, {"stop": [""]}]
-    generations += [{"stop": ["a"] * 5}, {"stream": 1}]
-    for number, more in enumerate(generations):
+    limits: list[dict[str, Any]] = [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 2**40},
+        {"stop": [""]},
+        {"stop": ["a"] * 5},
+    ]
+    for number, more in enumerate([*limits, {"stream": 1}]):
         yield Hostile(
             f"generation {number}", (post("/v1/generate", json.dumps({"inputs": [OK], **more}).encode()),), (422,)
         )
-    explanations = [{}, {"inputs": []}, {"inputs": [{}]}, {"inputs": [OK], "x": 1}, {"inputs": [{**OK, "task": "no"}]}]
-    for number, explained in enumerate(explanations):
-        yield Hostile(f"explanation {number}", (post("/v1/explain", json.dumps(explained).encode()),), (400, 404, 422))
+    explained: list[Any] = [{}, {"inputs": []}, {"inputs": [{}]}, {"inputs": [OK], "x": 1}]
+    for number, explanation in enumerate([*explained, {"inputs": [{**OK, "task": "no"}]}]):
+        yield Hostile(
+            f"explanation {number}", (post("/v1/explain", json.dumps(explanation).encode()),), (400, 404, 422)
+        )
 
 
 def _sizes() -> Iterator[Hostile]:

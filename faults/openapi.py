@@ -49,26 +49,25 @@ def check_operation(operation: Any, num_examples: int, seed: int) -> int:
     # own in a response with status 200, and too many inputs have status 413.
     not_promised = [positive_data_acceptance, negative_data_rejection]
 
+    settings: Any = hypothesis.settings(
+        max_examples=num_examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate,),
+    )
     num_sent = 0
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
 
-        @hypothesis.settings(
-            max_examples=num_examples,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            phases=(hypothesis.Phase.generate,),
-        )
-        @hypothesis.seed(seed)
-        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
         def send(case: Any) -> None:
             nonlocal num_sent
             num_sent += 1
             case.call_and_validate(headers=headers, timeout=30, excluded_checks=not_promised)
 
+        strategy = operation.as_strategy(generation_mode=mode)
         try:
-            send()
+            settings(hypothesis.seed(seed)(hypothesis.given(case=strategy)(send)))()
         except hypothesis.errors.Unsatisfiable:
             continue
         except (Failure, FailureGroup, AssertionError) as failure:
