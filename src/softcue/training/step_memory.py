@@ -105,7 +105,7 @@ def fused_attention() -> Iterator[None]:
         fused = _fused_attention if query.is_meta and not has_trained_mask else attend
         return fused(query, key, value, attn_mask=attn_mask, **options)
 
-    torch.nn.functional.scaled_dot_product_attention = replacement
+    torch.nn.functional.scaled_dot_product_attention = replacement  # type: ignore[assignment]
     try:
         yield
     finally:
