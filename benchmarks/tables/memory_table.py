@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from softcue.planning import Layout, MemoryPlan, Quantization
+from softcue.planning import MemoryLayout, MemoryPlan, Quantization
 
 PAGE = Path("docs/scale.md")
 BEGIN, END = "<!-- memory table: begin -->", "<!-- memory table: end -->"
@@ -21,9 +21,9 @@ def memory_rows(name: str, title: str) -> list[list[str]]:
     for label, quantization in FORMATS.items():
         cells = []
         for gpus in NUM_GPUS:
-            layouts = [Layout(ROWS, runs_again, "bfloat16", quantization, gpus) for runs_again in (False, True)]
+            layouts = [MemoryLayout(ROWS, runs_again, "bfloat16", quantization, gpus) for runs_again in (False, True)]
             cells.append(" / ".join(f"{plan.memory(layout).peak / 2**30:.1f}" for layout in layouts))
-        weights = plan.memory(Layout(ROWS, False, "bfloat16", quantization)).weights
+        weights = plan.memory(MemoryLayout(ROWS, False, "bfloat16", quantization)).weights
         rows.append([title, label, f"{weights / 2**30:.1f}", *cells])
     return rows
 

@@ -29,7 +29,7 @@ NUM_GPUS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """How a run uses memory: what a plan may change."""
 
     rows: int  # in memory at once: training.micro_batch_size
@@ -38,7 +38,7 @@ class Layout:
     quantization: Quantization = "none"
     gpus: int = 1  # over which the layers are split
 
-    def settings(self, other: Layout) -> list[str]:
+    def settings(self, other: MemoryLayout) -> list[str]:
         """The settings in which this layout differs from another one."""
         settings = []
         if self.dtype != other.dtype:
@@ -59,7 +59,7 @@ class MemoryPlan:
 
     Example:
         plan = MemoryPlan("llama-2-7b", "prompt-tuning", rows=16, length=512)
-        plan.memory(Layout(rows=16)).peak / 2**30
+        plan.memory(MemoryLayout(rows=16)).peak / 2**30
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class MemoryPlan:
             self._measured[key] = measured
         return self._measured[key]
 
-    def memory(self, layout: Layout) -> StepMemory:
+    def memory(self, layout: MemoryLayout) -> StepMemory:
         """The memory of the fullest GPU with a layout.
 
         Pieces of a batch need memory in proportion to their rows, beside a part that is always there.
@@ -142,9 +142,9 @@ class MemoryPlan:
         whole = self._measure(layout.dtype, layout.checkpoints_layers, self.rows)
         activations = float(whole.activations)
         if layout.rows < self.rows:
-            one = self._measure(layout.dtype, layout.checkpoints_layers, 1)
-            per_row = (whole.activations - one.activations) / (self.rows - 1)
-            activations = one.activations + per_row * (layout.rows - 1)
+            single = self._measure(layout.dtype, layout.checkpoints_layers, 1)
+            per_row = (whole.activations - single.activations) / (self.rows - 1)
+            activations = single.activations + per_row * (layout.rows - 1)
         in_layers, elsewhere, largest = self._weights(layout)
         backbone = self._model(layout.dtype, layout.checkpoints_layers)[0]
         share = -(-backbone.num_layers // layout.gpus) / backbone.num_layers  # of the layers on the fullest GPU
@@ -157,7 +157,7 @@ class MemoryPlan:
             activations += largest  # a matrix is unpacked while it is used
         return replace(whole, weights=int(in_layers * share + elsewhere), activations=int(activations))
 
-    def _weights(self, layout: Layout) -> tuple[float, float, float]:
+    def _weights(self, layout: MemoryLayout) -> tuple[float, float, float]:
         """Bytes of the weights in layers, of the others, and of the largest matrix of a layer when it is unpacked."""
         backbone = self._model(layout.dtype, layout.checkpoints_layers)[0]
         total = self._measure(layout.dtype, layout.checkpoints_layers, self.rows).weights
@@ -170,7 +170,7 @@ class MemoryPlan:
             packed = numel * bits / 8 + scales
         return packed, float(total - full), max((float(weight.nbytes) for weight in matrices), default=0.0)
 
-    def _layouts(self, start: Layout) -> Iterator[Layout]:
+    def _layouts(self, start: MemoryLayout) -> Iterator[MemoryLayout]:
         """Layouts that need less and less memory; the earlier ones cost less time or precision."""
         for gpus in [gpus for gpus in NUM_GPUS if gpus >= start.gpus]:
             formats: list[tuple[Dtype, Quantization]] = [(start.dtype, start.quantization)]
@@ -181,10 +181,10 @@ class MemoryPlan:
                 for checkpoints_layers in (False, True) if not start.checkpoints_layers else (True,):
                     rows = start.rows
                     while rows:
-                        yield Layout(rows, checkpoints_layers, dtype, quantization, gpus)
+                        yield MemoryLayout(rows, checkpoints_layers, dtype, quantization, gpus)
                         rows //= 2
 
-    def fitting(self, start: Layout, bytes_of_gpu: float) -> Layout | None:
+    def fitting(self, start: MemoryLayout, bytes_of_gpu: float) -> MemoryLayout | None:
         """The first layout, from this one on, whose peak fits a GPU of so many bytes; None if none does."""
         for layout in self._layouts(start):
             if self.memory(layout).peak <= USABLE * bytes_of_gpu:

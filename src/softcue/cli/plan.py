@@ -57,7 +57,7 @@ def plan(
     from softcue.configuration import parse_overrides
     from softcue.errors import ConfigurationError
     from softcue.methods import METHODS
-    from softcue.planning import Layout, MemoryPlan, parse_size
+    from softcue.planning import MemoryLayout, MemoryPlan, parse_size
 
     METHODS.find(method)  # an error if there is no such method
     settings = parse_overrides(words or [])
@@ -70,7 +70,7 @@ def plan(
         )
     size = None if gpu is None else parse_size(gpu)
     planned = MemoryPlan(backbone, method, rows, length, settings.get("method", {}))
-    start = Layout(rows, gradient_checkpointing, dtype.value, quantization.value, gpus)
+    start = MemoryLayout(rows, gradient_checkpointing, dtype.value, quantization.value, gpus)
     memory = planned.memory(start)
     fitting = None if size is None else planned.fitting(start, size)
     advice = None if fitting is None else fitting.settings(start)

@@ -187,9 +187,9 @@ def rows_that_fit(
     Example:
         rows_that_fit(backbone, model, length=128, target_length=2, config=TrainingConfig(), free=2**33)
     """
-    one, two = (measure_step(backbone, model, rows, length, target_length, config) for rows in (1, 2))
-    room = USABLE * free - one.gradients - one.optimizer - one.activations
-    per_row = max(1, two.activations - one.activations)
+    single, pair = (measure_step(backbone, model, rows, length, target_length, config) for rows in (1, 2))
+    room = USABLE * free - single.gradients - single.optimizer - single.activations
+    per_row = max(1, pair.activations - single.activations)
     return max(1, min(config.batch_size, 1 + int(room // per_row)))
 
 
