@@ -57,7 +57,7 @@ class EvaluationSet:
     """Rows with known targets, and the labels a cue is scored in."""
 
     name: str
-    examples: list[Example]
+    examples: Sequence[Example]
     labels: LabelMapping
 
     def score(

@@ -151,7 +151,7 @@ class CueScorer:
                     expected=f"at most {model.formatter.limit} tokens beside the cue's prompt and the target",
                     fix="take fewer few-shot examples or a lower max_gen_toks, or a backbone that reads longer texts",
                 )
-        return rows
+        return list(rows)
 
     def _target_ids(self, context: str, continuation: str) -> tuple[int, ...]:
         """The tokens of a continuation: on a decoder those behind the context's, else those of the text alone."""
