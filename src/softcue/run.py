@@ -101,8 +101,8 @@ class Run:
         num_processes, batch_size = self.processes.world_size, self.config.training.batch_size
         if num_processes > 1 and batch_size < MIN_ROWS_PER_PROCESS * num_processes:
             self.warnings.append(
-                f"a step has {batch_size} rows for {num_processes} processes: faster are "
-                f"{max(1, batch_size // MIN_ROWS_PER_PROCESS)} processes (torchrun --nproc-per-node), or "
+                f"a step has {batch_size} rows for {num_processes} processes; faster would be "
+                f"torchrun --nproc-per-node {max(1, batch_size // MIN_ROWS_PER_PROCESS)}, or "
                 f"training.batch_size={MIN_ROWS_PER_PROCESS * num_processes}, which changes what is learned"
             )
         self.cue_folders = [folder / splits.task.name for splits in self.splits] if is_joint else [folder]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -121,7 +122,7 @@ def test_a_disk_that_is_full_costs_memory_and_not_the_run(monkeypatch: pytest.Mo
                 raise OSError("no space left")
             return self.file.write(data)  # type: ignore[attr-defined,no-any-return]
 
-    def full(**given: object) -> FullDisk:
+    def full(**given: Any) -> FullDisk:
         nonlocal num_files
         num_files += 1
         return FullDisk(make(**given))

@@ -103,7 +103,7 @@ class BackboneConfig(BaseModel):
     shard_layers: bool = Field(
         False,
         description="with torchrun: each process keeps a part of every layer (FSDP), for a backbone that does not fit "
-        "one device; prompts only",
+        "one device; methods that change its weights are refused",
     )
 
     @model_validator(mode="after")
@@ -130,7 +130,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     """
     config = BackboneConfig(name=config) if isinstance(config, str) else config
     device = _find_device(config.device)
-    # A backbone whose layers are divided may not fit one device, so it is loaded and checked beside the processor.
+    # A backbone whose layers are divided may not fit one device, so it is loaded and checked on the processor.
     backbone = load_unchecked(config.model_copy(update={"device": "cpu"}) if config.shard_layers else config)
     with uncompiled():  # a compiled layer would be compiled for each shape of the checks
         ensure_checked(backbone)
