@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import DECODERS, KINDS, tiny_tokenizer
+from tiny import DECODERS, tiny_tokenizer
 
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
