@@ -194,10 +194,13 @@ def test_editors_and_type_checkers_see_every_argument_of_train() -> None:
 
 def test_options_of_evaluate_and_predict_are_keywords_of_a_cue() -> None:
     # `rows` is `num_rows` in Python
-    of_load = {"cues", "backbone", "allow_pickle", "require_signature"}  # arguments of softcue.load
+    of_load = {"cues", "backbone", "allow_pickle", "require_signature", "device", "dtype", "attention", "quantization"}
+    of_load |= {"runtime", "runtime_dtype", "runtime_data"}  # arguments of softcue.load
+    engines = {"engine", "workers", "shard_rows", "ray_address", "vllm_url", "vllm_python", "vllm_arguments"}
     other = {*of_load, "by_vote", "by_mean", "as_json", "columns", "output"}
     assert option_names(evaluate.evaluate) - other - {"rows"} == option_names(Cue.evaluate) - {"self", "num_rows"}
-    assert option_names(predict.predict) - other - {"words", "source", "with_scores"} == option_names(Cue.predict) - {
+    of_command = {*other, *engines, "words", "source", "with_scores"}
+    assert option_names(predict.predict) - of_command == option_names(Cue.predict) - {
         "self",
         "texts",
     }

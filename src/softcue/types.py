@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from softcue.devices import send
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -112,6 +110,8 @@ class Batch:
         """The batch on another device, without waiting for it."""
         if self.ids.device == device:
             return self
+        from softcue.devices import send  # imports torch, which a list of tasks does not need
+
         moved = {name: send(value, device) for name, value in self._tensors().items()}
         return replace(self, plain=None if self.plain is None else self.plain.to(device), host=self.on_host, **moved)
 

@@ -15,11 +15,11 @@ from toy import EXAMPLES, PAIRS, TASK, make_model
 import softcue
 from softcue.backbones import Backbone
 from softcue.errors import BackboneError, ConfigurationError
-from softcue.files import serialize_tensors
 from softcue.inference import TaskModel
 from softcue.inputs.collate import collate
 from softcue.inputs.formatter import InputFormatter
-from softcue.inputs.token_cache import _digest_of, _pack, _read
+from softcue.inputs.packed_rows import pack_rows
+from softcue.inputs.token_cache import _read, file_chunks
 from softcue.methods import METHODS
 from softcue.tasks import Label, Task
 from softcue.types import Example, TokenizedRow
@@ -77,8 +77,7 @@ def test_a_long_text_is_cut_and_keeps_the_mask() -> None:
 
 def test_places_are_kept_by_the_token_cache(tmp_path: Path) -> None:
     rows = [formatted(TASK, (text,), 6) for text in ("refund", "Where is it")]
-    packed = _pack(rows)
-    (tmp_path / "rows.safetensors").write_bytes(serialize_tensors({**packed, "sha256": _digest_of(packed)}))
+    (tmp_path / "rows.safetensors").write_bytes(b"".join(file_chunks(pack_rows(rows).arrays)))
     assert _read(tmp_path / "rows.safetensors", 2, make_formatter(TASK, 6)) == rows
 
 

@@ -142,8 +142,8 @@ def _predict_from_stored_vectors(
     """Predictions of heads whose vectors were computed with the tokens: nothing runs but the heads."""
     predictions: list[Prediction] = []
     for model, positions in members:
-        own = tokenized[len(predictions) : len(predictions) + len(positions)]
-        vectors = stack_sentence_vectors(own)
+        model_rows = tokenized[len(predictions) : len(predictions) + len(positions)]
+        vectors = stack_sentence_vectors(model_rows)
         assert vectors is not None
         predictions += model.readout.predict_from(vectors.to(backbone.device))
     return predictions
@@ -179,12 +179,12 @@ def _make_parts(
     first = 0
     for model, positions in members:
         rows = range(first, first := first + len(positions))
-        own = slice(rows.start, rows.stop)
-        representation = stack_sentence_vectors(tokenized[own])
+        part = slice(rows.start, rows.stop)
+        representation = stack_sentence_vectors(tokenized[part])
         representation = None if representation is None else representation.to(backbone.device)
-        part_batch = replace(batch.rows(own), representation=representation)
-        prompt = model.prompt(backbone, part_batch, embeds[own])
-        parts.append(_Part(model, rows, prompt or _no_prompt(embeds[own])))
+        part_batch = replace(batch.rows(part), representation=representation)
+        prompt = model.prompt(backbone, part_batch, embeds[part])
+        parts.append(_Part(model, rows, prompt or _no_prompt(embeds[part])))
     return parts
 
 
@@ -208,8 +208,8 @@ def _predict_parts(
     predictions: list[Prediction] = []
     for number, (readout, rows) in enumerate(zip(readouts, part_rows, strict=True)):
         # A readout that reads only its results needs no copy of the rest of the pass.
-        own = results.get(number)
-        predictions += readout.predict(forward_pass.rows(rows)) if own is None else readout.predict_from(own)
+        result = results.get(number)
+        predictions += readout.predict(forward_pass.rows(rows)) if result is None else readout.predict_from(result)
     return predictions
 
 

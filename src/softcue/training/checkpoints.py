@@ -147,9 +147,12 @@ def newest_of_all(
     except RunError as error:
         problem = error
     processes.raise_together(problem)
-    steps = processes.gather(-1 if checkpoint is None else checkpoint.state.step)
+    if processes.world_size == 1:
+        return checkpoint, damaged
+    # A step that is no number is for the trainer to refuse.
+    steps = processes.gather(checkpoint.state.step if checkpoint and isinstance(checkpoint.state.step, int) else -1)
     owner = steps.index(max(steps))
-    if steps[owner] < 0 or processes.world_size == 1:
+    if steps[owner] < 0:
         return checkpoint, damaged
     state = processes.decide(None if checkpoint is None else checkpoint.state, owner)
     assert state is not None

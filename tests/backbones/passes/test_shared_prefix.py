@@ -229,7 +229,7 @@ def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
 
     class Share(Processes):
         def __init__(self, rank: int, world_size: int) -> None:
-            self.rank, self.world_size = rank, world_size
+            self.rank, self.world_size, self.is_in_step = rank, world_size, False
 
         def total(self, values: torch.Tensor) -> torch.Tensor:
             return values

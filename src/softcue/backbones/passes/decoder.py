@@ -243,7 +243,7 @@ class DecoderPass(ForwardPass):
         numbers = torch.arange(len(self.shared), device=self.ids.device)
         sizes = send(torch.tensor([len(prefix.rows) for prefix in self.shared]), self.ids.device)
         rows = torch.cat([prefix.rows for prefix in self.shared])
-        return torch.empty_like(rows).index_copy(0, rows, numbers.repeat_interleave(sizes))
+        return torch.empty_like(rows).index_copy(0, rows, numbers.repeat_interleave(sizes, output_size=len(rows)))
 
     @property
     def _longest_prefix(self) -> int:
