@@ -127,7 +127,7 @@ def mutate_value(value: Any, draw: random.Random) -> Any:
     """Change one to three places of a value of JSON: another value, a missing, a doubled or a renamed key.
 
     Example:
-        >>> mutate_value({"a": 1}, random.Random(3)) != {"a": 1}
+        >>> mutate_value({"a": 1}, random.Random(0)) != {"a": 1}
         True
     """
     mutant = copy.deepcopy(value)

@@ -188,9 +188,9 @@ def test_test_rows_are_scored_for_the_winner_alone(tmp_path: Path, monkeypatch: 
 
     evaluate, scored = softcue.run.evaluate, []
 
-    def counted(backbone: Any, model: Any, examples: Any, batch_size: int) -> Any:
+    def counted(backbone: Any, model: Any, *arguments: Any) -> Any:
         scored.append(model.method.config.name)
-        return evaluate(backbone, model, examples, batch_size)
+        return evaluate(backbone, model, *arguments)
 
     monkeypatch.setattr(softcue.run, "evaluate", counted)
     cue = run(tmp_path / "cue")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from softcue.planning import MemoryLayout, MemoryPlan, Quantization
@@ -37,6 +38,7 @@ def memory_table() -> str:
 
 def main() -> None:
     """Replace the table in the page."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     page = PAGE.read_text("utf-8")
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -370,4 +370,5 @@ def test_figures_of_a_model_are_under_its_name(family: str, monkeypatch: pytest.
         "my_model_train_memory_vs_peft",
         "my_model_score_vs_peft",
         "my_model_mixed2_vs_single",
+        *(("my_model_mixed2_rank_vs_single", "my_model_one_of_8_rank_vs_single") if family != "bert" else ()),
     )

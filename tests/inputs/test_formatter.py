@@ -358,6 +358,7 @@ def test_many_texts_give_the_rows_of_each_alone(model_type: str, task: Task, mon
     monkeypatch.setattr("softcue.inputs.formatter.TEXTS_AT_ONCE", 3)
     texts = ["Hello.", LONG, "a </s> in the text", "Où?", "ok", "refund <mask> me", " x "]
     examples = [Example((text, f"{text} too")[: len(task.text)]) for text in texts]
+    examples += [Example(("ok", "")[: len(task.text)])]
     settings: dict[str, Any] = {"offset_unit": "word"} if model_type == "bert" else {}
     converter = formatter(model_type, 40, task, **settings)
     rows = converter.sources(examples)

@@ -21,7 +21,6 @@ import softcue
 from softcue import Cue
 from softcue.configuration import method_config, parse_overrides, preset
 from softcue.errors import ConfigurationError
-from softcue.evaluation import score
 from softcue.inference import TaskModel, predict, predict_mixed
 from softcue.inputs.collate import collate
 from softcue.prompts import VIP
@@ -518,7 +517,8 @@ def test_a_run_that_ends_before_its_codebook_is_filled_says_so() -> None:
 
 def test_best_numbers_of_a_time_before_the_codebook_are_no_early_end(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([90.0, 80.0, 70.0])
-    monkeypatch.setattr(loop, "score", lambda *given: replace(score(*given), main=next(scores)))
+    evaluate = loop.evaluate_requests
+    monkeypatch.setattr(loop, "evaluate_requests", lambda *given: replace(evaluate(*given), main=next(scores)))
     model = make_model(tiny("bert"), "vip", codes_from="context", fill_after=2)
     result = result_of(model, steps=3, evaluate_every=1)
     assert (result.state.step, result.state.best_step) == (3, 1)

@@ -114,9 +114,10 @@ class InputFormatter:
                 yield from map(self.source, batch)
                 continue
             all_texts = [self._texts_of(example) for example in batch]
-            all_encoded = self._encode_all(self._all_sources(all_texts))
-            for example, texts, encoded in zip(batch, all_texts, all_encoded, strict=True):
-                is_whole = len(encoded["input_ids"]) <= self._text_limit
+            all_sources = self._all_sources(all_texts)
+            all_encoded = self._encode_all(all_sources)
+            for example, texts, sources, encoded in zip(batch, all_texts, all_sources, all_encoded, strict=True):
+                is_whole = len(encoded["input_ids"]) <= self._text_limit and all(sources[1:])
                 yield self._row(example, texts, encoded) if is_whole else self.source(example)
 
     def _texts_of(self, example: Example) -> tuple[str, ...]:
@@ -304,7 +305,8 @@ class InputFormatter:
 
     def _encode(self, texts: tuple[str, ...]) -> dict[str, Any]:
         sources = self._sources(texts)
-        if getattr(self.tokenizer, "is_fast", False):
+        # Alone, transformers reads a pair with an empty second text as one text; in a list of pairs it does not.
+        if getattr(self.tokenizer, "is_fast", False) and all(sources[1:]):
             return self._encode_all([sources])[0]
         encoding = self.tokenizer(*sources, verbose=False, return_offsets_mapping=self.offset_unit is not None)
         parts = encoding.sequence_ids(0) if self._has_parts(len(sources)) else None
