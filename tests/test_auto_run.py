@@ -186,13 +186,13 @@ def test_metrics_and_model_card_tell_what_was_tried(tmp_path: Path) -> None:
 def test_test_rows_are_scored_for_the_winner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import softcue.run
 
-    evaluate, scored = softcue.run.evaluate, []
+    evaluate, scored = softcue.run.evaluate_examples, []
 
     def counted(backbone: Any, model: Any, *arguments: Any) -> Any:
         scored.append(model.method.config.name)
         return evaluate(backbone, model, *arguments)
 
-    monkeypatch.setattr(softcue.run, "evaluate", counted)
+    monkeypatch.setattr(softcue.run, "evaluate_examples", counted)
     cue = run(tmp_path / "cue")
     assert scored == [cue.cue_file.method["name"]]
 

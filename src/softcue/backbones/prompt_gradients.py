@@ -57,6 +57,7 @@ class _LinearAtPrompt(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         weight, rows = ctx.saved_tensors
         (gradient,) = gradients  # [B S out]
+        rows = rows.to(gradient.device)
         of_inputs = gradient.new_zeros(*gradient.shape[:2], weight.shape[1])
         of_inputs.view(-1, weight.shape[1])[rows] = gradient.flatten(0, 1)[rows] @ weight
         return of_inputs, None, None, None

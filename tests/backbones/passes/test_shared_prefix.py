@@ -228,6 +228,8 @@ def test_gradients_of_two_processes_add_up_to_those_of_every_row_by_itself(
     """Each process runs without a network; the test sums their gradients."""
 
     class Share(Processes):
+        has_shares = False  # each takes all rows and its part of every step
+
         def __init__(self, rank: int, world_size: int) -> None:
             self.rank, self.world_size, self.is_in_step = rank, world_size, False
 

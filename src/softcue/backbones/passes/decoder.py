@@ -305,7 +305,7 @@ class DecoderPass(ForwardPass):
         is_real = places >= 0
         no_text = self.layout.text_slots[rows, :0]
         layout = replace(
-            self.layout.rows(rows),
+            replace(self.layout, host=None).rows(rows),  # nothing is read from the device
             index=self.layout.index[rows].gather(1, columns).where(is_real, self.layout.pool_size),
             mask=is_real,
             text_slots=no_text,
