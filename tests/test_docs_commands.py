@@ -53,6 +53,9 @@ IN_OTHER_TESTS = {
 }
 # The same for words anywhere in a command.
 WORDS_IN_OTHER_TESTS = {
+    "--runtime": "tests/cue/test_runtimes.py",
+    "--engine vllm": "tests/serving/test_vllm.py",
+    "--engine processes": "tests/serving/test_shards.py",
     "training.report_to=": "tests/training/test_real_trackers.py",
     "--backbone smollm2 --method manual-prompt": "tests/methods/test_manual_prompt.py",
     "--backbone T5 --method manual-prompt": "tests/methods/test_manual_prompt.py",
@@ -236,6 +239,7 @@ BEFORE = {
 SHORTER = {
     "seeds=3)": "seeds=2, backbones=[ENCODER], overrides=FEW)",
     '"minilm"': "ENCODER",
+    'device="cuda:1", dtype="bfloat16", quantization="int8"': 'device="cpu", dtype="bfloat16"',
     "class_weight=": "overrides=FEW, class_weight=",
     "epochs=2)": "overrides=FEW)",
     "cv=10": "cv=2",
