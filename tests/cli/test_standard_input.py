@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from softcue.cli import predict as predict_module
 from softcue.cli.predict import StandardInput, _in_chunks, _input_rows
 from softcue.errors import DataError
 from softcue.tasks import Task, stream_together
@@ -39,7 +38,7 @@ def test_rows_are_there_before_the_input_ends(pipe: io.FileIO) -> None:
 
 
 def test_chunks_are_bounded(pipe: io.FileIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict_module, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("softcue.serving.prediction_lines.ROWS_AT_ONCE", 2)
     pipe.write(b"a\nb\nc\nd\ne\n")
     pipe.close()
     lines = StandardInput()

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     Join = Callable[[Sequence[Prediction]], Prediction]
 
-ROWS_AT_ONCE = 4096
 BYTES_AT_ONCE = 1 << 20  # of standard input
 ROWS_OF_SHARD = 20_000
 
@@ -311,6 +310,8 @@ def _in_chunks(
     rows: Iterator[tuple[Example, ...]], has_more: Callable[[], bool] = lambda: True
 ) -> Iterator[list[tuple[Example, ...]]]:
     """Rows in chunks, so that a file need not fit into memory; `has_more` says whether the next row is there yet."""
+    from softcue.serving.prediction_lines import ROWS_AT_ONCE
+
     for row in rows:
         chunk = [row]
         while len(chunk) < ROWS_AT_ONCE and has_more() and (following := next(rows, None)) is not None:

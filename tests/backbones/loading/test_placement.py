@@ -23,14 +23,6 @@ def load(folder: Path, **settings: str) -> Backbone:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    tiny_model("llama").save_pretrained(folder)
-    tiny_tokenizer("llama").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def whole(llama: Path) -> Backbone:
     return load(llama)
 

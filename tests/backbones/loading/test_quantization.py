@@ -43,14 +43,6 @@ def quantized_linears(backbone: Backbone) -> dict[str, QuantizedLinear]:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    tiny_model("llama").save_pretrained(folder)
-    tiny_tokenizer("llama").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def llama_int4(llama: Path) -> Backbone:
     return load(llama, "int4")
 
