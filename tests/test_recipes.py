@@ -41,6 +41,7 @@ BEYOND_THE_PAPERS = {
     "training.head_learning_rate": None,
     "training.min_steps": 0,
     "training.contrastive": 0.0,
+    "training.label_share": 0.0,
     "training.evaluate_start": False,
     "readout.head_start": "random",
     "readout.centre": False,

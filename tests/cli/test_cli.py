@@ -211,6 +211,7 @@ def test_common_settings_are_options_of_train(tmp_path: Path, model_folders: dic
     assert all(option in shown for option in options) and "softcue config" in shown
     words = [word for pair in options.items() for word in pair]
     rows = ["--task", "urgency", "task.train_rows=12", "task.validation_rows=6", "task.test_rows=6"]
+    rows += ["training.label_share=0"]  # labels' texts would be rows too
     ended = run("train", *rows, *words, "--backbone", model_folders["bert"], "--output-dir", tmp_path / "cue", "--json")
     assert ended.json["steps"] == 4  # 2 epochs of 12 rows, 8 at a time
     settings = yaml.safe_load((tmp_path / "cue" / "config.yaml").read_text())

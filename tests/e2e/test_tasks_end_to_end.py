@@ -236,7 +236,7 @@ def test_long_files_are_answered_in_pieces(cues: Path, tmp_path: Path, monkeypat
     with gzip.open(tmp_path / "rows.csv.gz", "wt") as file:
         file.write("text\n" + "".join(f"Bob saw Oslo {number}\n" for number in range(11)))
     whole = run("predict", cues / "tags", "--input", tmp_path / "rows.csv.gz")
-    monkeypatch.setattr(predict_command, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("softcue.serving.prediction_lines.ROWS_AT_ONCE", 3)
     pieces = run("predict", cues / "tags", "--input", tmp_path / "rows.csv.gz")
     assert pieces.code == 0
     assert pieces.out == whole.out

@@ -29,7 +29,7 @@ ROWS = [
     )
 ]
 # six steps, three evaluations, a checkpoint after each evaluation
-OVERRIDES = {"training.epochs": 3, "training.batch_size": 2, "training.patience": 0}
+OVERRIDES = {"training.epochs": 3, "training.batch_size": 2, "training.patience": 0, "training.label_share": 0}
 TRACKED = TrackedRun(Path(), "tickets", "", {}, {})
 
 

@@ -231,6 +231,18 @@ class Task(BaseModel):
         return tuple(label.words for label in self.labels.values())
 
     @property
+    def has_readable_labels(self) -> bool:
+        """Whether the texts of labels can stand for rows: a row is one text with one label, and labels have words.
+
+        Example:
+            >>> Task(name="stars", labels={"1": Label(words="1"), "2": Label(words="2")}).has_readable_labels
+            False
+        """
+        is_single = self.kind == "classification" and len(self.text) == 1 and bool(self.labels)
+        texts = (label.words + label.description for label in self.labels.values())
+        return is_single and all(any(map(str.isalpha, text)) for text in texts)
+
+    @property
     def has_classes(self) -> bool:
         """Whether the target of a row is one of the labels."""
         return self.kind in ("classification", "referent")

@@ -82,6 +82,13 @@ class TrainingConfig(BaseModel):
         "one class in a batch are drawn together (Khosla et al. 2020)",
     )
     contrastive_temperature: float = Field(0.1, gt=0, description="divides the similarities of the contrastive term")
+    label_share: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="add the words and descriptions of the labels to the training rows, this many times as many as "
+        "these, at most 20 for each label; for classes of single texts and up to 5,000 rows",
+    )
     evaluate_start: bool = Field(
         False, description="also evaluate before the first step, so that training cannot end worse than it began"
     )

@@ -30,6 +30,7 @@ from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState,
 from softcue.training.config import TrainingConfig
 from softcue.training.contrastive import supervised_contrastive
 from softcue.training.joint_model import JointModel
+from softcue.training.label_rows import label_rows
 from softcue.training.mixture import MixtureConfig, epoch_rows
 from softcue.training.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors, rate_factor
 from softcue.training.processes import Processes
@@ -146,6 +147,10 @@ class Trainer:
             training_rows(task.model, backbone, task.train, self.processes) if self.needs_training else []
             for task in tasks
         ]
+        self.num_given_by_task = [len(task_rows) for task_rows in rows_by_task]
+        for number, task in enumerate(tasks):
+            if added := self._label_rows(task):
+                rows_by_task[number] = join_rows([rows_by_task[number], added])
         self.rows: Sequence[TokenizedRow] = join_rows(rows_by_task)
         self.num_rows_by_task = [len(task_rows) for task_rows in rows_by_task]
         self.task_numbers = [number for number, size in enumerate(self.num_rows_by_task) for _ in range(size)]
@@ -173,11 +178,20 @@ class Trainer:
         if backbone.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(backbone.device)
 
+    def _label_rows(self, task: TaskData) -> Sequence[TokenizedRow]:
+        """The labels' texts as rows, if the settings ask for them and steps learn from rows."""
+        model = task.model
+        has_steps = self.needs_training and not model.has_frozen_features
+        if not self.config.label_share or not has_steps or model.reformulation is not None:
+            return []
+        examples = label_rows(model.task, len(task.train), self.config.label_share)
+        return training_rows(model, self.backbone, examples, self.processes) if examples else []
+
     def _check_trainable(self) -> None:
         """Check that each task has rows to learn from, that dropout acts once, and that there is something to train."""
         if not self.needs_training:
             return
-        for task, num_rows in zip(self.tasks, self.num_rows_by_task, strict=True):
+        for task, num_rows in zip(self.tasks, self.num_given_by_task, strict=True):
             if not num_rows:
                 raise DataError(
                     setting="training rows",
@@ -647,7 +661,7 @@ class Trainer:
         for model, evaluation in zip(self.models, evaluations, strict=True):
             prefix = "" if len(self.models) == 1 else f"{model.task.name}/"
             entry |= {f"{prefix}{name}": value for name, value in evaluation.scores.items()}
-        sample = self.rows[: min(NUM_VARIATION_ROWS, self.num_rows_by_task[0])]
+        sample = self._rows_of_task(0)[:NUM_VARIATION_ROWS]
         variation = self.models[0].variation(self.backbone, sample)
         if variation is not None:
             state.health = {**state.health, "prompt_variation": variation}
@@ -681,9 +695,9 @@ class Trainer:
         return {**self.model.state_dict(), **dict(self.model.named_buffers())}
 
     def _rows_of_task(self, number: int) -> Sequence[TokenizedRow]:
-        """The rows of one task: rows lie one task after the other."""
+        """The rows that one task was given. Rows lie one task after the other, each with its labels' texts behind."""
         first = sum(self.num_rows_by_task[:number])
-        return self.rows[first : first + self.num_rows_by_task[number]]
+        return self.rows[first : first + self.num_given_by_task[number]]
 
     def _batch_of_step(self, step: int) -> list[int]:
         """The row numbers of a step's global batch."""
