@@ -103,6 +103,24 @@ def few_shot(repeats: Repeats = 3, data: Data = None, as_json: Json = False) -> 
     _print_figures(measurements.pop("figures"), as_json, **measurements)
 
 
+@app.command("minute")
+def minute(
+    repeats: Repeats = 3,
+    data: Data = None,
+    as_json: Json = False,
+    with_setfit: Annotated[bool, typer.Option("--setfit", help="Train SetFit on the same rows; takes hours.")] = False,
+) -> None:
+    """A cue from 200 rows on MiniLM: seconds from the command to the saved cue, and its test score."""
+    from benchmarks.cue_minute import minute_figures
+    from benchmarks.plan import Plan
+
+    measurements = minute_figures(Plan(repeats, data), with_setfit)
+    if not as_json:
+        runs = measurements["runs"]
+        print_table("", list(runs[0]), [list(run.values()) for run in runs])
+    _print_figures(measurements.pop("figures"), as_json, **measurements)
+
+
 @app.command("memory")
 def memory(as_json: Json = False) -> None:
     """Memory of a training step: what `softcue plan` foresees, relative to what torch's allocator gives out."""

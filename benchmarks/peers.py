@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,9 +39,16 @@ def train_logistic_regression(run: PeerRun) -> PeerResult:
 
 def train_setfit(run: PeerRun) -> PeerResult:
     """SetFit's defaults: one epoch of contrastive pairs, then a logistic regression."""
-    model = import_peer("setfit").SetFitModel.from_pretrained(str(run.backbone.folder), device="cpu")
-    run_setfit(model, run.splits.train, run.seed)
-    predicted = model.predict(texts_of(scored_rows(run)), as_numpy=True)
+    return fit_and_predict_setfit(run.backbone.folder, run.splits.train, scored_rows(run), run.seed)
+
+
+def fit_and_predict_setfit(
+    backbone: Path, train: Sequence[Example], scored: Sequence[Example], seed: int
+) -> PeerResult:
+    """Load a sentence-transformers folder, train SetFit on some rows and predict others."""
+    model = import_peer("setfit").SetFitModel.from_pretrained(str(backbone), device="cpu")
+    run_setfit(model, train, seed)
+    predicted = model.predict(texts_of(scored), as_numpy=True)
     return PeerResult(predictions_of(predicted), trainable=sum(p.numel() for p in model.model_body.parameters()))
 
 

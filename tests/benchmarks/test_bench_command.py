@@ -91,6 +91,21 @@ def test_a_benchmark_prints_tables(command: str, cells: list[str], monkeypatch: 
     assert all(cell in completed.out for cell in cells)
 
 
+def test_a_cue_in_a_minute_prints_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Plan, bool]] = []
+    runs = [{"task": "tickets", "seed": 0, "seconds": 30.5, "test": 80.0}]
+
+    def measure(plan: Plan, with_setfit: bool) -> dict[str, Any]:
+        asked.append((plan, with_setfit))
+        return {"figures": {"speed": FIGURE}, "runs": runs}
+
+    monkeypatch.setattr("benchmarks.cue_minute.minute_figures", measure)
+    printed = run("minute").out
+    assert all(cell in printed for cell in ("tickets", "30.5", "speed"))
+    assert json.loads(run("minute", "--setfit", "--json").out)["runs"] == runs
+    assert asked == [(Plan(3), False), (Plan(3), True)]
+
+
 def test_a_benchmark_takes_texts_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = patch_measurement(monkeypatch, "predict")
     run("predict", "--data", tmp_path)
