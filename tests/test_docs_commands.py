@@ -102,6 +102,9 @@ class Stage:
         self.write_rows("messages.csv", ("message", "text"), [(row[0], row[0]) for row in ROWS])  # each cue its column
         self.write_rows("mail.csv", ("text", "team"), ROWS * 2)
         self.write_rows("rows.csv", ("text", "label", "topics"), [(*row, f"{row[1]};late") for row in ROWS * 6])
+        self.write_rows(
+            "reviews.csv", ("review", "stars"), [(row[0], number % 2) for number, row in enumerate(ROWS * 6)]
+        )
         labels = ("entailment", "neutral", "contradiction")
         pairs = [(f"Parcel {number} came.", "It is here.", labels[number % 3]) for number in range(60)]
         self.write_rows("nli.tsv", ("premise", "hypothesis", "label"), pairs, delimiter="\t")
@@ -189,25 +192,38 @@ NO_FILE: dict[str, Any] = {"train": None, "text": None, "label": None}
 COLUMNS = {"text": "text", "label": "label"}
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=page_name)
-def test_the_commands_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folders: dict[str, Path]
-) -> None:
+@pytest.fixture
+def stage(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folders: dict[str, Path]) -> Stage:
+    """The working folder, with what the page needs before its first line."""
     stage = Stage(tmp_path, model_folders)
     stage.write_files()
     monkeypatch.chdir(tmp_path)
     for prepare in PREPARED.get(page_name(page), []):
         prepare(stage)
+    return stage
+
+
+def make_missing(stage: Stage, name: str) -> None:
+    """A cue or a folder of PEFT that a page names and does not make itself."""
+    if not (stage.folder / name).exists():
+        maker = MAKERS.get(name)
+        if maker is None:
+            stage.train_cue(name)
+        else:
+            maker(stage)
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=page_name)
+def test_the_commands_of_a_page_run(page: Path, stage: Stage) -> None:
     for command in commands_in(page):
         if other_test(command):
             continue
         words = stage.words_for(command)
         for word in words:
             if re.fullmatch(r"cues/[\w-]+|their-prompt", word) and not is_written_by(command, word):
-                if not (tmp_path / word).exists():
-                    MAKERS.get(word, lambda stage, name=word: stage.train_cue(name))(stage)  # type: ignore[misc]
+                make_missing(stage, word)
             elif is_written_by(command, word):
-                shutil.rmtree(tmp_path / word, ignore_errors=True)
+                shutil.rmtree(stage.folder / word, ignore_errors=True)
         ended = run(*words)
         assert ended.code == 0, f"{command}\n{ended.err}"
         assert ended.out.strip() or "--output" in command, command
@@ -260,14 +276,7 @@ PAGES_WITH_CODE = [
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=page_name)
-def test_the_python_code_of_a_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folders: dict[str, Path]
-) -> None:
-    stage = Stage(tmp_path, model_folders)
-    stage.write_files()
-    monkeypatch.chdir(tmp_path)
-    for prepare in PREPARED.get(page_name(page), []):
-        prepare(stage)
+def test_the_python_code_of_a_page_runs(page: Path, stage: Stage) -> None:
     codes = [
         code
         for code in blocks(page.read_text("utf-8"), "python")
@@ -276,8 +285,8 @@ def test_the_python_code_of_a_page_runs(
     for name in dict.fromkeys(
         re.findall(r"[\"'](cues/\w+)[\"']", "\n".join([*codes, *BEFORE.get(page_name(page), [])]))
     ):
-        if f'softcue.train("{name}"' not in "\n".join(codes) and not (tmp_path / name).exists():
-            MAKERS.get(name, lambda stage, name=name: stage.train_cue(name))(stage)  # type: ignore[misc]
+        if f'softcue.train("{name}"' not in "\n".join(codes):
+            make_missing(stage, name)
     names: dict[str, Any] = {"softcue": softcue, "ROWS": ROWS, "ENCODER": str(stage.models["encoder"]), "FEW": FEW}
     names["__name__"] = "__main__"
     exec("\n".join(BEFORE.get(page_name(page), [])), names)
