@@ -56,7 +56,7 @@ class Target:
 
 def run(record: Record, budget: Budget) -> None:
     """Read mutants of all kinds of files, each kind for an equal share of the time."""
-    with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         targets = make_targets(Path(folder))
         reached = record.figures.setdefault("read", {})
@@ -72,7 +72,8 @@ def run(record: Record, budget: Budget) -> None:
         record.figures["largest memory, MB"] = largest_kilobytes() >> 10
 
 
-def _memory_folder() -> str | None:
+def memory_folder() -> str | None:
+    """A folder whose files are in memory, if the system has one."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
@@ -105,10 +106,17 @@ def largest_kilobytes() -> int:
 
 def read_mutant(target: Target) -> str:
     """Read the target's next mutant; returns "accepted" or "refused", or raises FaultError."""
-    number = target.number
-    data = target.mutant(number)
-    largest = largest_kilobytes()
+    data = target.mutant(target.number)
     started = time.perf_counter()
+    try:
+        return read_file(target, data, f"{target.name} {target.number}")
+    finally:
+        target.seconds += time.perf_counter() - started
+
+
+def read_file(target: Target, data: bytes, where: str) -> str:
+    """Read a damaged file within the limits; returns "accepted" or "refused", or raises FaultError."""
+    largest = largest_kilobytes()
     set_alarms(True)
     try:
         target.read(data)
@@ -116,17 +124,16 @@ def read_mutant(target: Target) -> str:
     except SoftcueError as error:
         outcome = "refused"
         if len(str(error)) > MOST_CHARACTERS:
-            raise FaultError(f"{target.name} {number}: a message of {len(str(error)):,} characters") from error
+            raise FaultError(f"{where}: a message of {len(str(error)):,} characters") from error
     except HangError:
-        raise FaultError(f"{target.name} {number}: over {SECONDS} s: {traceback.format_exc(limit=-6)}") from None
+        raise FaultError(f"{where}: over {SECONDS} s: {traceback.format_exc(limit=-6)}") from None
     except Exception as error:
-        raise FaultError(f"{target.name} {number}: {traceback.format_exc(limit=-4)}; {data[:300]!r}") from error
+        raise FaultError(f"{where}: {traceback.format_exc(limit=-4)}; {data[:300]!r}") from error
     finally:
         set_alarms(False)
-        target.seconds += time.perf_counter() - started
     grown = (largest_kilobytes() - largest) << 10
     if grown > BYTES:
-        raise FaultError(f"{target.name} {number}: {grown >> 20:,} MB more; {data[:300]!r}")
+        raise FaultError(f"{where}: {grown >> 20:,} MB more; {data[:300]!r}")
     return outcome
 
 
@@ -136,6 +143,12 @@ def read_mutant(target: Target) -> str:
 def make_targets(folder: Path) -> list[Target]:
     """All kinds of files, each with a reader."""
     return [*_data_targets(folder), *_setting_targets(folder), *_cue_targets(folder), *_run_targets(folder)]
+
+
+def make_target(name: str, folder: Path) -> Target:
+    """The target of that name."""
+    [target] = [target for target in make_targets(folder) if target.name == name]
+    return target
 
 
 def _written(path: Path, read: Callable[[Path], object]) -> Read:

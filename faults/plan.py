@@ -39,7 +39,15 @@ CHECKS = {
             "damaged data files, task files, settings, studies, cue folders, signatures, checkpoints and token caches, "
             "also with digests that fit again",
             "success or a one-line error; no traceback, nothing over 5 s of the processor, 60 s of the clock or 1 GB",
-            10_000_000,
+            9_000_000,
+            "files",
+            60,
+        ),
+        Check(
+            "guided",
+            "the same files, chosen by atheris: what reached new lines of code is kept and changed again",
+            "as for mutations",
+            1_000_000,
             "files",
             60,
         ),

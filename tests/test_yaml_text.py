@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from softcue.configuration import parse_overrides, read_settings
 from softcue.errors import ConfigurationError, SoftcueError
 from softcue.tasks.catalogue import find_task
-from softcue.yaml_text import parse_yaml
+from softcue.yaml_text import MOST_LEVELS, PlainLoader, parse_yaml
 
 LEVELS = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
 LEVELS += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
@@ -44,6 +45,19 @@ def test_bad_yaml_is_one_error_of_one_line(text: str, reason: str, tmp_path: Pat
 def test_bad_value_of_an_override_is_one_error(text: str) -> None:
     with pytest.raises(ConfigurationError, match="a plain value"):
         parse_overrides([f"training.epochs={text}"])
+
+
+def test_scanner_stops_at_the_first_bracket_too_many() -> None:
+    class CountingLoader(PlainLoader):
+        num_brackets = 0
+
+        def fetch_flow_collection_start(self, token_class: Any) -> None:
+            CountingLoader.num_brackets += 1
+            super().fetch_flow_collection_start(token_class)
+
+    with pytest.raises(ValueError, match="levels"):
+        parse_yaml("[" * 5000, CountingLoader)
+    assert CountingLoader.num_brackets == MOST_LEVELS + 1  # each looks at all that are open
 
 
 def test_aliases_within_bounds_are_read() -> None:

@@ -20,7 +20,7 @@ from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.selection import SelectionConfig
 from softcue.tasks.splits import TaskConfig
 from softcue.training import MixtureConfig, TrainingConfig
-from softcue.yaml_text import TEXT_LIMIT, parse_yaml
+from softcue.yaml_text import TEXT_LIMIT, PlainLoader, StringLoader, parse_yaml
 
 Settings = dict[str, Any]
 Part = TypeVar("Part", bound=BaseModel)
@@ -100,7 +100,7 @@ def parse_overrides(words: Iterable[str]) -> Settings:
         is_label_word = path.count(".") > 1  # task.label_words.0=negative
         try:
             # Words stay as they are written: `no` is a word for a label, not false.
-            value = parse_yaml(text, yaml.BaseLoader if is_label_word else yaml.SafeLoader)
+            value = parse_yaml(text, StringLoader if is_label_word else PlainLoader)
         except ValueError as error:
             raise ConfigurationError(setting=path, got=text, expected="a plain value", fix="quote it") from error
         settings = merged(settings, override(path, value))

@@ -9,9 +9,28 @@ import yaml
 TEXT_LIMIT = 16 << 20  # bytes of a file
 MOST_VALUES = 1_000_000  # once every alias is replaced by what it stands for
 MOST_LEVELS = 100  # of lists and mappings in each other
+TOO_MANY_LEVELS = f"it has more than {MOST_LEVELS} levels"
 
 
-def parse_yaml(text: str | bytes, loader_class: Any = yaml.SafeLoader) -> Any:
+class _LimitedLevels:
+    """For a loader of PyYAML: ends at too many brackets, for its scanner looks at all open ones for each token."""
+
+    def fetch_flow_collection_start(self, token_class: Any) -> None:
+        """Read an opening bracket."""
+        if self.flow_level >= MOST_LEVELS:  # type: ignore[attr-defined]
+            raise ValueError(TOO_MANY_LEVELS)
+        super().fetch_flow_collection_start(token_class)  # type: ignore[misc]
+
+
+class PlainLoader(_LimitedLevels, yaml.SafeLoader):
+    """Numbers, truth values, dates and strings."""
+
+
+class StringLoader(_LimitedLevels, yaml.BaseLoader):
+    """Every value stays the string that it was written as."""
+
+
+def parse_yaml(text: str | bytes, loader_class: type[PlainLoader | StringLoader] = PlainLoader) -> Any:
     """Parse YAML to plain values. Whatever is wrong with it is a ValueError with one line.
 
     A few lines with aliases can stand for more values than any memory holds, so they are counted before they are made.
@@ -36,7 +55,7 @@ def parse_yaml(text: str | bytes, loader_class: Any = yaml.SafeLoader) -> Any:
         finally:
             loader.dispose()
     except RecursionError:
-        raise ValueError(f"it has more than {MOST_LEVELS} levels") from None
+        raise ValueError(TOO_MANY_LEVELS) from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     except Exception as error:  # `!!timestamp x` and `!!bool x` raise AttributeError and KeyError
@@ -46,7 +65,7 @@ def parse_yaml(text: str | bytes, loader_class: Any = yaml.SafeLoader) -> Any:
 def _count_values(node: yaml.Node, counts: dict[int, int], level: int) -> int:
     """The number of values below a node, with aliases replaced. `counts` has those of nodes seen before."""
     if level > MOST_LEVELS:
-        raise ValueError(f"it has more than {MOST_LEVELS} levels")
+        raise ValueError(TOO_MANY_LEVELS)
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if (count := counts.get(id(node))) is None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from faults import mutations, openapi, texts
+from faults import guided, mutations, openapi, texts
 from faults.hostile import SETTINGS, Hostile, check, hostile_requests
 from faults.mutants import mutate_bytes, mutate_value
 from faults.mutations import Target, limited_time, make_targets, read_mutant
@@ -130,6 +131,21 @@ def test_errors_for_users_are_no_faults() -> None:
         assert read_mutant(Target("rows", b"text", refuse)) == "refused"
 
 
+def test_reader_that_dies_is_a_fault_of_the_guided_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    outcome = guided.read_guided("rows.csv", tmp_path, seconds=1, most=10)
+    assert "did not end in order" in outcome["faults"][0]
+
+
+@pytest.mark.processes
+def test_guided_files_reach_new_lines(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    outcome = guided.read_guided("public keys", tmp_path, seconds=60, most=300)
+    assert outcome["faults"] == []
+    assert outcome["accepted"] + outcome["refused"] == 300
+    assert outcome["kept"] > 2  # the example, and what reached more than it
+
+
 # --- texts and requests ---
 
 
@@ -165,8 +181,7 @@ def test_requests_from_the_openapi_document_get_documented_answers() -> None:
         operations = [result.ok() for result in schema.get_all_operations()]
         assert len(operations) > 20
         for operation in operations:
-            if operation.label in ("POST /v1/predict", "GET /v1/tasks/{name}", "POST /v1/completions"):
-                assert openapi.check_operation(operation, 3, seed=0) > 2
+            assert openapi.check_operation(operation, 3, seed=0) > 0
 
 
 # --- whole commands ---
