@@ -96,10 +96,10 @@ CHECKS = {
         ),
         Check(
             "valid",
-            "valid inputs, eight to a request, to one server",
+            "valid requests to one server, 16 at a time",
             "a prediction for each; memory flat within 5 % after the first quarter",
             1_000_000,
-            "inputs",
+            "requests",
             60,
         ),
         Check(

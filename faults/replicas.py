@@ -15,6 +15,7 @@ from softcue.serving.client import Client, ServerError
 
 KILL_SECONDS = 60.0
 CLIENTS = 2
+PAUSE_SECONDS = 0.05  # of a client between two requests: the load is the same on every machine
 ATTEMPTS = 30
 
 
@@ -84,6 +85,7 @@ class RetryingClient(threading.Thread):
             name, text = self._draw.choice(STEADY), self._draw.choice(self._served.texts)
             self.counts["requests"] += 1
             self._send(name, text)
+            time.sleep(PAUSE_SECONDS)
 
     def _send(self, name: str, text: str) -> None:
         reason = ""

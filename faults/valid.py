@@ -10,32 +10,29 @@ from benchmarks.load import Load, LoadProcess
 from faults.load import FLAT, STEADY, ServedCues
 from faults.record import Budget, Record, numbered_trials
 
-CHUNK = 1000  # requests between two measurements of memory
-INPUTS = 8  # of a request
+CHUNK = 2000  # requests between two measurements of memory
+CLIENTS = 16
 WARM_UP = 0.25  # of the chunks
 
 
 def run(record: Record, budget: Budget) -> None:
-    """Send requests of eight inputs in closed loop; the count is of inputs, each of which is a prediction."""
+    """Send requests of one input in closed loop."""
     resident: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         served = ServedCues(Path(folder), use_minilm=False)
         with served.serve() as server, LoadProcess() as load_process:
             for number in numbered_trials(record, budget):
                 draw = random.Random(number)
-                num_requests = max(1, min(CHUNK, (budget.count - record.count) // INPUTS))
-                requests = [
-                    [(draw.choice(STEADY), draw.choice(served.texts)) for _ in range(INPUTS)]
-                    for _ in range(num_requests)
-                ]
-                for response in load_process.run(Load(server.port, requests, clients=4)):
+                num_requests = min(CHUNK, budget.count - record.count)
+                requests = [[(draw.choice(STEADY), draw.choice(served.texts))] for _ in range(num_requests)]
+                for response in load_process.run(Load(server.port, requests, clients=CLIENTS)):
                     if response.status == 200 and all("label" in result for result in response.results):
-                        record.add("answered", INPUTS)
+                        record.add("answered")
                     else:
-                        record.add("lost", INPUTS)
+                        record.add("lost")
                         record.add_fault(f"status {response.status}")
                 resident.append(server.resident_bytes() >> 20)
-    record.figures["memory by 1,000 requests, MB"] = resident
+    record.figures["memory by 2,000 requests, MB"] = resident
     flat = resident[int(WARM_UP * len(resident)) :]
     if len(flat) >= 4:
         growth = max(flat) / min(flat)
