@@ -33,7 +33,7 @@ def main(words: list[str] | None = None) -> int:
         given = sys.argv[1:] if words is None else words
         record.command = shlex.join(["python", "-m", "faults", *given])
         minutes = check.minutes if arguments.minutes is None else arguments.minutes
-        budget = Budget(arguments.count or check.aim, 60 * minutes)
+        budget = Budget(arguments.count or check.aim or sys.maxsize, 60 * minutes)
         importlib.import_module(check.module).run(record, budget)
         record.save()
     finally:

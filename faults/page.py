@@ -54,8 +54,11 @@ def format_row(check: Check, record: dict[str, Any] | None) -> list[str]:
         ['not run', '200', '']
     """
     done = f"{record['count']:,} {check.unit}" if record else "not run"
+    aim = f"{check.minutes:.0f} min" if check.aim is None else f"{check.aim:,}"
+    if record and check.aim is None:
+        done += f" in {_hours(record['seconds'])}"
     num_faults = str(record["num_faults"]) if record else ""
-    return [check.name, check.what, check.expected, done, f"{check.aim:,}", num_faults]
+    return [check.name, check.what, check.expected, done, aim, num_faults]
 
 
 def _figures(record: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ class Check:
     name: str
     what: str  # is done
     expected: str  # to come out, every time
-    aim: int  # of the long version, in `unit`
+    aim: int | None  # of the long version, in `unit`; None if its minutes are the aim
     unit: str
     minutes: float  # of the long version at most; it is continued by the next one
 
@@ -105,8 +105,9 @@ CHECKS = {
         Check(
             "load",
             "requests at twice the capacity of a server, with clients that leave, cues replaced and unloaded",
-            "none wrong, crossed or lost; memory flat within 5 % after the first quarter; full speed within 10 s",
-            10_000_000,
+            "none wrong, crossed or lost; memory flat within 5 % after the first quarter; 70 % of "
+            "the speed before it within 10 s (the machine is noisy)",
+            None,
             "requests",
             30,
         ),

@@ -7,12 +7,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.load import Load, LoadProcess
-from faults.load import FLAT, STEADY, ServedCues
+from faults.load import STEADY, ServedCues, record_memory
 from faults.record import Budget, Record, numbered_trials
 
 CHUNK = 2000  # requests between two measurements of memory
 CLIENTS = 16
-WARM_UP = 0.25  # of the chunks
 
 
 def run(record: Record, budget: Budget) -> None:
@@ -33,9 +32,4 @@ def run(record: Record, budget: Budget) -> None:
                         record.add_fault(f"status {response.status}")
                 resident.append(server.resident_bytes() >> 20)
     record.figures["memory by 2,000 requests, MB"] = resident
-    flat = resident[int(WARM_UP * len(resident)) :]
-    if len(flat) >= 4:
-        growth = max(flat) / min(flat)
-        record.figures["memory after the warm-up, largest / smallest"] = round(growth, 4)
-        if growth > FLAT:
-            record.add_fault(f"memory grew by {growth:.3f} after the warm-up: {resident} MB")
+    record_memory(record, resident)
