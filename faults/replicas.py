@@ -67,7 +67,7 @@ class RetryingClient(threading.Thread):
     """Sends one request after another; what fails is sent again."""
 
     def __init__(self, url: str, served: ServedCues, seed: int) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._client = Client(url, attempts=1, timeout=20)
         self._served, self._draw = served, random.Random(seed)
         self._end = threading.Event()

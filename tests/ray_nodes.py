@@ -70,8 +70,14 @@ class Cluster:
     environment: dict[str, str]
 
     def replicas(self) -> list[psutil.Process]:
+        """The processes of the replicas; a process that ends meanwhile is none of them."""
         title = "ray::ServeReplica:softcue:softcue"  # with the name of a method while it runs
-        return [process for process in self.head.family() if "".join(process.cmdline()[:1]).startswith(title)]
+        found = []
+        for process in self.head.family():
+            with suppress(psutil.NoSuchProcess):  # zombies too
+                if "".join(process.cmdline()[:1]).startswith(title):
+                    found.append(process)
+        return found
 
     def log(self) -> str:
         """All files that Ray has logged."""
