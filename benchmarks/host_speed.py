@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,13 @@ def file_figures(plan: Plan, cue: Cue, texts: Sequence[str], folder: Path) -> Fi
 
 
 def engine_figures(plan: Plan, cue: Cue, texts: Sequence[str]) -> Figures:
-    """Texts through the engine of the server."""
+    """Texts through the engine of the server. Their numbers are new in each run: known words save time."""
     with Engine(cue.backbone, {"cue": cue}, Limits(max_in_flight=8192, max_rows=256)) as engine:
-        items = [("cue", text) for text in texts]
+        runs = count()
 
         def rate() -> float:
+            run = next(runs)
+            items = [("cue", f"{text}{run:03}") for text in texts]
             gc.freeze()  # as `softcue predict` does
             started = time.process_time()
             engine.predict(items)

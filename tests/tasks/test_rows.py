@@ -13,6 +13,7 @@ import pytest
 
 from softcue.errors import ConfigurationError, DataError
 from softcue.tasks import Label, Task, examples_from, stream_examples, stream_together, with_labels
+from softcue.tasks.readers import read_rows
 from softcue.types import Example, Span
 
 OPEN = Task(name="open")  # its labels are still to be seen
@@ -469,6 +470,25 @@ def test_row_that_is_bad_for_one_of_several_tasks_is_left_out_for_all() -> None:
     with pytest.warns(UserWarning, match="skipped 2 of 4 rows"):
         examples = list(stream_together(rows, tasks, skip_bad_rows=True))
     assert [[example.texts[0] for example in row] for row in examples] == [["1", "one"], ["4", "four"]]
+
+
+@pytest.mark.parametrize(("kept_bytes", "num_reads"), [(1 << 24, 1), (1000, 2)])
+def test_small_files_are_read_once_and_large_ones_twice(
+    kept_bytes: int, num_reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("text\none\ntwo\nthree\n")
+    reads: list[object] = []
+
+    def counted(source: Any, *arguments: Any) -> Any:
+        reads.append(source)
+        return read_rows(source, *arguments)
+
+    monkeypatch.setattr("softcue.tasks.rows.KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("softcue.tasks.rows.read_rows", counted)
+    examples = [example.texts for (example,) in stream_together(file, [Task(name="a")])]
+    assert examples == [("one",), ("two",), ("three",)]
+    assert len(reads) == num_reads
 
 
 def test_tasks_with_different_formats_cannot_read_one_file() -> None:

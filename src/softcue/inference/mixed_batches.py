@@ -72,6 +72,8 @@ def tokenize_requests(
         examples = [requests[position][1] for position in positions]
         stacked = torch.stack([vectors[position] for position in positions]) if model.reads_stored_vectors else None
         tokenized = model.rows(backbone, examples, vectors=stacked, use_disk_cache=use_disk_cache)
+        if len(members) == 1:
+            return list(tokenized)
         rows |= zip(positions, tokenized, strict=True)
     return [rows[position] for position in range(len(requests))]
 
@@ -80,7 +82,10 @@ def group_by_model(models: Sequence[TaskModel]) -> list[tuple[TaskModel, list[in
     """Each model once, with its positions in the list."""
     groups: dict[int, tuple[TaskModel, list[int]]] = {}
     for position, model in enumerate(models):
-        groups.setdefault(id(model), (model, []))[1].append(position)
+        group = groups.get(id(model))
+        if group is None:
+            group = groups[id(model)] = (model, [])
+        group[1].append(position)
     return list(groups.values())
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softcue.backbones import Backbone, ForwardPass
+from softcue.backbones import Backbone, Decoding, ForwardPass
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import batch_by_length, collate
 from softcue.inputs.formatter import TOKENS_AT_ONCE, InputFormatter
@@ -183,6 +183,11 @@ class TaskModel(nn.Module):
         is_in_front = self.method.insert_at in ("front", "start")
         is_run_once = self.formatter.kind == "decoder" and is_in_front and not self.method.reads_input
         return 0 if is_run_once else prompt_length, 1
+
+    @cached_property
+    def decoding(self) -> Decoding | None:
+        """How text is generated, if it is."""
+        return self.readout.decoding
 
     def _rewrite(self, example: Example) -> list[Example]:
         """The example itself, or the examples the method rewrites it as."""

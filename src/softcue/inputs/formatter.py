@@ -13,6 +13,7 @@ from typing import Any, Literal
 from softcue.errors import ConfigurationError
 from softcue.inputs.collate import NO_SPAN
 from softcue.inputs.special_tokens import count_special_tokens, may_have_special_tokens, without_special_tokens
+from softcue.inputs.word_ids import word_ids_of
 from softcue.tasks import Task
 from softcue.types import BackboneKind, Example, TokenizedRow
 
@@ -115,6 +116,12 @@ class InputFormatter:
                 continue
             all_texts = [self._texts_of(example) for example in batch]
             all_sources = self._all_sources(all_texts)
+            all_ids = self._ids_by_words(all_sources)
+            if all_ids is not None:
+                limit = self._text_limit
+                for example, texts, ids in zip(batch, all_texts, all_ids, strict=True):
+                    yield self._row_of_words(example, texts, ids) if len(ids) <= limit else self.source(example)
+                continue
             all_encoded = self._encode_all(all_sources)
             for example, texts, sources, encoded in zip(batch, all_texts, all_sources, all_encoded, strict=True):
                 is_whole = len(encoded["input_ids"]) <= self._text_limit and all(sources[1:])
@@ -332,6 +339,25 @@ class InputFormatter:
             )
             for row, values in enumerate(zip(*encoding.values(), strict=True))
         ]
+
+    def _ids_by_words(self, all_sources: Sequence[Sequence[str]]) -> list[tuple[int, ...]] | None:
+        """The ids of single texts of an encoder by their words; None if its tokenizer needs whole texts."""
+        if self.kind != "encoder" or self.offset_unit is not None or len(all_sources[0]) > 1:
+            return None
+        word_ids = word_ids_of(self.tokenizer)
+        return None if word_ids is None else word_ids.encode([source for [source] in all_sources])
+
+    def _row_of_words(self, example: Example, texts: tuple[str, ...], ids: tuple[int, ...]) -> TokenizedRow:
+        """The row of a text whose ids were found by its words: all tokens are of the first segment."""
+        segments = (0,) * len(ids) if self._has_segments else None
+        if self.insert_at in ("appended", "around"):
+            encoded = {"input_ids": ids} | ({} if segments is None else {"token_type_ids": segments})
+            return self._row(example, texts, encoded)
+        return TokenizedRow(ids, segments, self._prompt_index(ids, None))
+
+    @cached_property
+    def _has_segments(self) -> bool:
+        return "token_type_ids" in self.tokenizer.model_input_names
 
     def _complete(self, encoded: dict[str, Any], parts: list[int | None] | None, num_sources: int) -> dict[str, Any]:
         """What the row of an encoding needs: of a pair the part of each token, of a decoder no end token."""

@@ -69,6 +69,12 @@ class LinePredictor:
         results = [_check_result(result) for result in self._engine.predict(items)]
         self.num_truncated += sum(result.is_truncated for result in results)
         predictions = [result.prediction for result in results]
+        if len(self._cues) == 1 and self._ensemble is None:
+            [names] = self._columns
+            return [
+                {**dict(zip(names, example.texts, strict=True)), **prediction.as_dict()}
+                for (example,), prediction in zip(rows, predictions, strict=True)
+            ]
         return [self._line(row, predictions[number :: len(rows)]) for number, row in enumerate(rows)]
 
     def _line(self, row: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -80,8 +86,6 @@ class LinePredictor:
             joined = (vote if self._ensemble == "vote" else mean)(predictions)
             counts = {label_text(label): count for label, count in votes(predictions).items()}
             return line | joined.as_dict() | ({"votes": counts} if counts else {})
-        if len(self._cues) == 1:
-            return line | predictions[0].as_dict()
         by_cue = {cue.name: prediction.as_dict() for cue, prediction in zip(self._cues, predictions, strict=True)}
         return line | {"cues": by_cue}
 

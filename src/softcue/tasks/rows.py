@@ -13,10 +13,12 @@ from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats.records import missing_key_error
 from softcue.tasks.label_column import LabelColumn, cell_text, is_gap, labels_in, list_in
 from softcue.tasks.readers import ClassId, Dataset, Source, name_of, read_rows
-from softcue.tasks.task import Label, Task, check_unicode
+from softcue.tasks.task import Label, Task, check_unicode, is_plain_text
 from softcue.types import Example, Span
 
 MAX_SHOWN_ERRORS = 10
+KEPT_BYTES = 1 << 24  # of checked rows that are kept, so that a small source is read once
+EXAMPLE_BYTES = 512  # of an example besides its texts, about
 Values = Mapping[str, object]
 Good = TypeVar("Good")
 Collected = TypeVar("Collected", bound=Sequence[Example])
@@ -87,7 +89,8 @@ def stream_together(
     """Yield each row as one example per task, without targets, in little memory.
 
     A row that is bad for one task is bad for all. All rows are checked before the first one is yielded, except those of
-    an iterator, which can be read only once: there the first bad row raises when it is reached.
+    an iterator, which can be read only once: there the first bad row raises when it is reached. A source of many rows
+    is read twice: they are not all kept in memory.
 
     Example:
         >>> rows = [{"text": "hello", "message": "hi"}]
@@ -106,13 +109,29 @@ def stream_together(
     is_read_once = isinstance(source, Iterator)
     if not skip_bad_rows and not is_read_once:
         first_pass = _BadRows(source)
-        for _ in first_pass.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False):
-            pass
+        good_rows = first_pass.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False)
+        kept = _keep_if_small(good_rows)
         first_pass.raise_error()
+        if kept is not None:
+            yield from kept
+            return
     bad_rows = _BadRows(source)
     rows = _check_rows(source, tasks, needs_target=False)
     yield from bad_rows.filter_out(rows, stop_at_first=is_read_once and not skip_bad_rows)
     bad_rows.warn()
+
+
+def _keep_if_small(rows: Iterator[tuple[Example, ...]]) -> list[tuple[Example, ...]] | None:
+    """All rows, if they need little memory; else None. They are read to the end in any case."""
+    kept: list[tuple[Example, ...]] = []
+    num_bytes = 0
+    for row in rows:
+        num_bytes += sum([EXAMPLE_BYTES + sum(map(len, example.texts)) for example in row])
+        if num_bytes <= KEPT_BYTES:
+            kept.append(row)
+        elif kept:
+            kept = []
+    return kept if num_bytes <= KEPT_BYTES else None
 
 
 def has_targets(dataset: Dataset, task: Task) -> bool:
@@ -282,7 +301,7 @@ def _check_rows(
         if needs_target and not all(_is_selected(row, task) for task in tasks):
             continue
         try:
-            examples = tuple(_example(location, row, task, needs_target) for task in tasks)
+            examples = tuple([_example(location, row, task, needs_target) for task in tasks])
         except DataError as error:
             yield error
             continue
@@ -309,7 +328,9 @@ def _is_selected(row: Values, task: Task) -> bool:
 
 
 def _example(location: str, row: Values, task: Task, needs_target: bool) -> Example:
-    texts = tuple(_text(location, row, column, task) for column in task.text)
+    texts = tuple([_text(location, row, column, task) for column in task.text])
+    if not needs_target and not task.format:
+        return Example(texts)
     target: str | float | None = None
     answers: tuple[str, ...] = ()
     spans: tuple[Span, ...] = ()
@@ -358,8 +379,8 @@ def _cell(location: str, row: Values, column: str, task: Task) -> object:
 
 def _text(location: str, row: Values, column: str, task: Task) -> str:
     """The text of a column."""
-    value = _cell(location, row, column, task)
-    if isinstance(value, str) and value.isascii() and value.strip():
+    value = row[column] if column in row else _cell(location, row, column, task)
+    if isinstance(value, str) and is_plain_text(value):
         return value  # the usual case needs no place for an error
     return task.check_text(f"{location}, column '{column}'", column, value)
 

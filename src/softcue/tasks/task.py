@@ -209,6 +209,8 @@ class Task(BaseModel):
                 expected=f"{len(self.text)} text(s): {', '.join(self.text)}",
                 fix="pass one string, or a pair for a task that reads two",
             )
+        if all(map(is_plain_text, texts)):
+            return Example(tuple(texts))
         columns = zip(self.text, texts, strict=True)
         return Example(tuple(self.check_text(f"{where}, column '{column}'", column, text) for column, text in columns))
 
@@ -465,6 +467,16 @@ def joint_task(tasks: Sequence[Task]) -> Task:
         init_words=tuple(dict.fromkeys(words)),
         labels=labels,
     )
+
+
+def is_plain_text(value: object) -> bool:
+    """Whether a value is a text that nothing can be wrong with: ASCII, and not empty. Most texts of a row are.
+
+    Example:
+        >>> is_plain_text("hello"), is_plain_text(" "), is_plain_text("caf\u00e9")
+        (True, False, False)
+    """
+    return isinstance(value, str) and value.isascii() and not value.isspace() and value != ""
 
 
 def check_unicode(where: str, value: str) -> str:

@@ -47,17 +47,14 @@ def choose_batch(waiting: Sequence[BatchRow], now: float, limits: Limits, pass_t
     model, decoding, group = request_row.model, request_row.decoding, request_row.group
     budget = model.tokens_at_once if limits.token_budget is None else limits.token_budget
     num_passes = 1 + (model.readout.max_target_length if decoding else 0)
-    first, others = [oldest], []
-    for row in islice(waiting, 1, None):
-        if row.request_row.decoding != decoding:
-            continue
-        if row.request_row.group is not group:
-            others.append(row)
-            continue
+    candidates = [row for row in islice(waiting, 1, None) if row.request_row.decoding == decoding]
+    first = [oldest]
+    for row in [row for row in candidates if row.request_row.group is group]:
         longest = max(row.length, *map(_length, first))
         if len(first) + 1 > limits.max_rows or (len(first) + 1) * longest > budget:
             return first
         first.append(row)
+    others = [row for row in candidates if row.request_row.group is not group]
     width = max(map(_length, first))
 
     overdue = list(takewhile(lambda row: row.request_row.arrived < now - limits.max_age, others))
@@ -94,35 +91,36 @@ def _batch_of(
     # than a pass of their own. And the end from which on a batch cannot start at a unit any more.
     ends = [num_units + 1] * (num_units + 1)
     earliest = 0
-    for end in range(1, num_units + 1):
-        width = lengths[end - 1]
-        num_rows = num_before[end] - num_before[earliest]
+    for end, (width, total) in enumerate(zip(lengths, islice(num_before, 1, None), strict=True), start=1):
+        num_rows = total - num_before[earliest]
         while earliest < end - 1 and (
             num_rows > max_rows or num_rows * width > budget or width - lengths[earliest] > pass_tokens
         ):
             ends[earliest] = end
             earliest += 1
-            num_rows = num_before[end] - num_before[earliest]
+            num_rows = total - num_before[earliest]
     least_costs, starts = [0.0], [0] * (num_units + 1)
     queue, times = [0], [0]  # starts, and the end from which on each is the best one
     head = 0
-    for end in range(1, num_units + 1):
+    for end, (width, total) in enumerate(zip(lengths, islice(num_before, 1, None), strict=True), start=1):
         while head + 1 < len(queue) and times[head + 1] <= end:
             head += 1
-        best, width = queue[head], lengths[end - 1]
-        starts[end] = best
-        least_costs.append(cost := least_costs[best] + pass_tokens + (num_before[end] - num_before[best]) * width)
+        starts[end] = best = queue[head]
+        cost = least_costs[best] + pass_tokens + (total - num_before[best]) * width
+        least_costs.append(cost)
         while True:  # the new start `end` comes behind the last one in the queue
             last = queue[-1]
             # Better once a row more costs more than the difference; at equal cost the larger batch is better.
-            limit = (cost - least_costs[last]) / (num_before[end] - num_before[last])
-            time = min(bisect_right(lengths, limit) + 1, ends[last])
-            if len(queue) - 1 > head and time <= times[-1]:
+            limit = (cost - least_costs[last]) / (total - num_before[last])
+            time = bisect_right(lengths, limit) + 1
+            if time > ends[last]:
+                time = ends[last]
+            if time <= times[-1] and len(queue) - 1 > head:
                 queue.pop()
                 times.pop()
                 continue
             queue.append(end)
-            times.append(max(time, end + 1))
+            times.append(time if time > end else end + 1)
             break
     end = num_units
     while (start := starts[end]) > place:

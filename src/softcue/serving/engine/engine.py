@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -57,8 +58,7 @@ STATE_BYTES = 64 << 20  # cache of states below late prompts: enough for texts i
 logger = logging.getLogger("softcue.serving")
 
 
-def _arrival(row: BatchRow) -> float:
-    return row.request_row.arrived
+_arrival = attrgetter("request_row.arrived")
 
 
 def load_for_serving(name: str, settings: Mapping[str, str], allow_pickle: bool = False) -> Backbone:
@@ -300,11 +300,15 @@ class Engine:
             raise RequestError(
                 "invalid", setting="task", expected="a cue that generates free text", fix="use POST /v1/predict"
             )
-        texts = text.texts if isinstance(text, Example) else [text] if isinstance(text, str) else text
-        if not isinstance(texts, Sequence) or not all(isinstance(part, str) for part in texts):
-            raise RequestError(
-                "invalid", setting="text", expected="a text, or a list of texts", fix="see the task's text columns"
-            )
+        texts: Sequence[str]
+        if isinstance(text, str):
+            texts = (text,)
+        else:
+            texts = text.texts if isinstance(text, Example) else text
+            if not isinstance(texts, Sequence) or not all(isinstance(part, str) for part in texts):
+                raise RequestError(
+                    "invalid", setting="text", expected="a text, or a list of texts", fix="see the task's text columns"
+                )
         check_characters(texts, self.max_characters)
         if options.max_new_tokens is not None:
             if not 1 <= options.max_new_tokens <= self.max_new_tokens:
@@ -369,22 +373,17 @@ class Engine:
         if arrived is None:
             return False
         began, num_before = time.monotonic(), self._num_predictions
-        self._batcher.add(self._prepare([row for row in arrived if not self._finish_if_over(row)]))
+        for row in [row for row in arrived if row.is_over(began)]:
+            self._finish(row, deadline_exceeded())
+        self._batcher.add(self._prepare([row for row in arrived if row.result is None]))
         batch, over = self._batcher.take()
         for row in over:
-            self._finish_if_over(row)
+            self._finish(row, deadline_exceeded())
         if batch:
             self._run_batch(batch)
         if num_predictions := self._num_predictions - num_before:
             self._batcher.record_speed(num_predictions, time.monotonic() - began)
         return True
-
-    def _finish_if_over(self, row: RequestRow) -> bool:
-        """Whether no client waits for the row, or its deadline has passed; then it gets its error."""
-        is_over = row.is_over(time.monotonic())
-        if is_over:
-            self._finish(row, deadline_exceeded())
-        return is_over
 
     def _prepare(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         """The batch rows of all request rows, made together; a row that cannot be read gets an error of its own."""
@@ -460,10 +459,10 @@ class Engine:
         for batch_row, prediction in zip(batch, predictions, strict=True):
             batch_row.request_row.predictions[batch_row.number] = prediction
         results: dict[RequestRow, Result] = {}
-        for row in dict.fromkeys(batch_row.request_row for batch_row in batch):
+        for row in dict.fromkeys([batch_row.request_row for batch_row in batch]):
             row.compute_seconds += seconds
-            if row.result is None and None not in row.predictions:
-                finished = [prediction for prediction in row.predictions if prediction is not None]
+            finished = [prediction for prediction in row.predictions if prediction is not None]
+            if row.result is None and len(finished) == len(row.predictions):
                 results[row] = merge_rows(row, finished)
         self._batcher.release(*results)
         for row, result in results.items():

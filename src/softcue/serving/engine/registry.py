@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
@@ -52,6 +53,11 @@ class LoadedCue:
     def of(cls, name: str, cue: Cue) -> LoadedCue:
         """A loaded cue under a name."""
         return cls(name, cue.cue_file.record_sha256[:VERSION_LENGTH], cue, cue.task, cue.model)
+
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """The version by the name, as a prediction of this cue alone says it."""
+        return {self.name: self.version}
 
     def model_for(self, max_new_tokens: int) -> TaskModel:
         """The cue's model with another limit of generated tokens; requests with equal limits share a pass."""
