@@ -43,7 +43,7 @@ def train_setfit(run: PeerRun) -> PeerResult:
 
 
 def fit_and_predict_setfit(
-    backbone: Path, train: Sequence[Example], scored: Sequence[Example], seed: int
+    backbone: Path | None, train: Sequence[Example], scored: Sequence[Example], seed: int
 ) -> PeerResult:
     """Load a sentence-transformers folder, train SetFit on some rows and predict others."""
     model = import_peer("setfit").SetFitModel.from_pretrained(str(backbone), device="cpu")

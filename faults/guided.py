@@ -55,7 +55,9 @@ def read_guided(name: str, folder: Path, seconds: float, most: int) -> dict[str,
         log = ended.stderr.decode("utf-8", "replace")[-1500:]
     except subprocess.TimeoutExpired:
         log = f"no end {START_SECONDS:.0f} s after its time"
-    outcome = json.loads(report.read_text("utf-8")) if report.exists() else {"accepted": 0, "refused": 0, "faults": []}
+    outcome: dict[str, Any] = {"accepted": 0, "refused": 0, "faults": []}
+    if report.exists():
+        outcome = json.loads(report.read_text("utf-8"))
     if not outcome.get("is_complete"):
         outcome["faults"].append(f"the process of the reader did not end in order: {log}")
     return {**outcome, "kept": sum(1 for _ in corpus.iterdir())}
