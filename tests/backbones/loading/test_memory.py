@@ -73,7 +73,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.param(
             *("bfloat16", "bfloat16", "int4"),
             marks=pytest.mark.xfail(
-                reason="450 MB for 112 MB of weights at the first start: glibc keeps what unpacked matrices leave"
+                reason="450 MB for 112 MB of weights at the first start; in int8 it is freed memory that glibc keeps"
             ),
         ),
     ],
