@@ -233,7 +233,7 @@ class TaskModel(nn.Module):
         rows = tokenize_rows(self.formatter, backbone.fingerprint.tokenizer, examples, use_disk_cache=use_disk_cache)
         if with_target:
             targeted = (
-                replace(self.readout.with_target(row, example), weight=example.weight)
+                _with_weight(self.readout.with_target(row, example), example.weight)
                 for row, example in zip(rows, examples, strict=True)
             )
             rows = collect_rows(targeted, len(examples))
@@ -417,3 +417,7 @@ def with_readout(
     given = {key: value for key, value in method.readout_defaults.items() if getattr(readout, key) == "auto"}
     readout = readout.model_copy(update=given)
     return TaskModel(task, method, make_readout(readout, read_task, backbone), backbone, max_length, reformulation)
+
+
+def _with_weight(row: TokenizedRow, weight: float) -> TokenizedRow:
+    return row if row.weight == weight else replace(row, weight=weight)

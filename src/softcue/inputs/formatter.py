@@ -110,7 +110,7 @@ class InputFormatter:
         """Tokenize the source texts of many examples, some at a time."""
         is_fast = getattr(self.tokenizer, "is_fast", False)
         for first in range(0, len(examples), TEXTS_AT_ONCE):
-            batch = examples[first : first + TEXTS_AT_ONCE]
+            batch = list(examples[first : first + TEXTS_AT_ONCE])  # those of a file are read once
             if not is_fast:
                 yield from map(self.source, batch)
                 continue

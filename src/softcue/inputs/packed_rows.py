@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain, islice
 from typing import Any, overload
 
 import numpy
@@ -20,6 +20,7 @@ from softcue.types import RowLabel, TokenizedRow
 
 MIN_PACKED_ROWS = 2000  # fewer rows stay objects: they are faster, and take little memory
 SPILL_BYTES = 1 << 20  # of a column that stay in memory before they go to its file
+ROWS_AT_ONCE = 1024  # that are objects while they are packed
 Array = numpy.ndarray[Any, Any]
 
 # Field of a row -> type code of its numbers. Fields of tokens have one entry for each id of the row.
@@ -133,25 +134,27 @@ def pack_rows(rows: Iterable[TokenizedRow]) -> PackedRows:
             columns[name] = _Column(code)
         columns[name].extend(values)
 
-    for row in rows:
-        end += len(row.ids)
-        target_end += len(row.target_ids)
-        add("ends", "q", (end,))
-        add("ids", "i", row.ids)
-        add("target_ends", "q", (target_end,))
-        add("target_ids", "i", row.target_ids)
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, ROWS_AT_ONCE)):
+        ends = list(accumulate((len(row.ids) for row in chunk), initial=end))
+        target_ends = list(accumulate((len(row.target_ids) for row in chunk), initial=target_end))
+        end, target_end = ends[-1], target_ends[-1]
+        add("ends", "q", ends[1:])
+        add("ids", "i", chain.from_iterable(row.ids for row in chunk))
+        add("target_ends", "q", target_ends[1:])
+        add("target_ids", "i", chain.from_iterable(row.target_ids for row in chunk))
         for name, code in ROW_FIELDS.items():
-            add(name, code, (getattr(row, name),))
+            add(name, code, [getattr(row, name) for row in chunk])
         for name, code in TOKEN_FIELDS.items():
-            if (values := getattr(row, name)) is not None:
-                add(name, code, chain.from_iterable(values) if name == "offsets" else values)
-        if row.places is not None:
-            add("places", "i", row.places)
-        if row.label is not None:
-            numbers = row.label if isinstance(row.label, tuple) else (row.label,)
-            width = len(numbers) if isinstance(row.label, tuple) else 0
-            add("labels", "d", numbers)
-            add("has_class", "B", (isinstance(row.label, int),))
+            if present := [values for row in chunk if (values := getattr(row, name)) is not None]:
+                tokens = chain.from_iterable(present)
+                add(name, code, chain.from_iterable(tokens) if name == "offsets" else tokens)
+        if places := [row.places for row in chunk if row.places is not None]:
+            add("places", "i", chain.from_iterable(places))
+        if labels := [row.label for row in chunk if row.label is not None]:
+            width = len(labels[-1]) if isinstance(labels[-1], tuple) else 0
+            add("labels", "d", chain.from_iterable(label if isinstance(label, tuple) else (label,) for label in labels))
+            add("has_class", "B", [isinstance(label, int) for label in labels])
     arrays = {name: column.finish() for name, column in columns.items()}
     arrays.setdefault("ends", numpy.zeros(0, numpy.int64))
     if "weight" in arrays and (arrays["weight"] == 1.0).all():

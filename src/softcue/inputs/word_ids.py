@@ -39,7 +39,7 @@ class WordIds:
 
     def __init__(self, tokenizer: Any) -> None:
         self._backend = tokenizer.backend_tokenizer
-        self._known: dict[str, tuple[int, ...]] = {}
+        self._ids_by_word: dict[str, tuple[int, ...]] = {}
         self._num_characters = 0
         frame = self._backend.encode("a")
         added = [bool(is_added) for is_added in frame.special_tokens_mask]
@@ -61,20 +61,20 @@ class WordIds:
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """The ids of each text, with the special tokens around it."""
         all_words = [text.split(" ") for text in texts]
-        known = self._with(set(chain.from_iterable(all_words)))
+        ids_by_word = self._with(set(chain.from_iterable(all_words)))
         before, behind = self._before, self._behind
-        return [(*before, *chain.from_iterable(map(known.__getitem__, words)), *behind) for words in all_words]
+        return [(*before, *chain.from_iterable(map(ids_by_word.__getitem__, words)), *behind) for words in all_words]
 
     def _with(self, words: set[str]) -> dict[str, tuple[int, ...]]:
         """The ids of these words and of others. Another thread may start anew meanwhile: it leaves this one alone."""
-        known = self._known
-        unknown = list(words.difference(known))
+        ids_by_word = self._ids_by_word
+        unknown = list(words.difference(ids_by_word))
         if not unknown:
-            return known
+            return ids_by_word
         num_new = sum(map(len, unknown))
         if self._num_characters + num_new > NUM_CHARACTERS:
-            known = self._known = {word: known[word] for word in words if word in known}
-            self._num_characters = sum(map(len, known))
+            ids_by_word = self._ids_by_word = {word: ids_by_word[word] for word in words if word in ids_by_word}
+            self._num_characters = sum(map(len, ids_by_word))
         self._num_characters += num_new
         backend = self._backend
         if backend.padding is not None:  # as its last caller wanted it
@@ -82,8 +82,8 @@ class WordIds:
         if backend.truncation is not None:
             backend.no_truncation()
         encodings = backend.encode_batch_fast(unknown, add_special_tokens=False)
-        known.update(zip(unknown, [tuple(encoding.ids) for encoding in encodings], strict=True))
-        return known
+        ids_by_word.update(zip(unknown, [tuple(encoding.ids) for encoding in encodings], strict=True))
+        return ids_by_word
 
 
 def _reads_single_words(tokenizer: Any) -> bool:

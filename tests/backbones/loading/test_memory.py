@@ -72,7 +72,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("float32", "bfloat16", "int8"),
         pytest.param(
             *("bfloat16", "bfloat16", "int4"),
-            marks=pytest.mark.xfail(reason="450 MB for 112 MB of weights at the first start; where is not known yet"),
+            marks=pytest.mark.xfail(
+                reason="450 MB for 112 MB of weights at the first start; in int8 it is freed memory that glibc keeps"
+            ),
         ),
     ],
 )

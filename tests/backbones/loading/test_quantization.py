@@ -2,39 +2,28 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers as hf
-from tiny import tiny_model, tiny_tokenizer
+from quantized_backbones import build, load, losses_of
 from tolerance import REORDERED_PROBABILITIES, REORDERED_STEPS
 from torch import nn
-from toy import EXAMPLES, TASK, make_model
+from toy import TASK, make_model
 
 import softcue
 from softcue import Cue
-from softcue.backbones import Backbone, BackboneConfig, load_backbone
-from softcue.backbones.loading import placement
+from softcue.backbones import Backbone
 from softcue.backbones.quantized_linear import QuantizedLinear, num_weights
-from softcue.configuration import method_config
 from softcue.cue.cue_file import CueBackbone, CueFile
 from softcue.errors import BackboneError, MissingExtraError
-from softcue.methods import METHODS
-from softcue.training import TaskData, Trainer, TrainingConfig
 
 pytest.importorskip("torchao")
 CPU = torch.device("cpu")
 # The largest error of a weight, relative to the largest one of its row: half a step of 255, or two of 15.
 LARGEST_ERROR = {8: 1.001 / 255, 4: 2 / 15}
-
-
-def load(folder: Path, quantization: str = "none", **settings: str) -> Backbone:
-    values = {"name": str(folder), "dtype": "float32", "quantization": quantization, **settings}
-    return load_backbone(BackboneConfig.model_validate(values))
 
 
 def quantized_linears(backbone: Backbone) -> dict[str, QuantizedLinear]:
@@ -113,22 +102,6 @@ def unpacked(backbone: Backbone) -> Backbone:
     return Backbone(model, backbone.tokenizer, backbone.name)
 
 
-def losses_of(backbone: Backbone, method: str) -> list[float]:
-    """The losses of three training steps: those after the first depend on gradients."""
-    losses: list[float] = []
-
-    def listen(kind: str, values: dict[str, Any]) -> None:
-        if kind == "step":
-            losses.append(values["loss"])
-
-    model = make_model(backbone, method, readout={"dropout": 0.0, "name": "classifier"})
-    config = TrainingConfig.model_validate({"steps": 3, "batch_size": 6, "learning_rate": 0.1})
-    Trainer(backbone, [TaskData(model, EXAMPLES, EXAMPLES)], config, listener=listen).run()
-    trained = [value for value in model.parameters() if value.requires_grad]
-    assert trained and {value.dtype for value in trained} == {torch.float32}
-    return losses
-
-
 @pytest.mark.parametrize("method", ["prompt-tuning", "m-idpg-phm", "p-tuning-v2", "vip", "lora", "adapter"])
 def test_training_reaches_the_prompts_through_quantized_modules(llama_int4: Backbone, method: str) -> None:
     before = {name: value.clone() for name, value in llama_int4.model.state_dict().items()}
@@ -180,11 +153,6 @@ def test_methods_that_change_weights_refuse_quantized_backbones(llama_int4: Back
         build(llama_int4, settings)
 
 
-def build(backbone: Backbone, settings: dict[str, Any]) -> object:
-    config = method_config(settings)
-    return METHODS[config.name].make(config, backbone, TASK, torch.Generator())
-
-
 def test_a_model_without_linear_modules_is_refused(model_folders: dict[str, Path]) -> None:
     with pytest.raises(BackboneError, match=r"backbone.quantization.*only \d+ % of the weights"):
         load(model_folders["gpt2"], "int8")
@@ -194,70 +162,3 @@ def test_without_torchao_the_extra_is_named(llama: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(MissingExtraError, match=r"\[quantization\]"):
         load(llama, "int8")
-
-
-@pytest.mark.parametrize(
-    ("settings", "package"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, "optimum gptqmodel"),
-        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-    ],
-)
-def test_a_quantized_checkpoint_names_the_package_it_needs(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], package: str
-) -> None:
-    folder = shutil.copytree(llama, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BackboneError, match=f"pip install {package};"):
-        load(folder)
-
-
-def test_a_quantized_checkpoint_is_not_quantized_again(llama: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(llama, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    (folder / "config.json").write_text(json.dumps({**config, **quantized}))
-    with pytest.raises(BackboneError, match="quantized already"):
-        load(folder, "int8")
-
-
-@pytest.mark.parametrize("kind", ["load_in_4bit", "load_in_8bit"])
-def test_bitsandbytes_checkpoints_take_prompts(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("bitsandbytes")
-    llama = tmp_path / "llama"  # its matrices have whole blocks of 64
-    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=64).to(torch.bfloat16).save_pretrained(llama)
-    tiny_tokenizer("llama").save_pretrained(llama)
-    settings = hf.BitsAndBytesConfig(**{kind: True}, bnb_4bit_quant_type="nf4")
-    model = hf.AutoModelForCausalLM.from_pretrained(llama, quantization_config=settings, device_map={"": "cpu"})
-    model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer("llama").save_pretrained(tmp_path / "model")
-    backbone = load(tmp_path / "model", dtype="auto")
-    assert backbone.dtype == torch.bfloat16
-    assert backbone.quantization == f"bitsandbytes-{kind[8]}bit"
-    assert "gradients" not in backbone.limits
-    assert backbone.fingerprint.differences(load(llama).fingerprint) == ["config", "weights"]
-    with pytest.raises(BackboneError, match="integers take no gradient"):
-        build(backbone, {"name": "fine-tuning"})
-    losses = losses_of(backbone, "prompt-tuning")
-    assert len(set(losses)) == 3
-
-
-def test_gptq_checkpoints_take_prompts(tmp_path: Path) -> None:
-    pytest.importorskip("gptqmodel")
-    pytest.importorskip("optimum")
-    llama = tmp_path / "llama"
-    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=64).to(torch.float16).save_pretrained(llama)
-    tokenizer = tiny_tokenizer("llama")
-    tokenizer.save_pretrained(llama)
-    texts = [" ".join(["my invoice is wrong and the parcel is late"] * 4)] * 8
-    settings = hf.GPTQConfig(bits=4, group_size=32, dataset=texts, tokenizer=tokenizer)
-    model = hf.AutoModelForCausalLM.from_pretrained(llama, quantization_config=settings, device_map={"": "cpu"})
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    backbone = load(tmp_path / "model", dtype="auto")
-    assert backbone.quantization == "gptq-4bit"
-    assert "gradients" not in backbone.limits
-    assert len(set(losses_of(backbone, "prompt-tuning"))) == 3
