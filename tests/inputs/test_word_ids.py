@@ -112,7 +112,7 @@ def test_known_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     for text in odd_texts(50):
         assert found.encode([text]) == [tuple(tokenizer(text)["input_ids"])]
-    assert sum(map(len, found._known)) <= max(40, *map(len, odd_texts(50)))
+    assert sum(map(len, found._ids_by_word)) <= max(40, *map(len, odd_texts(50)))
 
 
 @pytest.mark.parametrize("model_type", ["t5", "gpt2", "roberta"])
