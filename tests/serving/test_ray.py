@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -28,7 +30,7 @@ from tiny import tiny
 from tolerance import REORDERED_FLOAT32, REORDERED_PROBABILITIES
 
 from softcue.cue.cue import Cue
-from softcue.errors import ConfigurationError
+from softcue.errors import ConfigurationError, RunError
 from softcue.ray_cluster import START_COMMAND
 from softcue.serving import ray
 from softcue.serving.client import Client, ServerError
@@ -44,6 +46,28 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 @pytest.mark.parametrize("option", [("--replicas", 2), ("--ray-address", "auto")])
 def test_options_of_ray_need_its_engine(folder: Path, option: tuple[str, object]) -> None:
     check_error(run("serve", "--backbone", "minilm", folder, *option), option[0], "--engine ray")
+
+
+def watch_silent_replicas(monkeypatch: pytest.MonkeyPatch, starting: Iterator[bool]) -> None:
+    """Watch replicas that never respond; `starting` says for each further look whether Ray starts others."""
+    monkeypatch.setattr(ray, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(ray, "WATCH_SECONDS", 0.005)
+    monkeypatch.setattr(ray, "_call_replicas", lambda handle: [])
+    monkeypatch.setattr(ray, "_are_starting", lambda: next(starting))
+    ray._watch(None, threading.Event())
+
+
+def test_silent_replicas_end_the_command_once_ray_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = iter([True, True, True, False])
+    with pytest.raises(RunError, match="no response"):
+        watch_silent_replicas(monkeypatch, starting)
+    assert next(starting, None) is None  # it had waited as long as others were starting
+
+
+def test_replicas_that_start_for_ever_end_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "STARTING_SECONDS", 0.2)
+    with pytest.raises(RunError, match="no response"):
+        watch_silent_replicas(monkeypatch, itertools.repeat(True))
 
 
 def test_ray_server_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

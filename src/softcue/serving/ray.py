@@ -42,6 +42,7 @@ from softcue.serving.shared_cues import SharedCues, is_url
 NAME = "softcue"  # of the application and of its one deployment
 BROADCAST_SECONDS = WATCH_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # replicas that do not respond for so long have failed
+STARTING_SECONDS = 600.0  # the same while Ray starts others in their place, on a busy machine more than a minute
 CHANGES_SECONDS = 2.0  # between two looks at the file of changes
 FAILED_SECONDS = 30.0  # for which a replica that cannot load stays
 logger = logging.getLogger("softcue.serving")
@@ -368,7 +369,9 @@ def _wait_until_ready(handle: Any, replicas: ReplicaSettings) -> None:
 def _watch(handle: Any, must_replace: threading.Event) -> None:
     """Wait until replicas must be replaced; warn if they differ, and raise an error if none responds."""
     last_response, last_versions = time.monotonic(), set[str]()
-    while time.monotonic() - last_response < SILENT_SECONDS:
+    while (silent_seconds := time.monotonic() - last_response) < SILENT_SECONDS or (
+        silent_seconds < STARTING_SECONDS and _are_starting()
+    ):
         if must_replace.wait(WATCH_SECONDS):
             return
         if reports := _call_replicas(handle):
@@ -379,10 +382,22 @@ def _watch(handle: Any, must_replace: threading.Event) -> None:
         last_versions = versions
     raise RunError(
         setting="replicas",
-        got=f"no response for {SILENT_SECONDS:g} seconds",
+        got=f"no response for {silent_seconds:.0f} seconds",
         expected="replicas that respond",
         fix="see Ray's log",
     )
+
+
+def _are_starting() -> bool:
+    """Whether Ray is starting replicas; False also if the cluster does not answer."""
+    from ray import serve as ray_serve
+
+    try:
+        states = ray_serve.status().applications[NAME].deployments[NAME].replica_states
+    except Exception as error:
+        logger.warning("Ray does not respond", extra={"facts": {"error": type(error).__name__}})
+        return False
+    return any(count for state, count in states.items() if state == "STARTING")
 
 
 def _drain(handle: Any, deadline: float) -> None:
