@@ -13,8 +13,8 @@ import transformers as hf
 from tiny import tiny_model, tiny_tokenizer
 
 LIMIT = 1.3  # times the weights as they are loaded
-# The passes that find and check the structure of a model take some 70 MB on this one, however its weights are kept.
-PASSES_MEGABYTES = 80
+# Matrices that are unpacked for one pass, whatever the number of layers: 46 MB were measured in 4 bits.
+PASSES_MEGABYTES = 60
 SCRIPT = """
 import json, re, sys
 import torch
@@ -70,12 +70,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("bfloat16", "bfloat16", "none"),
         ("bfloat16", "float16", "none"),
         ("float32", "bfloat16", "int8"),
-        pytest.param(
-            *("bfloat16", "bfloat16", "int4"),
-            marks=pytest.mark.xfail(
-                reason="450 MB for 112 MB of weights at the first start; in int8 it is freed memory that glibc keeps"
-            ),
-        ),
+        ("bfloat16", "bfloat16", "int4"),
     ],
 )
 def test_loading_takes_little_more_memory_than_the_weights(

@@ -23,6 +23,7 @@ from softcue.backbones.checks import ensure_checked
 from softcue.backbones.compilation import compile_layers, uncompiled
 from softcue.backbones.loading.autotune import choose_attention, choose_dtype
 from softcue.backbones.loading.digest_cache import WeightsDigest
+from softcue.backbones.loading.freed_memory import returning_freed_memory
 from softcue.backbones.loading.gguf_tokens import add_gguf_special_tokens
 from softcue.backbones.loading.placement import (
     check_checkpoint,
@@ -131,9 +132,11 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     config = BackboneConfig(name=config) if isinstance(config, str) else config
     device = _find_device(config.device)
     # A backbone whose layers are divided may not fit one device, so it is loaded and checked on the processor.
-    backbone = load_unchecked(config.model_copy(update={"device": "cpu"}) if config.shard_layers else config)
-    with uncompiled():  # a compiled layer would be compiled for each shape of the checks
-        ensure_checked(backbone)
+    unchecked = config.model_copy(update={"device": "cpu"}) if config.shard_layers else config
+    with returning_freed_memory() if config.quantization != "none" else contextlib.nullcontext():
+        backbone = load_unchecked(unchecked)
+        with uncompiled():  # a compiled layer would be compiled for each shape of the checks
+            ensure_checked(backbone)
     if config.shard_layers:
         shard_layers(backbone, device)
     return backbone
