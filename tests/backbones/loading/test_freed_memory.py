@@ -27,9 +27,14 @@ class FakeLibrary:
 def test_limits_are_usual_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeLibrary()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    with pytest.raises(MemoryError), returning_freed_memory():
-        assert library.calls == [(MMAP_THRESHOLD, RETURNED_BYTES)]
-        raise MemoryError
+
+    def load() -> None:
+        with returning_freed_memory():
+            assert library.calls == [(MMAP_THRESHOLD, RETURNED_BYTES)]
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        load()
     assert library.calls[1:] == [(MMAP_THRESHOLD, USUAL_BYTES), (TRIM_THRESHOLD, 2 * USUAL_BYTES)]
 
 
