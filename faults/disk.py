@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faults.forked_commands import Ended, run_forked, run_forked_together
-from faults.kills import SETTINGS, KilledRuns, result_files
+from faults.kills import KilledRuns, result_files
 from faults.record import Budget, FaultError, Record, run_trials
 from faults.seeds import process_environment
 
@@ -199,13 +199,18 @@ def change_world_size(runs: KilledRuns, output: Path) -> str:
     if any(end.code not in (0, 2) or "Traceback" in end.log for end in ended):
         raise FaultError(f"two processes: {[end.code for end in ended]}: {ended[0].log[-1500:]}")
     if ended[0].code == 0:
-        num_steps = (output / "metrics.jsonl").read_text().count('"kind": "step"')
+        runs.undisturbed(CASE)
+        num_steps, expected = map(count_steps, (output, runs.undisturbed_folder(CASE)))
         shutil.rmtree(output)
-        expected = 2 * int(SETTINGS[0].partition("=")[2])
         if num_steps != expected:
             raise FaultError(f"two processes: {num_steps} steps instead of {expected}")
         return "resumed, every step once"
     return finish(runs, output, "two processes")
+
+
+def count_steps(output: Path) -> int:
+    """The training steps that a run has noted down."""
+    return (output / "metrics.jsonl").read_text("utf-8").count('"kind": "step"')
 
 
 SCENARIOS: dict[str, Scenario] = {
