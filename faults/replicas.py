@@ -14,7 +14,7 @@ from faults.record import Budget, Record, numbered_trials
 from softcue.serving.client import Client, ServerError
 
 KILL_SECONDS = 60.0
-CLIENTS = 2
+NUM_REPLICAS = CLIENTS = 2
 PAUSE_SECONDS = 0.05  # of a client between two requests: the load is the same on every machine
 ATTEMPTS = 30
 
@@ -39,7 +39,7 @@ def run(record: Record, budget: Budget) -> None:
             "--ray-address",
             cluster.address,
         ]
-        words += ["--replicas", 2, "--port", 0, "--backbone", served.backbone_name, served.folder]
+        words += ["--replicas", NUM_REPLICAS, "--port", 0, "--backbone", served.backbone_name, served.folder]
         process = Process(words, cluster.environment)
         try:
             process.wait_for("all replicas ready")
@@ -47,9 +47,9 @@ def run(record: Record, budget: Budget) -> None:
             for client in clients:
                 client.start()
             for number in numbered_trials(record, budget):
-                replicas = cluster.replicas()
-                if replicas:
-                    random.Random(number).choice(replicas).kill()
+                ready = cluster.ready_replicas()
+                if len(ready) == NUM_REPLICAS:  # else the last one killed has no successor yet
+                    random.Random(number).choice(ready).kill()
                     record.add("killed")
                 time.sleep(KILL_SECONDS)
             for client in clients:

@@ -79,6 +79,10 @@ class Cluster:
                     found.append(process)
         return found
 
+    def ready_replicas(self) -> list[psutil.Process]:
+        """The replicas that are not starting any more."""
+        return [process for process in self.replicas() if "initialize" not in "".join(process.cmdline()[:1])]
+
     def log(self) -> str:
         """All files that Ray has logged."""
         files = self.folder.glob("session_latest/logs/**/*")
