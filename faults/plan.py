@@ -56,7 +56,7 @@ CHECKS = {
             "empty, endless, right-to-left, control and special characters in every method on every kind of backbone: "
             "alone, in a batch, permuted, mixed with another cue, from the store of sentence vectors",
             "probabilities equal within 1e-4 in float32, never NaN",
-            2100,
+            1512,
             "texts",
             30,
         ),
@@ -82,7 +82,7 @@ CHECKS = {
             "requests that no client should send: no HTTP, wrong keys, paths as names, damaged JSON, wrong fields and "
             "sizes, in all protocols",
             "the status that belongs to each, a small error that quotes nothing, within 15 s",
-            3000,
+            1200,
             "requests",
             20,
         ),
@@ -90,7 +90,7 @@ CHECKS = {
             "openapi",
             "requests that schemathesis makes from the OpenAPI document, valid and invalid, for every route and method",
             "documented statuses, media types and bodies; no status 500",
-            20_000,
+            2500,
             "requests",
             30,
         ),
