@@ -115,7 +115,7 @@ EVERYWHERE: dict[str, tuple[type[Method], Settings]] = {
     "prompt-tuning late": (METHODS["prompt-tuning"], {"insert_layer": 1}),
     "compacter": (METHODS["compacter"], {"bottleneck": 8, "init_std": 0.7}),
     "p-tuning-v2 parallel": (METHODS["p-tuning-v2"], {"rule": "parallel"}),
-    "lora": (METHODS["lora"], {"rank": 4, "init_std": 0.5, "up_std": 0.5}),
+    "lora": (METHODS["lora"], {"rank": 4, "init_std": 0.2, "up_std": 0.2}),
 }
 # The other methods and settings; these run on one family of each kind.
 ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {

@@ -148,7 +148,7 @@ def test_dropout_drops_channels_of_a_row_in_training_only() -> None:
 
 def test_training_moves_every_update_and_no_weight_of_the_backbone() -> None:
     backbone = tiny("bert")
-    model = make_model(backbone, "lora", up_std=0.0)
+    model = make_model(backbone, "lora", init_std=0.5, up_std=0.0)
     weights, updates = (
         {name: value.clone() for name, value in part.state_dict().items()} for part in (backbone.model, model.method)
     )

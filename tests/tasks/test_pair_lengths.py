@@ -103,6 +103,14 @@ def test_the_command_prints_writes_and_counts_tokens(tmp_path: Path) -> None:
     assert tokens["mean_difference"] == pytest.approx(numpy.mean(counts[0]) - numpy.mean(counts[1]))
 
 
+def test_a_long_path_leaves_room_for_the_bars(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    words = ["tasks", "lengths", "--data", folder / "rows.jsonl", "--text", "a,b"]
+    assert run(*words, "--output-dir", tmp_path / "page").code == 0  # matplotlib's warning would be an error here
+
+
 def test_the_command_finds_the_pair_tasks_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "rte").mkdir()
     (tmp_path / "rte" / "dev.tsv").write_text("sentence1\tsentence2\tlabel\nA b c\tA\tentailment\n")

@@ -12,6 +12,7 @@ from softcue.tasks.pair_lengths import PairLengths
 
 MANY_CHARACTERS = 48  # of all groups' names together: more are turned
 LEGEND_CHARACTERS = 120  # that fit above two panels
+MOST_LETTERS = 40  # of a name beside its bar; a path is told by its end
 MAX_COUNTS = 20  # bars of a panel that have their counts written on them
 
 
@@ -78,7 +79,8 @@ def length_picture(lengths: Sequence[PairLengths]) -> bytes:
         axes.annotate(text, (edge, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.margins(x=0.12)
-    axes.set_yticks(places, [f"{entry.name} ({entry.num_pairs:,})" for entry in lengths])
+    names = [entry.name if len(entry.name) <= MOST_LETTERS else f"…{entry.name[-MOST_LETTERS:]}" for entry in lengths]
+    axes.set_yticks(places, [f"{name} ({entry.num_pairs:,})" for name, entry in zip(names, lengths, strict=True)])
     axes.set_xlabel(f"{lengths[0].unit} of the first text less those of the second")
     axes.set_title("bars: mean of all pairs; thin lines: middle half of the pairs", fontsize=10)
     axes.set_ylim(-0.6, len(lengths) - 0.4)
