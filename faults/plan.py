@@ -56,7 +56,7 @@ CHECKS = {
             "empty, endless, right-to-left, control and special characters in every method on every kind of backbone: "
             "alone, in a batch, permuted, mixed with another cue, from the store of sentence vectors",
             "probabilities equal within 1e-4 in float32, never NaN",
-            1512,
+            2100,
             "texts",
             30,
         ),
@@ -82,7 +82,7 @@ CHECKS = {
             "requests that no client should send: no HTTP, wrong keys, paths as names, damaged JSON, wrong fields and "
             "sizes, in all protocols",
             "the status that belongs to each, a small error that quotes nothing, within 15 s",
-            1200,
+            3000,
             "requests",
             20,
         ),

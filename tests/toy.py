@@ -125,8 +125,12 @@ ELSEWHERE: dict[str, tuple[type[Method], Settings]] = {
     "warp": (METHODS["warp"], {"init": "uniform"}),
     "manual-prompt": (
         METHODS["manual-prompt"],
-        # short, because the tiny models with absolute positions take 96 tokens
-        {"instruction": "Sort.", "demonstrations": ("It broke\nAnswer: billing", "Hi\nAnswer: account")},
+        # short, because the tiny models with absolute positions take 96 tokens, 6 of them for the label
+        {
+            "instruction": "Sort.",
+            "demonstrations": ("It broke\nAnswer: billing", "Hi\nAnswer: account"),
+            "token_limit": 90,
+        },
     ),
     "s-idpg-phm": (METHODS["s-idpg-phm"], _PHM),
     "s-idpg-dnn": (METHODS["s-idpg-dnn"], _DNN),
