@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,6 +101,9 @@ def run_trials(record: Record, budget: Budget, trial: Callable[[int], tuple[str,
             record.add(*trial(number))
         except FaultError as fault:
             record.add_fault(f"trial {number}: {fault}")
+            record.add("fault")
+        except Exception:  # of softcue or of the check: a traceback is a bug in either
+            record.add_fault(f"trial {number}: {traceback.format_exc(limit=-4)}")
             record.add("fault")
 
 

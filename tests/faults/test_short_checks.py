@@ -57,6 +57,18 @@ def test_record_is_continued_from_its_file(tmp_path: Path) -> None:
         read_record("texts", path)
 
 
+def test_traceback_of_a_trial_is_a_fault_and_the_next_trial_runs() -> None:
+    def trial(number: int) -> tuple[str, int]:
+        if number == 0:
+            raise IndexError("index out of range")
+        return "equal", 1
+
+    record = Record("texts")
+    run_trials(record, Budget(2, 60), trial)
+    assert record.outcomes == {"fault": 1, "equal": 1}
+    assert "IndexError" in record.faults[0]
+
+
 def test_run_ends_when_its_time_is_over() -> None:
     record = Record("kills")
     run_trials(record, Budget(10, 0), lambda number: ("equal", 1))
