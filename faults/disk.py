@@ -191,6 +191,8 @@ def change_settings(runs: KilledRuns, output: Path) -> str:
 
 def change_world_size(runs: KilledRuns, output: Path) -> str:
     """A run of one process is resumed by two."""
+    from killed_commands import steps_done
+
     from faults.forked_commands import Kill
 
     run_forked(runs.words(CASE, output), runs.log, Kill("steps", 9, 0.001))
@@ -199,18 +201,12 @@ def change_world_size(runs: KilledRuns, output: Path) -> str:
     if any(end.code not in (0, 2) or "Traceback" in end.log for end in ended):
         raise FaultError(f"two processes: {[end.code for end in ended]}: {ended[0].log[-1500:]}")
     if ended[0].code == 0:
-        runs.undisturbed(CASE)
-        num_steps, expected = map(count_steps, (output, runs.undisturbed_folder(CASE)))
+        num_steps, expected = map(steps_done, (output, runs.undisturbed_folder(CASE)))
         shutil.rmtree(output)
         if num_steps != expected:
             raise FaultError(f"two processes: {num_steps} steps instead of {expected}")
         return "resumed, every step once"
     return finish(runs, output, "two processes")
-
-
-def count_steps(output: Path) -> int:
-    """The training steps that a run has noted down."""
-    return (output / "metrics.jsonl").read_text("utf-8").count('"kind": "step"')
 
 
 SCENARIOS: dict[str, Scenario] = {

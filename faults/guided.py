@@ -7,7 +7,6 @@ instrumented. Inputs that reached new lines are kept for the next mutation, belo
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -51,7 +50,7 @@ def read_guided(name: str, folder: Path, seconds: float, most: int) -> dict[str,
     report.unlink(missing_ok=True)
     words = [sys.executable, "-m", "faults.guided_reader", name, str(corpus), str(report), str(seconds), str(most)]
     try:
-        ended = subprocess.run(words, capture_output=True, timeout=seconds + START_SECONDS, env=dict(os.environ))
+        ended = subprocess.run(words, capture_output=True, timeout=seconds + START_SECONDS)
         log = ended.stderr.decode("utf-8", "replace")[-1500:]
     except subprocess.TimeoutExpired:
         log = f"no end {START_SECONDS:.0f} s after its time"

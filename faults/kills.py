@@ -103,17 +103,17 @@ class KilledRuns:
         return [*words, "--output-dir", str(output), "--json", *more, *SETTINGS, *METHODS[method]]
 
     @cache  # noqa: B019 - lives as long as the process
-    def undisturbed(self, case: str) -> dict[str, bytes]:
-        """The files of a run that nobody kills."""
-        output = self.undisturbed_folder(case)
+    def undisturbed_folder(self, case: str) -> Path:
+        """The folder of a run that nobody kills."""
+        output = self.folder / f"whole {case}"
         ended = run_forked(self.words(case, output), self.log)
         if ended.code != 0:
             raise FaultError(f"{case}: undisturbed, exit code {ended.code}: {ended.log[-1500:]}")
-        return result_files(output)
+        return output
 
-    def undisturbed_folder(self, case: str) -> Path:
-        """Where the run is that nobody kills."""
-        return self.folder / f"whole {case}"
+    def undisturbed(self, case: str) -> dict[str, bytes]:
+        """The files of a run that nobody kills."""
+        return result_files(self.undisturbed_folder(case))
 
     def _check_killed(self, case: str, output: Path, code: int, log: str) -> None:
         """A killed run has no cue, or a whole one, and said nothing of a bug."""
