@@ -278,3 +278,11 @@ def test_a_learning_rate_of_the_user_takes_the_place_of_the_preset_s_relative_ra
 def test_epochs_of_the_user_take_the_place_of_the_preset_s_least_number_of_steps() -> None:
     assert resolve({}, "encoder").training.min_steps > 0
     assert resolve({"training": {"epochs": 3}}, "encoder").training.min_steps == 0
+
+
+def test_half_of_a_character_in_a_setting_is_an_error() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve({"method": {"name": "vip", "hard_prompt": "\ud800"}})
+    assert str(caught.value).startswith("method.hard_prompt: got ")
+    assert str(caught.value).endswith("expected text without lone surrogates; repair the escape sequence")
+    str(caught.value).encode("utf-8")

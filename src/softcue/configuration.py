@@ -19,6 +19,7 @@ from softcue.readouts import ReadoutConfig
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.selection import SelectionConfig
 from softcue.tasks.splits import TaskConfig
+from softcue.tasks.task import REPAIR, UNICODE, is_unicode
 from softcue.training import MixtureConfig, TrainingConfig
 from softcue.yaml_text import TEXT_LIMIT, PlainLoader, StringLoader, parse_yaml
 
@@ -296,7 +297,10 @@ def _checked(section: str, model: type[Part], whole: Settings) -> Part:
             expected="a known key",
             fix=_advice(section, str(unknown[0]), model),
         )
-    for key, value in values.items():  # pydantic would read true as 1
+    for key, value in values.items():
+        if not is_unicode(value):  # a tokenizer would fail on it
+            raise ConfigurationError(setting=f"{section}.{key}", got=repr(value)[:60], expected=UNICODE, fix=REPAIR)
+        # pydantic would read true as 1
         if isinstance(value, bool) and model.model_fields[key].annotation in (int, float, int | None):
             raise ConfigurationError(
                 setting=f"{section}.{key}", got=value, expected="a number", fix="correct the value"

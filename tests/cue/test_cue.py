@@ -344,6 +344,11 @@ def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return edit
 
 
+def test_half_of_a_character_in_a_cue_is_an_error(folder: Path) -> None:
+    rewrite(folder, _set("task", "description", value="\ud800"))
+    assert "half of a character" in load_error(folder)
+
+
 def _rename(values: dict[str, Any], old: str, new: str) -> None:
     values[new] = values.pop(old)
 

@@ -87,6 +87,12 @@ def test_unknown_keys_are_an_error() -> None:
         Task.model_validate(values)
 
 
+@pytest.mark.parametrize("values", [{"description": "\ud800"}, {"labels": {"a": {"words": "half \ud83d"}}}])
+def test_half_of_a_character_in_a_task_is_an_error(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="text without lone surrogates"):
+        Task(name="t", **values)
+
+
 def test_names_and_words_keep_the_declared_order() -> None:
     task = Task(name="t", labels={"z": Label(words="zed"), "a": Label(words="ay")})
     assert (task.label_names, task.label_words) == (("z", "a"), ("zed", "ay"))

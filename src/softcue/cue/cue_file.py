@@ -21,6 +21,7 @@ from softcue.files import read_within, sha256
 from softcue.readouts import ReadoutConfig
 from softcue.selection import CANDIDATES
 from softcue.tasks import Task
+from softcue.tasks.task import is_unicode
 from softcue.types import ConstantPrediction
 
 FORMAT = 1
@@ -145,6 +146,8 @@ def read_cue_file(folder: Path, signers: PublicKeys | None = None) -> CueFile:
         if signers is not None:
             check_signature(folder, data, signers)
         values = json.loads(data.decode())
+        if not is_unicode(values):
+            raise ValueError("half of a character in an escape sequence")
     except (OSError, ValueError, RecursionError) as error:
         raise CueError(setting=str(file), got=str(error), expected="valid JSON", fix=TRY_AGAIN) from error
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:

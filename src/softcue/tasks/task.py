@@ -27,12 +27,43 @@ USUAL_METRICS = {
     "referent": "accuracy",
 }
 SPLITS = ("train", "validation", "test")
+UNICODE = "text without lone surrogates"
+REPAIR = "repair the escape sequence"
 
 
-class Label(BaseModel):
-    """One class: the words that a text-to-text backbone generates for it, and its meaning."""
+def is_unicode(value: object) -> bool:
+    """Whether all texts of a value can be written as UTF-8: a JSON escape can hold half of a character.
+
+    Example:
+        >>> is_unicode({"words": ["caf\u00e9"]}), is_unicode({"words": ["\\ud800"]})
+        (True, False)
+    """
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return False
+        return True
+    if isinstance(value, Mapping):
+        return all(is_unicode(key) and is_unicode(item) for key, item in value.items())
+    return not isinstance(value, (list, tuple)) or all(map(is_unicode, value))
+
+
+class UnicodeModel(BaseModel):
+    """A model whose texts a tokenizer can read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_texts(cls, values: Any) -> Any:
+        if not is_unicode(values):
+            raise ValueError(UNICODE)
+        return values
+
+
+class Label(UnicodeModel):
+    """One class: the words that a text-to-text backbone generates for it, and its meaning."""
 
     words: str = Field(description="the words that a text-to-text backbone generates for this label")
     description: str = Field("", description="what the label means, in a few words")
@@ -49,7 +80,7 @@ class Published(BaseModel):
     labels: dict[str, int] = Field(default_factory=dict, description="label -> rows; for tags: label -> spans")
 
 
-class Task(BaseModel):
+class Task(UnicodeModel):
     """A task, as read from its YAML file or made from a user's columns: columns, labels, metric, templates.
 
     `cue.task` is the task of a cue. A task of your own is written as a YAML file with these fields, and trained with
@@ -68,8 +99,6 @@ class Task(BaseModel):
         >>> task.source(("Rain", "Three hours of rain."))
         'title: Rain review: Three hours of rain.'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="the name that a user types")
     description: str = Field("", description="one sentence: what goes in, what comes out")
@@ -480,14 +509,7 @@ def is_plain_text(value: object) -> bool:
 
 
 def check_unicode(where: str, value: str) -> str:
-    """The text, if it can be written as UTF-8: a JSON escape can hold half of a character."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            setting=where,
-            got=repr(value[:40]),
-            expected="text without lone surrogates",
-            fix="repair the escape sequence",
-        ) from error
+    """The text, if it can be written as UTF-8."""
+    if not is_unicode(value):
+        raise DataError(setting=where, got=repr(value[:40]), expected=UNICODE, fix=REPAIR)
     return value
