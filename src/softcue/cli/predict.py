@@ -34,6 +34,7 @@ from softcue.cli.options import (
     VllmUrl,
     vllm_settings,
 )
+from softcue.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -119,10 +120,11 @@ def predict(
     softcue predict cues/tickets "My invoice is wrong." prints a table;
     softcue predict cues/tickets --input rows.csv --output predictions.csv writes a file.
     """
-    from softcue.cli.output import print_json
-    from softcue.cue.cue import backbone_settings
-    from softcue.cue.signatures import read_public_keys
-    from softcue.tasks.columns import parse_columns, rename_columns
+    with collection_paused():  # torch and transformers are imported here
+        from softcue.cli.output import print_json
+        from softcue.cue.cue import backbone_settings
+        from softcue.cue.signatures import read_public_keys
+        from softcue.tasks.columns import parse_columns, rename_columns
 
     if output is not None:
         _check_output(output)

@@ -7,7 +7,6 @@ can continue after a bad row, it yields the error instead of the values. All fil
 from __future__ import annotations
 
 import csv
-import gc
 import gzip
 import io
 import json
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeGuard
 
 from softcue.errors import ConfigurationError, DataError, MissingExtraError, near_matches
+from softcue.garbage_collection import collection_paused
 from softcue.machine import GIGABYTE, read_memory
 from softcue.tasks.formats import FORMATS, Format, Row
 
@@ -481,13 +481,8 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 def _parse_json(text: str) -> object:
     """Parse a whole file. The garbage collector would look at every list that is made, again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with collection_paused():
         return json.loads(text)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

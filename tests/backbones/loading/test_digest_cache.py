@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from softcue.backbones import Backbone, BackboneConfig, load_backbone
-from softcue.backbones.loading import digest_cache
-from softcue.backbones.loading.digest_cache import WeightFiles
+from softcue.backbones.loading import digest_cache, kept_digests
+from softcue.backbones.loading.kept_digests import FileStates
 from softcue.files import cache_folder
 
 WEIGHT = "bert.encoder.layer.2.intermediate.dense.weight"
@@ -37,7 +37,7 @@ def folder(model_folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.M
     """A model folder that counts as large; its files count as settled at once."""
     monkeypatch.setenv("SOFTCUE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(digest_cache, "KEPT_WEIGHTS", 1)
-    monkeypatch.setattr(digest_cache, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(kept_digests, "SETTLED_SECONDS", -1.0)
     return shutil.copytree(model_folders["bert"], tmp_path / "bert")
 
 
@@ -93,7 +93,7 @@ def test_a_changed_file_is_read_again(folder: Path, computed: list[object], chan
 def test_a_file_that_was_changed_just_now_is_not_remembered(
     folder: Path, computed: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digest_cache, "SETTLED_SECONDS", 3600.0)
+    monkeypatch.setattr(kept_digests, "SETTLED_SECONDS", 3600.0)
     assert load(folder).fingerprint == load(folder).fingerprint
     assert len(computed) == 2
 
@@ -134,4 +134,4 @@ def test_a_digest_does_not_need_the_weights_in_memory(folder: Path) -> None:
 
 
 def test_no_files_are_never_settled() -> None:
-    assert not WeightFiles.of([], "BertModel").is_settled
+    assert not FileStates.of([], digest="sha256").is_settled

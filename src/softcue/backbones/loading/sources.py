@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from softcue.backbones.loading.kept_digests import FileStates
 from softcue.backbones.loading.sentence_transformers_folder import read_sentence_transformers_folder
 from softcue.backbones.loading.weight_files import choose_weight_format
 from softcue.errors import BackboneError, MissingExtraError, near_matches
@@ -444,6 +445,11 @@ def _check_digest_once(name: str, folder: Path) -> None:
 
 def _check_digest(name: str, file: Path, fix: str) -> None:
     expected = ALIASES[name].digest
-    if (digest := sha256(file)) != expected:
+    states = FileStates.of([file], digest="sha256")
+    if states.recall() == expected:  # the same file was read before
+        return
+    digest = sha256(file)
+    states.keep(digest)
+    if digest != expected:
         setting = f"backbone.name '{name}', {file}"
         raise BackboneError(setting=setting, got=f"sha256 {digest}", expected=f"sha256 {expected}", fix=fix)
