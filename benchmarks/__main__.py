@@ -188,6 +188,43 @@ def rows(
     )
 
 
+@app.command("classifiers")
+def classifiers(
+    repeats: Repeats = 5,
+    data: Data = None,
+    as_json: Json = False,
+    threads: Annotated[int, typer.Option(min=1, help="Torch threads of each server.")] = 1,
+) -> None:
+    """Many classifiers on one MiniLM, against sentence-transformers with logistic regressions: speed and accuracy."""
+    from benchmarks.classifiers_speed import classifier_figures
+    from benchmarks.plan import Plan
+
+    measurements = classifier_figures(Plan(repeats, data), threads)
+    if not as_json:
+        for title in ("accuracy", "throughput"):
+            rows = measurements[title]
+            print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+    _print_figures(measurements.pop("figures"), as_json, **measurements)
+
+
+@app.command("replicas")
+def replicas(
+    numbers: Annotated[list[int] | None, typer.Argument(help="Numbers of replicas; else 1 and 2.")] = None,
+    repeats: Repeats = 5,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Rows a second of replicas on Ray, and the processor time of a request outside of them. Needs the extra ray."""
+    from benchmarks.plan import Plan
+    from benchmarks.replica_speed import measure_replicas
+
+    points = measure_replicas(Plan(repeats, data), numbers or [1, 2])
+    if as_json:
+        print_json({"replicas": points})
+        return
+    print_table("", list(points[0]), [list(point.values()) for point in points])
+
+
 @app.command("serve")
 def serve(
     repeats: Repeats = 3,

@@ -1,10 +1,12 @@
-"""Servers in separate processes: softcue's, and two servers that never mix cues in a batch.
+"""Servers in separate processes: softcue's, and three that never mix cues in a batch.
 
     python -m benchmarks.servers one-cue CUES BACKBONE PORT     softcue's server, with one cue per batch
     python -m benchmarks.servers peft CUES BACKBONE PORT        a server as users of PEFT write it
+    python -m benchmarks.servers probes CUES BACKBONE PORT      a server as users of sentence-transformers write it
 
 The PEFT server holds one model with an adapter per cue. A request waits for the lock, switches the adapter and runs its
-rows. Its prompts are as long as our cues' and its HTTP stack is the same, but its prompts are untrained.
+rows. Its prompts are as long as our cues' and its HTTP stack is the same, but its prompts are untrained. The server of
+sentence-transformers computes the vectors of a request's texts and gives them to the logistic regression of their task.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from softcue.serving.client import Client
 REQUIRED_PACKAGES = {"fastapi": "serve", "uvicorn": "serve", "peft": "bench"}  # package -> extra
 MAX_MEMORY_GROWTH = 1.02  # largest / smallest
 START_SECONDS, STOP_SECONDS = 180.0, 40.0
+HEAD_FILE = "logistic_regression.npz"  # in the folder of a cue: weights, biases, labels
 WITHOUT_CACHE = {"SOFTCUE_CACHE_MB": "0"}  # cached sentence vectors would hide work
 
 
@@ -93,6 +96,11 @@ def one_cue_command(cues: Path, backbone: str, port: int) -> list[str]:
 def peft_command(cues: Path, backbone: str, port: int) -> list[str]:
     """The arguments of Python that start a server with PEFT's adapters."""
     return ["-m", "benchmarks.servers", "peft", str(cues), backbone, str(port)]
+
+
+def probes_command(cues: Path, backbone: str, port: int) -> list[str]:
+    """The arguments of Python that start a server with a logistic regression per cue."""
+    return ["-m", "benchmarks.servers", "probes", str(cues), backbone, str(port)]
 
 
 def free_port() -> int:
@@ -246,7 +254,47 @@ def load_adapters(cues: Path, backbone: str) -> tuple[Any, Any]:
     return model.eval(), loaded.tokenizer
 
 
-SERVERS = {"one-cue": serve_one_cue_per_batch, "peft": serve_adapters}
+def serve_probes(cues: Path, backbone: str, port: int) -> None:
+    """Serve sentence-transformers with a logistic regression for each task."""
+    import uvicorn
+
+    uvicorn.run(make_probe_app(cues, backbone), host=HOST, port=port, log_level="warning", access_log=False)
+
+
+def make_probe_app(cues: Path, backbone: str) -> Any:
+    """The app of that server, with those routes and bodies of ours that the benchmark uses."""
+    import numpy
+    import scipy.special
+    from fastapi import FastAPI
+    from sentence_transformers import SentenceTransformer
+
+    from softcue.backbones.loading.sources import find_source
+
+    model = SentenceTransformer(str(find_source(backbone).folder), device="cpu")
+    heads = {path.parent.name: dict(numpy.load(path)) for path in cues.glob(f"*/{HEAD_FILE}")}
+    app = FastAPI()
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, str]:
+        return {"state": "ready"}
+
+    @app.post("/v1/predict")
+    def predict(body: dict[str, Any]) -> dict[str, Any]:
+        vectors = model.encode([item["text"] for item in body["inputs"]], show_progress_bar=False)
+        results = []
+        for item, vector in zip(body["inputs"], vectors, strict=True):
+            head = heads[item["task"]]
+            logits = head["weights"] @ vector + head["biases"]
+            # scikit-learn has one row of weights for two classes
+            scores = scipy.special.softmax(logits if len(logits) > 1 else numpy.concatenate([-logits, logits]) / 2)
+            named = dict(zip(head["labels"].tolist(), scores.tolist(), strict=True))
+            results.append({"task": item["task"], "label": max(named, key=named.__getitem__), "scores": named})
+        return {"results": results}
+
+    return app
+
+
+SERVERS = {"one-cue": serve_one_cue_per_batch, "peft": serve_adapters, "probes": serve_probes}
 
 if __name__ == "__main__":
     kind, folder, name, number = sys.argv[1:]
