@@ -213,12 +213,13 @@ def replicas(
     repeats: Repeats = 5,
     data: Data = None,
     as_json: Json = False,
+    ray_address: Annotated[str, typer.Option(help="The address of a Ray cluster that runs already.")] = "auto",
 ) -> None:
-    """Rows a second of replicas on Ray, and the processor time of a request outside of them. Needs the extra ray."""
+    """Rows a second of replicas on Ray, and the processor time of a request in Ray's proxy. Needs the extra ray."""
     from benchmarks.plan import Plan
     from benchmarks.replica_speed import measure_replicas
 
-    points = measure_replicas(Plan(repeats, data), numbers or [1, 2])
+    points = measure_replicas(Plan(repeats, data), numbers or [1, 2], ray_address)
     if as_json:
         print_json({"replicas": points})
         return

@@ -1,7 +1,7 @@
 """`python -m benchmarks replicas`: rows a second of one and of more replicas on Ray, and what stays outside of them.
 
-Every replica has one thread and a copy of MiniLM. Requests pass through Ray's proxy and softcue's command, of which
-there is one on a machine. Their processor time per request says how many replicas they can feed.
+Every replica has one thread and a copy of MiniLM. Requests pass through Ray's proxy, of which a machine has one. Its
+processor time per request says how many replicas it can feed. The cluster must run already (docs/deployment.md).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from benchmarks.servers import RunningServer, free_port, run_server
 from benchmarks.texts import SAMPLE_TASKS
 from benchmarks.workloads import real_texts
 
-REPLICA_TITLE = "ray::ServeReplica:softcue"
+PROXY_TITLE = "ray::ProxyActor"
 NUM_REQUESTS, ROWS_OF_REQUEST, CLIENTS = 48, 8, 8
 
 
-def measure_replicas(plan: Plan, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Measure each number of replicas; returns rows a second and processor milliseconds of a request.
+def measure_replicas(plan: Plan, numbers: Sequence[int], ray_address: str) -> list[dict[str, Any]]:
+    """Measure each number of replicas; returns rows a second and the proxy's processor milliseconds of a request.
 
     Example:
-        measure_replicas(Plan(3), [1, 2])[1]["rows_per_second"]
+        measure_replicas(Plan(3), [1, 2], "auto")[1]["rows_per_second"]
     """
     points = []
     with tempfile.TemporaryDirectory() as name:
@@ -45,7 +45,16 @@ def measure_replicas(plan: Plan, numbers: Sequence[int]) -> list[dict[str, Any]]
         for number in numbers:
             port = free_port()
             command = ["-m", "softcue", "serve", str(cues), "--backbone", "minilm", "--port", str(port)]
-            command += ["--engine", "ray", "--replicas", str(number), "--replica-cpus", "1"]
+            command += [
+                "--engine",
+                "ray",
+                "--ray-address",
+                ray_address,
+                "--replicas",
+                str(number),
+                "--replica-cpus",
+                "1",
+            ]
             with (
                 report_seconds(f"replicas: {number}"),
                 run_server(command, port, Path(name) / f"{number}.log") as server,
@@ -60,36 +69,34 @@ def _measure(
 ) -> dict[str, float | int]:
     inputs = [(SAMPLE_TASKS[number % len(SAMPLE_TASKS)], text) for number, text in enumerate(texts)]
     requests = [inputs[first : first + ROWS_OF_REQUEST] for first in range(0, len(inputs), ROWS_OF_REQUEST)]
-    outside: list[float] = []
+    proxy: list[float] = []
 
     def rate() -> float:
-        before, started = _processor_seconds(server), time.perf_counter()
+        before, started = _proxy_seconds(), time.perf_counter()
         responses = load_process.run(Load(server.port, requests, clients=CLIENTS))
         seconds = time.perf_counter() - started
-        after = _processor_seconds(server)
+        proxy.append(1000 * (_proxy_seconds() - before) / len(requests))
         assert all(response.status == 200 for response in responses)
-        outside.append(1000 * (after["outside"] - before["outside"]) / len(requests))
         return len(inputs) / seconds
 
     rate()  # the first requests wait for kernels
-    outside.clear()
+    proxy.clear()
     median, spread = median_and_spread(interleave_values({"rate": rate}, plan.repeats)["rate"])
     return {
         "rows_per_second": round(median, 1),
         "spread": round(spread, 1),
         "runs": plan.repeats,
-        "outside_ms_per_request": round(median_and_spread(outside)[0], 1),
+        "proxy_ms_per_request": round(median_and_spread(proxy)[0], 1),
     }
 
 
-def _processor_seconds(server: RunningServer) -> dict[str, float]:
-    """Processor seconds so far: of the replicas, and of everything else that the server has started."""
+def _proxy_seconds() -> float:
+    """Processor seconds of Ray's proxies on this machine so far."""
     import psutil
 
-    seconds = {"replicas": 0.0, "outside": 0.0}
-    command = psutil.Process(server.process.pid)
-    for process in [command, *command.children(recursive=True)]:
-        times = process.cpu_times()
-        title = "".join(process.cmdline()[:1])
-        seconds["replicas" if title.startswith(REPLICA_TITLE) else "outside"] += times.user + times.system
-    return seconds
+    times = [
+        process.cpu_times()
+        for process in psutil.process_iter(["cmdline"])
+        if "".join((process.info["cmdline"] or [])[:1]).startswith(PROXY_TITLE)
+    ]
+    return float(sum(time.user + time.system for time in times))
