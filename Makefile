@@ -62,7 +62,7 @@ $(VLLM)/.installed: constraints.txt
 	touch $@
 
 test-vllm: $(VENV)/.dev $(VLLM)/.installed
-	SOFTCUE_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m slow tests/serving/test_vllm_process.py
+	SOFTCUE_VLLM_PYTHON=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m slow -rP tests/serving/test_vllm_process.py
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
