@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import pytest
 
 from faults import guided, mutations, openapi, texts
 from faults.hostile import SETTINGS, Hostile, check, hostile_requests
+from faults.load import ServedCues
 from faults.mutants import mutate_bytes, mutate_value
 from faults.mutations import Target, limited_time, make_targets, read_mutant
 from faults.page import PAGE, format_records, write_page
 from faults.plan import CHECKS
 from faults.record import Budget, FaultError, Record, read_record, run_trials
-from faults.tiny_server import serve_tiny_cues
+from faults.replicas import RetryingClient
+from faults.tiny_server import HOST, serve_tiny_cues
 from softcue.errors import DataError
 
 ROOT = Path(__file__).parents[2]
@@ -213,3 +216,18 @@ def test_short_version_of_a_check_has_no_fault(name: str, count: int) -> None:
         record = json.loads(Path(folder, "record.json").read_text())
     assert record["count"] >= count
     assert record["num_faults"] == 0
+
+
+@pytest.mark.processes
+def test_the_requests_of_replicas_can_all_be_answered(tmp_path: Path) -> None:
+    """The whole check needs Ray and minutes; its clients are the same with one server."""
+    served = ServedCues(tmp_path, use_minilm=False)
+    with served.serve() as server:
+        client = RetryingClient(f"http://{HOST}:{server.port}", served, seed=0)
+        client.start()
+        end = time.monotonic() + 60
+        while client.counts["requests"] < 60 and time.monotonic() < end:
+            time.sleep(0.1)
+        client.stop()
+    assert client.counts["requests"] >= 60
+    assert client.failures == [] and client.counts["lost"] == client.counts["requests sent again"] == 0
