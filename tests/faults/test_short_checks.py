@@ -219,6 +219,7 @@ def test_short_version_of_a_check_has_no_fault(name: str, count: int) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*texts were cut:UserWarning")
 def test_the_requests_of_replicas_can_all_be_answered(tmp_path: Path) -> None:
     """The whole check needs Ray and minutes; its clients are the same with one server."""
     served = ServedCues(tmp_path, use_minilm=False)
