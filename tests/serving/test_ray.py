@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -68,6 +69,35 @@ def test_replicas_that_start_for_ever_end_the_command(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ray, "STARTING_SECONDS", 0.2)
     with pytest.raises(RunError, match="no response"):
         watch_silent_replicas(monkeypatch, itertools.repeat(True))
+
+
+def start_slow_proxy(monkeypatch: pytest.MonkeyPatch, num_failures: int) -> list[dict[str, Any]]:
+    """Start a proxy whose first attempts fail; returns the options of every attempt."""
+    attempts: list[dict[str, Any]] = []
+
+    class RayError(Exception):
+        pass
+
+    def start(**options: Any) -> None:
+        attempts.append(options)
+        if len(attempts) <= num_failures:
+            raise RayError("The actor died.\nclass_name: ProxyActor")
+
+    modules = types.SimpleNamespace(exceptions=types.SimpleNamespace(RayError=RayError))
+    modules.serve = types.SimpleNamespace(start=start)
+    monkeypatch.setitem(sys.modules, "ray", modules)
+    ray._start_proxy({"port": 8000})
+    return attempts
+
+
+def test_a_proxy_that_starts_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = start_slow_proxy(monkeypatch, 2)
+    assert len(attempts) == 3 and all(attempt["http_options"] == {"port": 8000} for attempt in attempts)
+
+
+def test_a_proxy_that_never_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"ray_address: got 'The actor died\.'; expected a cluster that starts"):
+        start_slow_proxy(monkeypatch, 3)
 
 
 def test_ray_server_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

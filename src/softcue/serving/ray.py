@@ -45,6 +45,7 @@ SILENT_SECONDS = 60.0  # replicas that do not respond for so long have failed
 STARTING_SECONDS = 600.0  # the same while Ray starts others in their place, on a busy machine more than a minute
 CHANGES_SECONDS = 2.0  # between two looks at the file of changes
 FAILED_SECONDS = 30.0  # for which a replica that cannot load stays
+PROXY_ATTEMPTS = 3  # to start the HTTP proxy, for each of which Ray waits a minute
 logger = logging.getLogger("softcue.serving")
 
 
@@ -281,10 +282,7 @@ def _deploy(
     from ray import serve as ray_serve
 
     timeout = math.ceil(settings.deadline) + 1
-    ray_serve.start(
-        http_options={"host": settings.host, "port": settings.port, "request_timeout_s": timeout},
-        logging_config={"enable_access_log": False},
-    )
+    _start_proxy({"host": settings.host, "port": settings.port, "request_timeout_s": timeout})
     # A changed environment makes Ray replace the replicas: a few at a time, each when it has answered its requests.
     environment = {"env_vars": {"SOFTCUE_GENERATION": str(generation)}}
     deployment = ray_serve.deployment(
@@ -316,6 +314,26 @@ def _deploy(
     facts = {"replicas": replicas.number, **{name: options[name] for name in ("num_cpus", "num_gpus")}}
     logger.info("running on http://%s:%d", settings.host, settings.port, extra={"facts": facts})
     return handle
+
+
+def _start_proxy(http_options: Mapping[str, Any]) -> None:
+    """Start Ray Serve's HTTP proxy. Ray waits a minute for it, which a busy machine exceeds; it then starts another."""
+    import ray
+    from ray import serve as ray_serve
+
+    for _ in range(PROXY_ATTEMPTS):
+        try:
+            ray_serve.start(http_options=dict(http_options), logging_config={"enable_access_log": False})
+            return
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().partition("\n")[0]
+            logger.warning("Ray's HTTP proxy did not start in time", extra={"facts": {"error": reason}})
+    raise RunError(
+        setting="ray_address",
+        got=reason,
+        expected=f"a cluster that starts its HTTP proxy in {PROXY_ATTEMPTS} attempts of a minute",
+        fix="end other work on its machines, and look into Ray's logs",
+    )
 
 
 def _replica_options(replicas: ReplicaSettings) -> dict[str, float]:
