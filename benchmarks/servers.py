@@ -192,6 +192,23 @@ def only_one_cue(choose_batch: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def make_app(predict: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]]) -> Any:
+    """An app with those routes and bodies of ours that the benchmarks use."""
+    from fastapi import FastAPI
+
+    app = FastAPI()
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, str]:
+        return {"state": "ready"}
+
+    @app.post("/v1/predict")
+    def predict_inputs(body: dict[str, Any]) -> dict[str, Any]:
+        return {"results": predict(body["inputs"])}
+
+    return app
+
+
 def serve_adapters(cues: Path, backbone: str, port: int) -> None:
     """Serve one PEFT model: a lock, `set_adapter`, and a forward pass of the request's rows."""
     import uvicorn
@@ -200,22 +217,14 @@ def serve_adapters(cues: Path, backbone: str, port: int) -> None:
 
 
 def make_adapter_app(cues: Path, backbone: str) -> Any:
-    """The app of the PEFT server, with those routes and bodies of ours that the benchmark uses."""
+    """The app of the PEFT server."""
     import torch
-    from fastapi import FastAPI
 
     model, tokenizer = load_adapters(cues, backbone)
     labels: dict[int, str] = model.config.id2label
     lock = threading.Lock()
-    app = FastAPI()
 
-    @app.get("/readyz")
-    def readyz() -> dict[str, str]:
-        return {"state": "ready"}
-
-    @app.post("/v1/predict")
-    def predict(body: dict[str, Any]) -> dict[str, Any]:
-        inputs = body["inputs"]
+    def predict(inputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         results: dict[int, dict[str, Any]] = {}
         for task in dict.fromkeys(item["task"] for item in inputs):
             indices = [index for index, item in enumerate(inputs) if item["task"] == task]
@@ -227,9 +236,9 @@ def make_adapter_app(cues: Path, backbone: str) -> Any:
             for index, row in zip(indices, probabilities.tolist(), strict=True):
                 scores = {labels[number]: score for number, score in enumerate(row)}
                 results[index] = {"task": task, "label": max(scores, key=scores.__getitem__), "scores": scores}
-        return {"results": [results[index] for index in range(len(inputs))]}
+        return [results[index] for index in range(len(inputs))]
 
-    return app
+    return make_app(predict)
 
 
 def load_adapters(cues: Path, backbone: str) -> tuple[Any, Any]:
@@ -262,36 +271,29 @@ def serve_probes(cues: Path, backbone: str, port: int) -> None:
 
 
 def make_probe_app(cues: Path, backbone: str) -> Any:
-    """The app of that server, with those routes and bodies of ours that the benchmark uses."""
+    """The app of the server of sentence-transformers."""
     import numpy
     import scipy.special
-    from fastapi import FastAPI
     from sentence_transformers import SentenceTransformer
 
     from softcue.backbones.loading.sources import find_source
 
     model = SentenceTransformer(str(find_source(backbone).folder), device="cpu")
     heads = {path.parent.name: dict(numpy.load(path)) for path in cues.glob(f"*/{HEAD_FILE}")}
-    app = FastAPI()
 
-    @app.get("/readyz")
-    def readyz() -> dict[str, str]:
-        return {"state": "ready"}
-
-    @app.post("/v1/predict")
-    def predict(body: dict[str, Any]) -> dict[str, Any]:
-        vectors = model.encode([item["text"] for item in body["inputs"]], show_progress_bar=False)
+    def predict(inputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        vectors = model.encode([item["text"] for item in inputs], show_progress_bar=False)
         results = []
-        for item, vector in zip(body["inputs"], vectors, strict=True):
+        for item, vector in zip(inputs, vectors, strict=True):
             head = heads[item["task"]]
             logits = head["weights"] @ vector + head["biases"]
             # scikit-learn has one row of weights for two classes
             scores = scipy.special.softmax(logits if len(logits) > 1 else numpy.concatenate([-logits, logits]) / 2)
             named = dict(zip(head["labels"].tolist(), scores.tolist(), strict=True))
             results.append({"task": item["task"], "label": max(named, key=named.__getitem__), "scores": named})
-        return {"results": results}
+        return results
 
-    return app
+    return make_app(predict)
 
 
 SERVERS = {"one-cue": serve_one_cue_per_batch, "peft": serve_adapters, "probes": serve_probes}
