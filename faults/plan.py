@@ -47,7 +47,7 @@ CHECKS = {
             "guided",
             "the same files, chosen by atheris: what reached new lines of code is kept and changed again",
             "as for mutations",
-            1_000_000,
+            2_000_000,
             "files",
             60,
         ),
