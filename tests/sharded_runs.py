@@ -75,4 +75,4 @@ if __name__ == "__main__":
         backbone.checkpoint_layers()
         results[f"{family} checkpointed"] = train(backbone, "m-idpg-phm", "whole")
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
-    Processes.leave()
+    Processes.end()

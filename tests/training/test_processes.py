@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from softcue.errors import LostProcessError, RunError
@@ -72,3 +76,21 @@ def test_several_processes_without_torchrun_are_an_error(monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RunError, match=r"WORLD_SIZE: got 2; expected 2 processes that reach each other.*torchrun"):
         Processes()
+
+
+def test_without_a_group_the_process_goes_on() -> None:
+    Processes.end()
+
+
+def test_a_process_of_a_group_ends_with_code_0_after_its_exit_functions(tmp_path: Path) -> None:
+    script = (
+        "import atexit, torch.distributed as group\n"
+        "from softcue.training import Processes\n"
+        f"group.init_process_group('gloo', init_method='file://{tmp_path}/group', rank=0, world_size=1)\n"
+        "atexit.register(print, 'exit function')\n"
+        "print('cue written')\n"
+        "Processes.end()\n"
+        "raise AssertionError('it went on')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "cue written\nexit function\n"), ended.stderr

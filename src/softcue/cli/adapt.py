@@ -98,7 +98,7 @@ def adapt(
             print_json(_summarise(adapted))
         else:
             _print_result(adapted)
-    Processes.leave()
+    Processes.end()
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -146,7 +146,7 @@ def train(
         for cue in cues if not as_json else ():
             print_scores(cue)
             print_selection(cue)
-    Processes.leave()
+    Processes.end()
 
 
 def _summarise(cue: Cue) -> dict[str, Any]:
