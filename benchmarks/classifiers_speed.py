@@ -40,10 +40,10 @@ def classifier_figures(plan: Plan, threads: int, num_requests: int = NUM_REQUEST
     servers.check_extras()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        backbone = load_backbone("minilm")
+        backbone, tasks = load_backbone("minilm"), _tasks(plan)
         with report_seconds("cues and logistic regressions"):
-            accuracy = [_train_both(folder / "cues", backbone, task) for task in _tasks(plan)]
-        requests = _requests(_tasks(plan), num_requests)
+            accuracy = [_train_both(folder / "cues", backbone, task) for task in tasks]
+        requests = _requests(tasks, num_requests)
         load_process = stack.enter_context(LoadProcess())
         ports: dict[str, int] = {}
         for server, make_command in (("ours", servers.softcue_command), ("theirs", servers.probes_command)):

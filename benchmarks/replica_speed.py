@@ -1,4 +1,4 @@
-"""`python -m benchmarks replicas`: rows a second of one and of more replicas on Ray, and what stays outside of them.
+"""`python -m benchmarks replicas`: rows a second of one and of more replicas on Ray, and the time of Ray's proxy.
 
 Every replica has one thread and a copy of MiniLM. Requests pass through Ray's proxy, of which a machine has one. Its
 processor time per request says how many replicas it can feed. The cluster must run already (docs/deployment.md).
@@ -16,7 +16,7 @@ import softcue
 from benchmarks.load import Load, LoadProcess
 from benchmarks.measuring import interleave_values, median_and_spread
 from benchmarks.plan import Plan, report_seconds
-from benchmarks.servers import RunningServer, free_port, run_server
+from benchmarks.servers import RunningServer, free_port, run_server, softcue_command
 from benchmarks.texts import SAMPLE_TASKS
 from benchmarks.workloads import real_texts
 
@@ -44,17 +44,9 @@ def measure_replicas(plan: Plan, numbers: Sequence[int], ray_address: str) -> li
         texts = real_texts(plan.data, NUM_REQUESTS * ROWS_OF_REQUEST)
         for number in numbers:
             port = free_port()
-            command = ["-m", "softcue", "serve", str(cues), "--backbone", "minilm", "--port", str(port)]
-            command += [
-                "--engine",
-                "ray",
-                "--ray-address",
-                ray_address,
-                "--replicas",
-                str(number),
-                "--replica-cpus",
-                "1",
-            ]
+            command = softcue_command(cues, "minilm", port)
+            command += ["--engine", "ray", "--ray-address", ray_address]
+            command += ["--replicas", str(number), "--replica-cpus", "1"]
             with (
                 report_seconds(f"replicas: {number}"),
                 run_server(command, port, Path(name) / f"{number}.log") as server,
@@ -79,14 +71,13 @@ def _measure(
         assert all(response.status == 200 for response in responses)
         return len(inputs) / seconds
 
-    rate()  # the first requests wait for kernels
-    proxy.clear()
-    median, spread = median_and_spread(interleave_values({"rate": rate}, plan.repeats)["rate"])
+    # the first requests wait for kernels
+    median, spread = median_and_spread(interleave_values({"rate": rate}, plan.repeats, warmup=1)["rate"])
     return {
         "rows_per_second": round(median, 1),
         "spread": round(spread, 1),
         "runs": plan.repeats,
-        "proxy_ms_per_request": round(median_and_spread(proxy)[0], 1),
+        "proxy_ms_per_request": round(median_and_spread(proxy[1:])[0], 1),
     }
 
 

@@ -11,19 +11,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "softcue"
 # Data flows from left to right; a package imports only from itself and from those before it.
 FLOW = [
-    *(
-        "errors",
-        "devices",
-        "types",
-        "files",
-        "garbage_collection",
-        "yaml_text",
-        "randomness",
-        "phm",
-        "drawing",
-        "listing",
-        "machine",
-    ),
+    *("errors", "devices", "types", "files", "garbage_collection", "yaml_text", "randomness", "phm"),
+    *("drawing", "listing", "machine"),
     "ray_cluster",
     *("tasks", "inputs", "prompts", "backbones", "sentence_vectors", "readouts", "methods"),
     *(
