@@ -17,7 +17,7 @@ PUBLISHED_TASKS, SAMPLE_TASKS = ("subj", "mr", "sst2"), ("tickets", "urgency")
 
 def real_splits(data: Path | None, **sampling: Any) -> Splits:
     """The rows of one task, sampled by `task.*` settings."""
-    return _read_task(PUBLISHED_TASKS[0] if data else SAMPLE_TASKS[0], data, **sampling)
+    return read_task(PUBLISHED_TASKS[0] if data else SAMPLE_TASKS[0], data, **sampling)
 
 
 def real_lengths(data: Path | None, num_rows: int) -> list[int]:
@@ -28,7 +28,7 @@ def real_lengths(data: Path | None, num_rows: int) -> list[int]:
         >>> len(lengths), min(lengths) > 2, max(lengths) < 100
         (100, True, True)
     """
-    tasks = [_read_task(name, data) for name in (PUBLISHED_TASKS if data else SAMPLE_TASKS)]
+    tasks = [read_task(name, data) for name in (PUBLISHED_TASKS if data else SAMPLE_TASKS)]
     lengths = [text_length(example.texts[0]) for splits in tasks for example in splits.train]
     return random.Random(0).choices(lengths, k=num_rows)
 
@@ -64,5 +64,6 @@ def representative_rows(batches: Sequence[Sequence[int]], lengths: Sequence[int]
     return rows
 
 
-def _read_task(name: str, data: Path | None, **sampling: Any) -> Splits:
+def read_task(name: str, data: Path | None, **sampling: Any) -> Splits:
+    """The rows of a task by its name, sampled by `task.*` settings."""
     return read_splits(TaskConfig(name=name, data=str(data or ""), **sampling), {})

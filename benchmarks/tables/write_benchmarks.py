@@ -155,11 +155,10 @@ def _format_contestants(contestants: dict[str, dict[str, Any]]) -> str:
             ", ".join("-" if seconds is None else f"{seconds:.1f}" for seconds in contestant["seconds_to_score"]),
             ", ".join(f"{score:.1f}" for score in contestant["wanted"]),
             f"{contestant['validation']:.1f}",
-            f"{contestant['test']:.1f}",
         ]
         for name, contestant in contestants.items()
     ]
-    return _table(["contestant", "seconds, all", "seconds to the score", "score wanted", "validation", "test"], rows)
+    return _table(["contestant", "seconds, all", "seconds to the score", "score wanted", "validation"], rows)
 
 
 def _format_growth(curves: dict[str, list[dict[str, Any]]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,7 +227,10 @@ def test_training_measures_all_promised_figures(monkeypatch: pytest.MonkeyPatch)
         "encoder_train_vs_peft": (1.7, ">="),
         "t5_train_vs_peft": (1.7, ">="),
         "step_vs_bare_backbone": (1.05, "<="),
-        "m_idpg_vs_p_tuning_v2": (1.15, "<="),
+        "m_idpg_vs_p_tuning_v2_encoder": (1.15, "<="),
+        "m_idpg_vs_p_tuning_v2_encoder_decoder": (1.15, "<="),
+        "m_idpg_vs_p_tuning_v2_decoder": (1.15, "<="),
+        "m_idpg_vs_p_tuning_v2_added_states_decoder": (1.15, "<="),
         "vip_vs_prompt_tuning": (1.10, "<="),
         "late_vs_prompt_tuning": (0.5, "<="),
         "kv_step_vs_positions": (0.7, "<="),
@@ -273,7 +277,7 @@ def few_rows() -> Splits:
 
 def test_the_clock_stops_while_a_contestant_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 2.0, 5.0, 6.0, 9.0])
-    monkeypatch.setattr(few_shot_speed.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(few_shot_speed.time, "process_time", lambda: next(now))
     run = FewShotRun(target_score=80.0, _since=next(now))
     run.count_time()  # two seconds of work
     run.add_score(70.0)  # three of scoring
@@ -285,36 +289,51 @@ def test_the_clock_stops_while_a_contestant_is_scored(monkeypatch: pytest.Monkey
 def test_few_shot_compares_contestants_on_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = few_rows()
     monkeypatch.setattr(few_shot_speed, "load_backbone", lambda name: random_models.random_backbone("encoder"))
-    monkeypatch.setattr(few_shot_speed, "real_splits", lambda data, **sampling: rows)
+    monkeypatch.setattr(few_shot_speed, "read_task", lambda name, data, **sampling: rows)
 
     def train_peer(backbone: object, given: Splits, target_score: float) -> FewShotRun:
         assert given is rows
-        return FewShotRun(target_score, seconds=3.0, seconds_to_score=2.0, test_score=50.0, validation_score=60.0)
+        return FewShotRun(target_score, seconds=3.0, seconds_to_score=2.0, validation_score=60.0)
 
     ours = few_shot_speed.CONTESTANTS
-    monkeypatch.setattr(
-        few_shot_speed,
-        "CONTESTANTS",
-        {
-            "linear probe (softcue)": ours["linear probe (softcue)"],
-            "prompt-tuning (softcue)": ours["prompt-tuning (softcue)"],
-            "SetFit": train_peer,
-        },
-    )
-    measurements = few_shot_speed.few_shot_figures(PLAN)
-    assert set(measurements["figures"]) == {"few_shot_vs_setfit", "few_shot_vs_linear_probe"}
+    probe, deep = few_shot_speed.PROBE, few_shot_speed.OURS
+    contestants = {probe: ours[probe], deep: ours[deep], "SetFit": train_peer}
+    monkeypatch.setattr(few_shot_speed, "CONTESTANTS", contestants)
+    measurements = few_shot_speed.few_shot_figures(PLAN, ["tickets", "reply-form"])
+    assert set(measurements["figures"]) == {"few_shot_vs_setfit_tickets", "few_shot_vs_setfit_reply_form"}
     assert all(set(figure) == FIELDS for figure in measurements["figures"].values())
-    assert measurements["contestants"]["SetFit"]["seconds_to_score"] == [2.0] * 2
-    assert (
-        measurements["contestants"]["prompt-tuning (softcue)"]["wanted"]
-        == measurements["contestants"]["SetFit"]["wanted"]
-    )
+    values = {name: measurements["contestants"][f"tickets: {name}"] for name in contestants}
+    assert values["SetFit"]["seconds_to_score"] == [2.0] * 2
+    assert values[deep]["wanted"] == values["SetFit"]["wanted"] == [values[probe]["validation"] + 4] * 2
 
 
-def test_a_score_that_prompt_tuning_misses_counts_as_zero() -> None:
-    missed, reached = FewShotRun(90.0, seconds=5.0), FewShotRun(90.0, seconds=5.0, seconds_to_score=4.0)
-    runs = {"prompt-tuning (softcue)": [missed] * 3, "SetFit": [reached] * 3, "linear probe (softcue)": [reached] * 3}
-    assert few_shot_speed._compare(runs)["few_shot_vs_setfit"]["ratio"] == 0.0
+def test_few_shot_takes_published_tasks_only_where_their_files_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(few_shot_speed, "load_backbone", lambda name: None)
+    monkeypatch.setattr(few_shot_speed, "train_all", lambda backbone, task, plan: asked.append(task) or {})
+    monkeypatch.setattr(few_shot_speed, "_compare", lambda runs, task: {})
+    few_shot_speed.few_shot_figures(PLAN)
+    assert asked == ["reply-form", "tickets", "urgency"]
+    few_shot_speed.few_shot_figures(Plan(1, tmp_path))
+    assert asked[3:] == ["reply-form", "tickets", "urgency", "subj", "mr", "sst2"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "setfit", "ratio"),
+    [
+        ([None, 4.0], [40.0, 40.0], 0.0),  # a score that ours misses counts as zero
+        ([4.0, 2.0], [40.0, 40.0], 10.0),  # the worst sample counts
+        ([5.0], [None], 20.0),  # SetFit missed it: all its seconds
+    ],
+)
+def test_the_worst_few_shot_sample_counts(ours: list[float | None], setfit: list[float | None], ratio: float) -> None:
+    def runs(seconds: list[float | None]) -> list[FewShotRun]:
+        return [FewShotRun(90.0, seconds=100.0, seconds_to_score=value) for value in seconds]
+
+    figures = few_shot_speed._compare({few_shot_speed.OURS: runs(ours), "SetFit": runs(setfit)}, "tickets")
+    assert figures["few_shot_vs_setfit_tickets"]["ratio"] == ratio
 
 
 def test_a_missing_peer_is_named() -> None:

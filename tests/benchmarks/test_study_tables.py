@@ -1,0 +1,59 @@
+"""Folders that the studies of presets need: held-out rows, and results that a report holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from benchmarks.tables.held_out_rows import NUM_HELD_OUT, TASKS, hold_out_rows
+from benchmarks.tables.restore_study import restore_study
+from softcue.studies import read_study
+from softcue.studies.runs import is_result_of, plan_runs
+from softcue.studies.store import StudyFolder
+
+STUDY = {
+    "name": "two",
+    "backbones": ["minilm"],
+    "tasks": ["tickets"],
+    "methods": ["linear-probe", "vip"],
+    "regimes": [{"name": "K=32", "few_shot": 32}, {"name": "K=100", "few_shot": 100}],
+    "seeds": 2,
+}
+SCORES = """\
+backbone,trained_on,task,method,regime,variant,seed,score,accuracy,rows,split,trainable,steps,best_step,run,seconds,\
+run_seconds,processor_seconds,peak_megabytes
+minilm,tickets,tickets,vip,K=100,,1,81.5,81.5,126,test,7680,100,80,elsewhere,20.5,22.0,19.5,700.0
+minilm,tickets,tickets,compacter,K=100,,1,70.0,70.0,126,test,1,1,1,unknown,1.0,1.0,1.0,
+"""
+
+
+def test_held_out_rows_are_all_training_rows_and_each_is_there_once(tmp_path: Path) -> None:
+    lines = [f"text {number}\t{number % 2}" for number in range(NUM_HELD_OUT + 40)]
+    for task in TASKS:
+        (tmp_path / "published" / task).mkdir(parents=True)
+        text = "\n".join(["sentence\tlabel", *lines])  # without a line break at the end, as SST-2's file
+        (tmp_path / "published" / task / "train.tsv").write_text(text, "utf-8")
+    hold_out_rows(tmp_path / "published", tmp_path / "held-out")
+    for task in TASKS:
+        files = [(tmp_path / "held-out" / task / f"{name}.tsv").read_text("utf-8") for name in ("test", "train")]
+        (header, *test), (same_header, *train) = (text.splitlines() for text in files)
+        assert header == same_header == "sentence\tlabel"
+        assert len(test) == NUM_HELD_OUT
+        assert sorted(test + train) == sorted(lines)
+
+
+def test_a_study_goes_on_from_the_scores_of_a_report(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(STUDY), "utf-8")
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "scores.csv").write_text(SCORES, "utf-8")
+    folder = tmp_path / "study"
+    assert restore_study(str(tmp_path / "two.yaml"), folder, [tmp_path / "report"]) == 1  # the study has no compacter
+    results = StudyFolder(folder).results()
+    finished = [
+        run for run in plan_runs(read_study(tmp_path / "two.yaml"), {}).runs if is_result_of(run, results.get(run.id))
+    ]
+    assert [(run.method, run.axes["regime"], run.seed) for run in finished] == [("vip", "K=100", 1)]
+    [result] = results.values()
+    assert result["scores"] == {"tickets": {"main": 81.5, "metrics": {"accuracy": 81.5}, "rows": 126, "split": "test"}}
+    assert (result["processor_seconds"], result["best_step"], result["trainable"]) == (19.5, 80, 7680)
