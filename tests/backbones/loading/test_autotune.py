@@ -21,6 +21,7 @@ from softcue.backbones.loading.autotune import (
     keep_first_layers,
     make_trial_pass,
     measure_bfloat16_speed,
+    recall_entry,
     relative_speed,
     time_in_turns,
 )
@@ -230,6 +231,27 @@ def test_of_two_at_the_same_time_the_second_uses_the_choice_of_the_first() -> No
         thread.join()
     assert len(measured) == 1
     assert chosen == measured * 2
+
+
+def test_a_long_measurement_holds_up_no_other_choice(home: Path) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def measure_slowly() -> dict[str, Any]:
+        has_begun.set()
+        assert may_end.wait(30)
+        return {"tokens": 1}
+
+    slow = threading.Thread(target=recall_entry, args=("slow", "tokens", lambda tokens: True, measure_slowly))
+    slow.start()
+    assert has_begun.wait(30)
+    quick = recall_entry(
+        "quick", "tokens", lambda tokens: True, lambda: {"tokens": 2}
+    )  # returns while the other measures
+    may_end.set()
+    slow.join()
+    assert quick == 2
+    kept = json.loads((home / "choices.json").read_text("utf-8"))
+    assert kept == {"slow": {"tokens": 1}, "quick": {"tokens": 2}}
 
 
 @pytest.mark.usefixtures("home")

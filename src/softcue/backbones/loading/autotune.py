@@ -359,13 +359,16 @@ def recall_entry(key: str, field: str, is_usable: Callable[[Any], bool], measure
         recall_entry("cost of a pass | cpu", "tokens", lambda tokens: tokens > 0, lambda: {"tokens": measure()})
     """
     path = cache_folder() / "choices.json"
-    with _lock(path):  # processes of one run wait for the first one's choice instead of measuring too
-        entries = _read_choices(path)
-        kept = entries.get(key)
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    # Processes of one run wait for the first one's choice instead of measuring too. Those with another key do not wait:
+    # to measure runtimes takes minutes.
+    with _lock(path.with_name("choices") / f"{name}.lock"):
+        kept = _read_choices(path).get(key)
         if isinstance(kept, dict) and is_usable(kept.get(field)):
             return kept[field]
-        entry = entries[key] = measure()
-        with suppress(OSError):
+        entry = measure()
+        with _lock(path.with_suffix(".lock")), suppress(OSError):
+            entries = _read_choices(path) | {key: entry}
             write_atomically(path, (json.dumps(entries, indent=1) + "\n").encode())
     return entry[field]
 
@@ -375,7 +378,7 @@ def _lock(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(path.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
         yield
 
 
