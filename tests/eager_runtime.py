@@ -36,5 +36,6 @@ def use_eager_sessions(monkeypatch: pytest.MonkeyPatch, error: float = 0.0) -> N
     monkeypatch.setattr(EagerSession, "num_runs", 0)
     monkeypatch.setattr(EagerSession, "error", error)
     monkeypatch.setattr(sessions, "find_spec", lambda name: object())
+    monkeypatch.setattr(sessions, "has_bfloat16", lambda: True)
     monkeypatch.setattr(runtime, "library_version", lambda library: "1")
     monkeypatch.setattr(runtime, "build_session", lambda graph, *_: EagerSession(graph))

@@ -123,20 +123,30 @@ def test_without_rows_only_float32_is_taken(tmp_path: Path, monkeypatch: pytest.
 
 def test_auto_takes_the_fastest_that_agrees_and_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, cues = cues_of(tmp_path, "prompt-tuning")
-    speeds = iter([{"torch": 1.0, "openvino bfloat16": 2.0, "onnx int8": 1.5}])
+    slower = {"openvino float32": 1.2, "openvino int8": 1.9, "onnx float32": 0.9, "onnx int8": 1.5}
+    speeds = iter([{"torch": 1.0, "openvino bfloat16": 2.0, **slower}])
     monkeypatch.setattr(runtimes, "_measure_speeds", lambda *_: next(speeds))
     assert start_runtime(backbone, cues, RuntimeChoice("auto")).runtime == "openvino bfloat16"
     assert start_runtime(backbone, cues, RuntimeChoice("auto")).runtime == "openvino bfloat16"  # kept
 
 
-def test_a_measurement_leaves_out_what_disagrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compares_from_the_fastest_on_and_leaves_out_what_is_slower_than_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
     trial = runtimes._make_trial(cue, backbone, None)
     start_runtime(backbone, [cue], OPENVINO)
-    assert isinstance(backbone.runtime, LayerRuntime)
-    assert list(runtimes._measure_speeds(backbone, [backbone.runtime], [trial])) == ["torch", "openvino int8"]
+    view = backbone.with_runtime(backbone.runtime)
+    assert set(runtimes._measure_speeds({"torch": backbone.in_torch, "fast": view}, [trial])) == {"torch", "fast"}
+    views = {"slow": view, "fast": view, "faster": view}
+    speeds = {"torch": 1.0, "slow": 0.5, "fast": 1.5, "faster": 2.0}
+    assert runtimes._fastest_that_agrees(speeds, views, [trial]) == "faster"
+    assert runtimes._fastest_that_agrees(speeds | {"faster": 0.9, "fast": 1.0}, views, [trial]) == "torch"
     monkeypatch.setattr(EagerSession, "error", 30.0)
-    assert list(runtimes._measure_speeds(backbone, [backbone.runtime], [trial])) == ["torch"]
+    before = EagerSession.num_runs
+    assert runtimes._fastest_that_agrees(speeds, views, [trial]) == "torch"
+    runs_of_two = EagerSession.num_runs - before  # not of the one that is slower than torch
+    assert runs_of_two == 2 * -(-len(trial.rows) // runtimes.ROWS_AT_ONCE)
 
 
 def test_a_cue_that_is_loaded_later_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

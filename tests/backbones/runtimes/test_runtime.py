@@ -125,6 +125,15 @@ def test_a_library_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyP
     assert RuntimeChoice("auto").candidates() == []
 
 
+def test_bfloat16_is_left_out_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "find_spec", lambda name: object())
+    monkeypatch.setattr(sessions, "has_bfloat16", lambda: False)
+    assert [str(name) for name in RuntimeChoice("openvino").candidates()] == ["openvino float32", "openvino int8"]
+    assert RuntimeChoice("auto", "bfloat16").candidates() == []
+    with pytest.raises(ConfigurationError, match="this processor, which has no bfloat16"):
+        RuntimeChoice("openvino", "bfloat16").candidates()
+
+
 def test_a_runtime_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="one of torch, openvino, onnx, auto"):
         RuntimeChoice.of("tensorrt", "auto")

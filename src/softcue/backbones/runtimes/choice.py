@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self, cast, get_args
 
 from softcue.backbones.runtimes.runtime import RuntimeName
-from softcue.backbones.runtimes.sessions import FORMATS, Library, NumberFormat, missing_packages, require_library
+from softcue.backbones.runtimes.sessions import FORMATS, Library, NumberFormat, is_able, require_library
 from softcue.errors import ConfigurationError
 
 RuntimeSetting = Literal["torch", "openvino", "onnx", "auto"]
@@ -59,8 +59,8 @@ class RuntimeChoice:
             for number_format in FORMATS[library]
             if self.dtype in ("auto", number_format)
         ]
-        installed = [name for name in names if not missing_packages(name.library, name.number_format)]
-        if not installed and self.runtime != "auto":
+        able = [name for name in names if is_able(name.library, name.number_format)]
+        if not able and self.runtime != "auto":
             number_format: NumberFormat = "float32" if self.dtype == "auto" else self.dtype
             require_library(self.runtime, number_format)
-        return installed
+        return able

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,6 +98,35 @@ def require_library(library: Library, number_format: NumberFormat) -> None:
         )
     for package in missing_packages(library, number_format):
         raise MissingExtraError(package, library)
+    if number_format == "bfloat16" and not has_bfloat16():
+        raise ConfigurationError(
+            setting="runtime_dtype",
+            got=number_format,
+            expected="float32 or int8 on this processor, which has no bfloat16",
+            fix="leave the option out, and the fastest one is taken",
+        )
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether OpenVINO multiplies in bfloat16 on this processor. Where it does not, it is slower than in float32.
+
+    Example:
+        has_bfloat16()
+    """
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def is_able(library: Library, number_format: NumberFormat) -> bool:
+    """Whether a library is installed and has a fast number format on this processor.
+
+    Example:
+        is_able("openvino", "bfloat16")
+    """
+    is_installed = not missing_packages(library, number_format)
+    return is_installed and (number_format != "bfloat16" or has_bfloat16())
 
 
 def missing_packages(library: Library, number_format: NumberFormat) -> list[str]:
