@@ -88,6 +88,11 @@ def softcue_command(cues: Path, backbone: str, port: int) -> list[str]:
     return ["-m", "softcue", "serve", str(cues), "--backbone", backbone, "--port", str(port)]
 
 
+def runtime_command(cues: Path, backbone: str, port: int) -> list[str]:
+    """The arguments of Python that start a softcue server with the fastest runtime that is installed."""
+    return [*softcue_command(cues, backbone, port), "--dtype", "float32", "--runtime", "auto"]
+
+
 def one_cue_command(cues: Path, backbone: str, port: int) -> list[str]:
     """The arguments of Python that start a softcue server with one cue per batch."""
     return ["-m", "benchmarks.servers", "one-cue", str(cues), backbone, str(port)]

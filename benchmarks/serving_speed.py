@@ -224,23 +224,26 @@ class ServingBenchmark:
         mixed = self.pool.draw("distinct", num_cues, num_questions)
         static = self.pool.draw("distinct", num_cues, num_questions, only_sample=0)
 
-        def make_step(port: int, questions: Sequence[Question], is_peft: bool = False) -> Callable[[], float]:
+        def make_step(port: int, questions: Sequence[Question], is_compared: bool = True) -> Callable[[], float]:
             counts = self.verdict_counts
-            if is_peft:  # its prompts are untrained: any result under the right name will do
+            if not is_compared:  # any result under the right name will do
                 questions = [question._replace(expected=None) for question in questions]
                 counts = Counter()
             return lambda: self.send(questions, port, sizes.few_clients, verdict_counts=counts).rate
 
         with (
             self.run_another_server(servers.one_cue_command, folder) as one_cue,
-            self.run_another_server(servers.peft_command, folder) as peft,
+            self.run_another_server(servers.peft_command, folder) as peft,  # its prompts are untrained
+            self.run_another_server(servers.runtime_command, folder) as runtime,  # compares labels with torch by itself
         ):
             steps = {
                 "ours": make_step(self.server.port, mixed),
-                "peft": make_step(peft.port, mixed, is_peft=True),
+                "ours, runtime": make_step(runtime.port, mixed, is_compared=False),
+                "peft": make_step(peft.port, mixed, is_compared=False),
                 "one cue": make_step(one_cue.port, mixed),
                 "ours, static": make_step(self.server.port, static),
-                "peft, static": make_step(peft.port, static, is_peft=True),
+                "ours, runtime, static": make_step(runtime.port, static, is_compared=False),
+                "peft, static": make_step(peft.port, static, is_compared=False),
             }
             rates = interleave_values(steps, plan.repeats, warmup=1)
         self.tables["switching"] = {name: _summarize(values) for name, values in rates.items()}
@@ -252,6 +255,12 @@ class ServingBenchmark:
             ),
             "serve_vs_switching_static": _compare_rates(
                 rates, "ours, static", "peft, static", 3.0, "the same with prompt tuning alone, which is all PEFT runs"
+            ),
+            "serve_runtime_vs_switching": _compare_rates(
+                rates, "ours, runtime", "peft", 3.0, f"ours with --runtime auto / the same PEFT server, {load}, {cues}"
+            ),
+            "serve_runtime_vs_switching_static": _compare_rates(
+                rates, "ours, runtime, static", "peft, static", 3.0, "the same with prompt tuning alone"
             ),
             "serve_vs_one_cue_batches": _compare_rates(
                 rates, "ours", "one cue", 3.0, f"answers a second: ours / our server with a cue a batch, {load}, {cues}"

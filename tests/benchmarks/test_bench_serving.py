@@ -357,6 +357,8 @@ NAMES = {
     "overload_vs_peak",
     "serve_vs_switching",
     "serve_vs_switching_static",
+    "serve_runtime_vs_switching",
+    "serve_runtime_vs_switching_static",
     "serve_vs_one_cue_batches",
     "reload_memory",
     "wrong_answers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ def test_auto_takes_the_fastest_that_agrees_and_measures_once(tmp_path: Path, mo
     assert start_runtime(backbone, cues, RuntimeChoice("auto")).runtime == "openvino bfloat16"  # kept
 
 
-def test_auto_compares_from_the_fastest_on_and_leaves_out_what_is_slower_than_torch(
+def test_auto_compares_from_the_fastest_on_and_leaves_out_what_cannot_be_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
@@ -140,13 +141,34 @@ def test_auto_compares_from_the_fastest_on_and_leaves_out_what_is_slower_than_to
     assert set(runtimes._measure_speeds({"torch": backbone.in_torch, "fast": view}, [trial])) == {"torch", "fast"}
     views = {"slow": view, "fast": view, "faster": view}
     speeds = {"torch": 1.0, "slow": 0.5, "fast": 1.5, "faster": 2.0}
-    assert runtimes._fastest_that_agrees(speeds, views, [trial]) == "faster"
-    assert runtimes._fastest_that_agrees(speeds | {"faster": 0.9, "fast": 1.0}, views, [trial]) == "torch"
+    num_passes = -(-len(trial.rows) // runtimes.ROWS_AT_ONCE)
+    before = EagerSession.num_runs
+    assert runtimes._choose(speeds, views, [trial]) == "faster"
+    assert EagerSession.num_runs - before == num_passes  # the first agrees, so no other is compared
+    assert runtimes._choose(speeds | {"faster": 0.9, "fast": 1.0}, views, [trial]) == "torch"
     monkeypatch.setattr(EagerSession, "error", 30.0)
     before = EagerSession.num_runs
-    assert runtimes._fastest_that_agrees(speeds, views, [trial]) == "torch"
-    runs_of_two = EagerSession.num_runs - before  # not of the one that is slower than torch
-    assert runs_of_two == 2 * -(-len(trial.rows) // runtimes.ROWS_AT_ONCE)
+    assert runtimes._choose(speeds, views, [trial]) == "torch"
+    assert EagerSession.num_runs - before == 2 * num_passes  # not those of the one that is slower than torch
+
+
+@pytest.mark.parametrize(
+    ("differing", "chosen"),
+    [
+        ({"fast": [], "exact": []}, "fast"),
+        ({"fast": [1], "exact": []}, "fast"),  # three of four cues three times as fast: 2.0 in all
+        ({"fast": [1, 2], "exact": []}, "exact"),  # half of them: 1.5 in all
+        ({"fast": [0, 1, 2, 3], "exact": [0, 1, 2, 3]}, "torch"),
+    ],
+)
+def test_auto_weighs_speed_against_cues_that_stay_in_torch(
+    differing: dict[str, list[int]], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [SimpleNamespace(cue=number, rows=()) for number in range(4)]
+    monkeypatch.setattr(runtimes, "_predict", lambda cue, view, rows: view)
+    monkeypatch.setattr(runtimes, "_difference", lambda trial, view: "differs" if trial.cue in differing[view] else "")
+    speeds = {"torch": 1.0, "fast": 3.0, "exact": 1.7}
+    assert runtimes._choose(speeds, {"fast": "fast", "exact": "exact"}, trials) == chosen  # type: ignore[arg-type]
 
 
 def test_a_cue_that_is_loaded_later_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
