@@ -31,23 +31,28 @@ def read_rows_to_compare(
 ) -> RowsToCompare:
     """Read the rows of a file, or the task's own rows as far as its record still leads to them, but not to the network.
 
-    Of a folder with published files, or of the task's own rows, the first of the splits that is there is read. `most`
-    rows are a sample; 0 reads all.
+    Of a folder with published files, or of the task's own rows, the first of the splits that is there is read. With
+    `most`, a sample of so many rows, and where the first split has fewer, the next ones fill it up.
 
     Example:
         read_rows_to_compare(softcue.load("cues/tickets"), None).source     # "tickets (validation)"
     """
     if data is not None and not Path(data).is_dir():
         return RowsToCompare(limit_rows(cue.examples(Path(data)), most, seed=0), data)
+    examples: list[Example] = []
+    sources: list[str] = []
     for name in splits:
         if data is None and str(getattr(cue.task, name)).startswith(HUB_PREFIX):
             continue
         try:
-            rows = read_evaluation_set(cue.task, data, split=name, num_rows=most)
+            rows = read_evaluation_set(cue.task, data, split=name, num_rows=most and most - len(examples))
         except (SoftcueError, OSError):
             continue
-        return RowsToCompare(rows.examples, rows.name)
-    return RowsToCompare([], "")
+        examples += rows.examples
+        sources.append(rows.name)
+        if len(examples) >= most:
+            break
+    return RowsToCompare(examples, " and ".join(sources))
 
 
 def made_up_examples(cue: Cue) -> list[Example]:
