@@ -123,7 +123,8 @@ def train_lora(run: PeerRun) -> PeerResult:
         )
         with contextlib.redirect_stdout(sys.stderr):
             trainer.train()
-            logits = trainer.predict(encode(scored_rows(run))).predictions
+            outputs = trainer.predict(encode(scored_rows(run))).predictions
+    logits = outputs[0] if isinstance(outputs, tuple) else outputs  # a T5 gives its encoder's states too
     predicted = [names[index] for index in torch.tensor(logits).argmax(dim=1).tolist()]
     return PeerResult(
         predictions_of(predicted), trainable=sum(p.numel() for p in model.parameters() if p.requires_grad)
