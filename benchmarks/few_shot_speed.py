@@ -206,7 +206,7 @@ def _summarize(runs: Sequence[FewShotRun]) -> dict[str, Any]:
     return {
         "seconds": round(statistics.median(run.seconds for run in runs), 2),
         "seconds_to_score": [None if run.seconds_to_score is None else round(run.seconds_to_score, 2) for run in runs],
-        "wanted": [round(run.target_score, 1) for run in runs],
+        "wanted": [round(run.target_score, 1) or None for run in runs],  # the probe has no score to reach
         "validation": round(statistics.mean(run.validation_score for run in runs), 1),
     }
 

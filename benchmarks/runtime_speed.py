@@ -19,7 +19,7 @@ from softcue.backbones import Backbone, BackboneConfig, load_backbone
 from softcue.backbones.runtimes import RuntimeChoice
 from softcue.cue import Cue
 from softcue.cue.rows_to_compare import read_rows_to_compare
-from softcue.cue.runtimes import start_runtime
+from softcue.cue.runtimes import COMPARED_ROWS, COMPARED_SPLITS, start_runtime
 from softcue.inference import predict
 from softcue.serving.engine.engine import Engine
 from softcue.types import Example, Prediction
@@ -27,7 +27,7 @@ from softcue.types import Example, Prediction
 METHODS = ("prompt-tuning", "p-tuning-v2", "m-idpg-phm")  # of the cues, one task each
 STEPS = 32  # of training: enough that predictions differ between texts
 TRAIN_ROWS = 256
-COMPARED_ROWS, ROWS_AT_ONCE = 400, 16
+ROWS_AT_ONCE = 16
 TIMED_TEXTS = 48  # of a turn, of all cues
 
 
@@ -45,7 +45,7 @@ def runtime_figures(
         paths = train_cues(output_dir / key, backbone, plan.data, methods)
     cues = [softcue.load(path, backbone) for path in paths]
     data = None if plan.data is None else str(plan.data)
-    rows = [read_rows_to_compare(cue, data, ("test", "validation"), COMPARED_ROWS).examples for cue in cues]
+    rows = [rows_to_score(cue, data) for cue in cues]
     expected = [predictions(cue, backbone, examples) for cue, examples in zip(cues, rows, strict=True)]
     fast = load_float(name, "float32")
     fast_cues = [softcue.load(path, fast) for path in paths]
@@ -102,6 +102,15 @@ def make_figures(
 def load_float(name: str, dtype: str) -> Backbone:
     """A backbone in one number format."""
     return load_backbone(BackboneConfig.model_validate({"name": name, "dtype": dtype}))
+
+
+def rows_to_score(cue: Cue, data: str | None) -> list[Example]:
+    """Test rows on which the choice of a runtime was not made; of samples, which have too few, all of them."""
+    chosen_by = read_rows_to_compare(cue, data, COMPARED_SPLITS, COMPARED_ROWS).examples
+    tested = read_rows_to_compare(cue, data, (("test",),)).examples
+    seen = {example.texts for example in chosen_by}
+    fresh = [example for example in tested if example.texts not in seen]
+    return list(fresh if len(fresh) >= TIMED_TEXTS else tested)[:COMPARED_ROWS]
 
 
 def train_cues(folder: Path, backbone: Backbone, data: Path | None, methods: Sequence[str]) -> list[Path]:

@@ -33,7 +33,7 @@ from softcue.serving.client import Client
 
 REQUIRED_PACKAGES = {"fastapi": "serve", "uvicorn": "serve", "peft": "bench"}  # package -> extra
 MAX_MEMORY_GROWTH = 1.02  # largest / smallest
-START_SECONDS, STOP_SECONDS = 180.0, 40.0
+START_SECONDS, STOP_SECONDS = 900.0, 40.0  # a first choice of a runtime takes minutes
 HEAD_FILE = "logistic_regression.npz"  # in the folder of a cue: weights, biases, labels
 WITHOUT_CACHE = {"SOFTCUE_CACHE_MB": "0"}  # cached sentence vectors would hide work
 

@@ -224,11 +224,13 @@ class ServingBenchmark:
         mixed = self.pool.draw("distinct", num_cues, num_questions)
         static = self.pool.draw("distinct", num_cues, num_questions, only_sample=0)
 
+        uncompared_counts: Counter[str] = Counter()
+
         def make_step(port: int, questions: Sequence[Question], is_compared: bool = True) -> Callable[[], float]:
             counts = self.verdict_counts
             if not is_compared:  # any result under the right name will do
                 questions = [question._replace(expected=None) for question in questions]
-                counts = Counter()
+                counts = uncompared_counts
             return lambda: self.send(questions, port, sizes.few_clients, verdict_counts=counts).rate
 
         with (
@@ -246,7 +248,9 @@ class ServingBenchmark:
                 "peft, static": make_step(peft.port, static, is_compared=False),
             }
             rates = interleave_values(steps, plan.repeats, warmup=1)
+            runtime_name = runtime.admin.info()["backbone"]["runtime"]
         self.tables["switching"] = {name: _summarize(values) for name, values in rates.items()}
+        self.tables["uncompared_answers"] = dict(uncompared_counts)
         load = f"{sizes.few_clients} clients, {num_cues} cues in turn"
         cues = "all three sample cues"
         return {
@@ -257,7 +261,7 @@ class ServingBenchmark:
                 rates, "ours, static", "peft, static", 3.0, "the same with prompt tuning alone, which is all PEFT runs"
             ),
             "serve_runtime_vs_switching": _compare_rates(
-                rates, "ours, runtime", "peft", 3.0, f"ours with --runtime auto / the same PEFT server, {load}, {cues}"
+                rates, "ours, runtime", "peft", 3.0, f"ours in {runtime_name} / the same PEFT server, {load}, {cues}"
             ),
             "serve_runtime_vs_switching_static": _compare_rates(
                 rates, "ours, runtime, static", "peft, static", 3.0, "the same with prompt tuning alone"

@@ -24,7 +24,7 @@ def hold_out_rows(published: Path, folder: Path) -> None:
     """
     for task in TASKS:
         header, *rows = (published / task / "train.tsv").read_text("utf-8").split("\n")
-        rows = [row for row in rows if row]  # the last line may end without a line break
+        rows = list({row.split("\t")[0]: row for row in rows if row}.values())  # no text on both sides
         random.Random(0).shuffle(rows)  # files may be sorted by label
         target = folder / task
         target.mkdir(parents=True)

@@ -153,12 +153,14 @@ def _format_contestants(contestants: dict[str, dict[str, Any]]) -> str:
             name,
             f"{contestant['seconds']:.1f}",
             ", ".join("-" if seconds is None else f"{seconds:.1f}" for seconds in contestant["seconds_to_score"]),
-            ", ".join(f"{score:.1f}" for score in contestant["wanted"]),
+            ", ".join("-" if score is None else f"{score:.1f}" for score in contestant["wanted"]),
             f"{contestant['validation']:.1f}",
         ]
         for name, contestant in contestants.items()
     ]
-    return _table(["contestant", "seconds, all", "seconds to the score", "score wanted", "validation"], rows)
+    return _table(
+        ["contestant", "seconds to its end", "seconds to the score", "score wanted", "best validation until then"], rows
+    )
 
 
 def _format_growth(curves: dict[str, list[dict[str, Any]]]) -> str:

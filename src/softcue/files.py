@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -205,6 +205,21 @@ def is_complete_folder(folder: Path) -> bool:
 def cache_folder() -> Path:
     """The folder of downloaded backbones and caches: SOFTCUE_HOME, else ~/.cache/softcue."""
     return Path(os.environ.get("SOFTCUE_HOME") or Path.home() / ".cache" / "softcue").expanduser()
+
+
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, after any other process that holds it. Where it cannot be written, nothing is held.
+
+    Example:
+        with wait_for_lock(cache_folder() / "choices.lock"):
+            ...
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -91,6 +91,19 @@ def test_a_benchmark_prints_tables(command: str, cells: list[str], monkeypatch: 
     assert all(cell in completed.out for cell in cells)
 
 
+def test_few_shot_runs_the_tasks_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Plan, list[str]]] = []
+
+    def measure(plan: Plan, tasks: list[str]) -> dict[str, Any]:
+        asked.append((plan, tasks))
+        return {"figures": {"speed": FIGURE}, "contestants": {}}
+
+    monkeypatch.setattr("benchmarks.few_shot_speed.few_shot_figures", measure)
+    run("few-shot", "--json", "--tasks", "tickets,mr")
+    run("few-shot", "--json")
+    assert asked == [(Plan(3), ["tickets", "mr"]), (Plan(3), [])]
+
+
 def test_a_cue_in_a_minute_prints_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Plan, bool]] = []
     runs = [{"task": "tickets", "seed": 0, "seconds": 30.5, "test": 80.0}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -12,7 +13,7 @@ from softcue.studies import read_study
 from softcue.studies.runs import is_result_of, plan_runs
 from softcue.studies.store import StudyFolder
 
-STUDY = {
+STUDY: dict[str, Any] = {
     "name": "two",
     "backbones": ["minilm"],
     "tasks": ["tickets"],
@@ -30,9 +31,10 @@ minilm,tickets,tickets,compacter,K=100,,1,70.0,70.0,126,test,1,1,1,unknown,1.0,1
 
 def test_held_out_rows_are_all_training_rows_and_each_is_there_once(tmp_path: Path) -> None:
     lines = [f"text {number}\t{number % 2}" for number in range(NUM_HELD_OUT + 40)]
+    repeated = [*lines, "text 3\t0"]  # the same text under another label: it must not be on both sides
     for task in TASKS:
         (tmp_path / "published" / task).mkdir(parents=True)
-        text = "\n".join(["sentence\tlabel", *lines])  # without a line break at the end, as SST-2's file
+        text = "\n".join(["sentence\tlabel", *repeated])  # without a line break at the end, as SST-2's file
         (tmp_path / "published" / task / "train.tsv").write_text(text, "utf-8")
     hold_out_rows(tmp_path / "published", tmp_path / "held-out")
     for task in TASKS:
@@ -40,15 +42,24 @@ def test_held_out_rows_are_all_training_rows_and_each_is_there_once(tmp_path: Pa
         (header, *test), (same_header, *train) = (text.splitlines() for text in files)
         assert header == same_header == "sentence\tlabel"
         assert len(test) == NUM_HELD_OUT
-        assert sorted(test + train) == sorted(lines)
+        texts = [line.split("\t")[0] for line in test + train]
+        assert sorted(texts) == sorted(line.split("\t")[0] for line in lines)
+
+
+def write_report(folder: Path, study: dict[str, Any], scores: str) -> Path:
+    folder.mkdir()
+    (folder / "study.yaml").write_text(yaml.safe_dump(study), "utf-8")
+    (folder / "scores.csv").write_text(scores, "utf-8")
+    return folder
 
 
 def test_a_study_goes_on_from_the_scores_of_a_report(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(STUDY), "utf-8")
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "scores.csv").write_text(SCORES, "utf-8")
+    compacter = {**STUDY, "methods": ["vip", "compacter"]}  # which the study itself does not have
+    first = write_report(tmp_path / "first", compacter, SCORES)
+    second = write_report(tmp_path / "second", STUDY, SCORES.replace("81.5,81.5", "70,70").replace("20.5", "1"))
     folder = tmp_path / "study"
-    assert restore_study(str(tmp_path / "two.yaml"), folder, [tmp_path / "report"]) == 1  # the study has no compacter
+    assert restore_study(str(tmp_path / "two.yaml"), folder, [first, second]) == 1
     results = StudyFolder(folder).results()
     finished = [
         run for run in plan_runs(read_study(tmp_path / "two.yaml"), {}).runs if is_result_of(run, results.get(run.id))
@@ -57,3 +68,9 @@ def test_a_study_goes_on_from_the_scores_of_a_report(tmp_path: Path) -> None:
     [result] = results.values()
     assert result["scores"] == {"tickets": {"main": 81.5, "metrics": {"accuracy": 81.5}, "rows": 126, "split": "test"}}
     assert (result["processor_seconds"], result["best_step"], result["trainable"]) == (19.5, 80, 7680)
+
+
+def test_a_report_of_other_settings_gives_no_results(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(STUDY), "utf-8")
+    report = write_report(tmp_path / "report", {**STUDY, "settings": {"training.steps": 3}}, SCORES)
+    assert restore_study(str(tmp_path / "two.yaml"), tmp_path / "study", [report]) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import softcue
 from softcue.backbones import Backbone
 from softcue.backbones.loading import autotune
 from softcue.backbones.runtimes import LayerRuntime, RuntimeChoice, runtime
+from softcue.backbones.runtimes.runtime import RuntimeName
 from softcue.cli.predict import load_together
 from softcue.cue import Cue, runtimes
 from softcue.cue.rows_to_compare import RowsToCompare
@@ -137,38 +140,55 @@ def test_auto_compares_from_the_fastest_on_and_leaves_out_what_cannot_be_better(
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
     trial = runtimes._make_trial(cue, backbone, None)
     start_runtime(backbone, [cue], OPENVINO)
-    view = backbone.with_runtime(backbone.runtime)
-    assert set(runtimes._measure_speeds({"torch": backbone.in_torch, "fast": view}, [trial])) == {"torch", "fast"}
-    views = {"slow": view, "fast": view, "faster": view}
-    speeds = {"torch": 1.0, "slow": 0.5, "fast": 1.5, "faster": 2.0}
+    running = backbone.runtime
+    assert isinstance(running, LayerRuntime)
+    views = {"torch": backbone.in_torch, "fast": backbone.with_runtime(running)}
+    assert set(runtimes._measure_speeds(views, [trial])) == {"torch", "fast"}
+    names = {"slow": RuntimeName("onnx", "float32"), "fast": RuntimeName("onnx", "int8"), "faster": running.name}
+    candidates = []
+    for name in names.values():
+        candidate = copy.copy(running)
+        candidate.name = name
+        candidates.append(candidate)
+    speeds = {"onnx float32": 0.5, "onnx int8": 1.5, "openvino int8": 2.0}
     num_passes = -(-len(trial.rows) // runtimes.ROWS_AT_ONCE)
     before = EagerSession.num_runs
-    assert runtimes._choose(speeds, views, [trial]) == "faster"
+    assert runtimes._choose(speeds, candidates, [trial]) == "openvino int8"
     assert EagerSession.num_runs - before == num_passes  # the first agrees, so no other is compared
-    assert runtimes._choose(speeds | {"faster": 0.9, "fast": 1.0}, views, [trial]) == "torch"
+    assert runtimes._choose(speeds | {"openvino int8": 0.9, "onnx int8": 1.0}, candidates, [trial]) == "torch"
     monkeypatch.setattr(EagerSession, "error", 30.0)
     before = EagerSession.num_runs
-    assert runtimes._choose(speeds, views, [trial]) == "torch"
+    assert runtimes._choose(speeds, candidates, [trial]) == "torch"
     assert EagerSession.num_runs - before == 2 * num_passes  # not those of the one that is slower than torch
 
 
 @pytest.mark.parametrize(
-    ("differing", "chosen"),
+    ("in_torch", "chosen"),
     [
-        ({"fast": [], "exact": []}, "fast"),
-        ({"fast": [1], "exact": []}, "fast"),  # three of four cues three times as fast: 2.0 in all
-        ({"fast": [1, 2], "exact": []}, "exact"),  # half of them: 1.5 in all
-        ({"fast": [0, 1, 2, 3], "exact": [0, 1, 2, 3]}, "torch"),
+        ({"openvino int8": [], "onnx int8": []}, "openvino int8"),
+        ({"openvino int8": [1], "onnx int8": []}, "openvino int8"),  # three of four cues 3 times as fast: 2.0 in all
+        ({"openvino int8": [1, 2], "onnx int8": []}, "onnx int8"),  # half of them: 1.5 in all
+        ({"openvino int8": [0, 1, 2, 3], "onnx int8": [0, 1, 2, 3]}, "torch"),
     ],
 )
 def test_auto_weighs_speed_against_cues_that_stay_in_torch(
-    differing: dict[str, list[int]], chosen: str, monkeypatch: pytest.MonkeyPatch
+    in_torch: dict[str, list[int]], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = [SimpleNamespace(cue=number, rows=()) for number in range(4)]
-    monkeypatch.setattr(runtimes, "_predict", lambda cue, view, rows: view)
-    monkeypatch.setattr(runtimes, "_difference", lambda trial, view: "differs" if trial.cue in differing[view] else "")
-    speeds = {"torch": 1.0, "fast": 3.0, "exact": 1.7}
-    assert runtimes._choose(speeds, {"fast": "fast", "exact": "exact"}, trials) == chosen  # type: ignore[arg-type]
+    trials: Any = [SimpleNamespace(cue=number, why_uncompared=lambda runtime: "") for number in range(4)]
+    candidates: Any = [SimpleNamespace(name=name) for name in in_torch]
+    monkeypatch.setattr(
+        runtimes, "_difference", lambda trial, runtime: "differs" if trial.cue in in_torch[runtime.name] else ""
+    )
+    assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 1.7}, candidates, trials) == chosen
+
+
+def test_auto_takes_float32_where_no_rows_are_there_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "read_rows_to_compare", lambda *_: RowsToCompare([], ""))
+    backbone, cues = cues_of(tmp_path, "prompt-tuning")
+    speeds = {"torch": 1.0, "openvino float32": 1.2, "openvino bfloat16": 2.0, "openvino int8": 3.0}
+    monkeypatch.setattr(runtimes, "_measure_speeds", lambda *_: speeds)
+    report = start_runtime(backbone, cues, RuntimeChoice("openvino"))
+    assert (report.runtime, report.in_torch) == ("openvino float32", {})
 
 
 def test_a_cue_that_is_loaded_later_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

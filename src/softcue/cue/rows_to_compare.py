@@ -27,32 +27,35 @@ class RowsToCompare:
 
 
 def read_rows_to_compare(
-    cue: Cue, data: str | None, splits: Sequence[str] = ("validation",), most: int = 0
+    cue: Cue, data: str | None, splits: Sequence[Sequence[str]] = (("validation",),), most: int = 0
 ) -> RowsToCompare:
     """Read the rows of a file, or the task's own rows as far as its record still leads to them, but not to the network.
 
-    Of a folder with published files, or of the task's own rows, the first of the splits that is there is read. With
-    `most`, a sample of so many rows, and where the first split has fewer, the next ones fill it up.
+    Of a folder with published files, or of the task's own rows, the first group of splits that has rows is read, its
+    splits one after the other until there are `most` rows; 0 reads all.
 
     Example:
         read_rows_to_compare(softcue.load("cues/tickets"), None).source     # "tickets (validation)"
     """
     if data is not None and not Path(data).is_dir():
         return RowsToCompare(limit_rows(cue.examples(Path(data)), most, seed=0), data)
-    examples: list[Example] = []
-    sources: list[str] = []
-    for name in splits:
-        if data is None and str(getattr(cue.task, name)).startswith(HUB_PREFIX):
-            continue
-        try:
-            rows = read_evaluation_set(cue.task, data, split=name, num_rows=most and most - len(examples))
-        except (SoftcueError, OSError):
-            continue
-        examples += rows.examples
-        sources.append(rows.name)
-        if len(examples) >= most:
-            break
-    return RowsToCompare(examples, " and ".join(sources))
+    for group in splits:
+        examples: list[Example] = []
+        sources: list[str] = []
+        for name in group:
+            if data is None and str(getattr(cue.task, name)).startswith(HUB_PREFIX):
+                continue
+            if most and len(examples) == most:
+                break
+            try:
+                rows = read_evaluation_set(cue.task, data, split=name, num_rows=most and most - len(examples))
+            except (SoftcueError, OSError):
+                continue
+            examples += rows.examples
+            sources.append(rows.name)
+        if examples:
+            return RowsToCompare(examples, " and ".join(sources))
+    return RowsToCompare([], "")
 
 
 def made_up_examples(cue: Cue) -> list[Example]:

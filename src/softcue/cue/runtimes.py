@@ -27,6 +27,9 @@ from softcue.types import Example, Prediction
 LABELS = 0.005  # share of rows whose answers may differ
 NUMBER_TOLERANCE = 0.1  # of a number, in standard deviations of the training rows
 COMPARED_ROWS = 400  # of a cue; with fewer than 200 rows, no answer may differ
+# The cue's training rows give the ranges of 8-bit numbers, so others show better what they do.
+COMPARED_SPLITS = (("validation", "test"), ("train",))
+RECORDED_SPLITS = (("train",), ("validation",), ("test",))
 CALIBRATION_ROWS = 128  # of all cues together
 LEAST_RECORDED_ROWS = 4  # of each cue
 ROWS_AT_ONCE = 16
@@ -51,6 +54,17 @@ class _Trial:
     backbone: Backbone
     rows: Sequence[Example]
     source: str  # empty: the rows are made-up texts
+
+    @property
+    def named_rows(self) -> str:
+        """The number of rows and where they are from, in words."""
+        return f"{len(self.rows)} rows of {self.source or 'made-up texts'}"
+
+    def why_uncompared(self, runtime: LayerRuntime) -> str:
+        """The reason why a runtime cannot be judged: made-up texts do not show what rounding does to real ones."""
+        if self.source or runtime.name.number_format == "float32":
+            return ""
+        return f"no rows of its task are there to compare {runtime.name} with torch on"
 
     @cached_property
     def answers(self) -> Sequence[Prediction]:
@@ -85,7 +99,7 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
             recorders.append(recorder)
     if not trials:
         return report
-    different = {trial.cue.cue_file.record_sha256[:12]: trial for trial in trials}  # copies of a cue answer alike
+    distinct = {trial.cue.cue_file.record_sha256[:12]: trial for trial in trials}  # copies of a cue answer alike
     prepared: dict[str, LayerRuntime] = {}
     failures: dict[str, str] = {}
 
@@ -102,13 +116,14 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
     def measure() -> dict[str, object]:
         runtimes = [runtime for name in names if (runtime := prepare(name)) is not None]
         views = {str(runtime.name): backbone.with_runtime(runtime) for runtime in runtimes}
-        compared = list(different.values())
+        compared = list(distinct.values())
         report.speeds = _measure_speeds({"torch": backbone.in_torch, **views}, compared)
-        return {"choice": _choose(report.speeds, views, compared), "speeds": report.speeds}
+        return {"choice": _choose(report.speeds, runtimes, compared), "speeds": report.speeds}
 
     chosen = next(iter(names))
     if len(names) > 1 or choice.runtime == "auto":
-        key = machine_key(f"runtime of {', '.join(names)} for {', '.join(sorted(different))}", backbone.model)
+        of_cues = ", ".join(f"{digest} on {distinct[digest].named_rows}" for digest in sorted(distinct))
+        key = machine_key(f"runtime of {', '.join(names)} for {of_cues}", backbone.model)
         chosen = recall_entry(key, "choice", lambda name: name in (*names, "torch"), measure)
     runtime = None if chosen == "torch" else prepare(chosen)
     if runtime is None:
@@ -160,11 +175,11 @@ def _why_in_torch(cue: Cue, backbone: Backbone) -> str:
 
 
 def _make_trial(cue: Cue, backbone: Backbone, data: str | None) -> _Trial:
-    rows, source = _rows_of(cue, ("validation", "test", "train"), COMPARED_ROWS, data)
+    rows, source = _rows_of(cue, COMPARED_SPLITS, COMPARED_ROWS, data)
     return _Trial(cue, backbone, rows, source)
 
 
-def _rows_of(cue: Cue, splits: Sequence[str], most: int, data: str | None) -> tuple[Sequence[Example], str]:
+def _rows_of(cue: Cue, splits: Sequence[Sequence[str]], most: int, data: str | None) -> tuple[Sequence[Example], str]:
     """Rows of a cue's task, as far as its record leads to them, and where they are from; else made-up texts."""
     rows = read_rows_to_compare(cue, data, splits, most)
     return (rows.examples, rows.source) if rows.examples else (made_up_examples(cue), "")
@@ -176,7 +191,7 @@ def _record(backbone: Backbone, cue: Cue, num_calibrated: int, data: str | None)
     `num_calibrated` cues share the rows of a calibration; without one, a few rows show which graphs are needed.
     """
     share = CALIBRATION_ROWS // num_calibrated if num_calibrated else 0
-    rows, _ = _rows_of(cue, ("train", "validation", "test"), max(LEAST_RECORDED_ROWS, share), data)
+    rows, _ = _rows_of(cue, RECORDED_SPLITS, max(LEAST_RECORDED_ROWS, share), data)
     recorder = Recorder()
     _predict(cue, backbone.with_runtime(recorder), rows)
     return recorder
@@ -198,19 +213,20 @@ def _measure_speeds(views: Mapping[str, Backbone], trials: Sequence[_Trial]) -> 
     return {name: round(min(seconds["torch"]) / min(times), 3) for name, times in seconds.items()}
 
 
-def _choose(speeds: Mapping[str, float], views: Mapping[str, Backbone], trials: Sequence[_Trial]) -> str:
+def _choose(speeds: Mapping[str, float], runtimes: Sequence[LayerRuntime], trials: Sequence[_Trial]) -> str:
     """The runtime with the most rows a second over all cues, of which those that answer otherwise than torch run in it.
 
     Comparing takes longest, so it begins with the fastest and ends where the others cannot be better.
     """
     best, best_speed = "torch", 1.0
-    for name in sorted(views, key=lambda name: speeds[name], reverse=True):
-        if speeds[name] <= best_speed:
+    for runtime in sorted(runtimes, key=lambda runtime: speeds[str(runtime.name)], reverse=True):
+        speed = speeds[str(runtime.name)]
+        if speed <= best_speed:
             break
-        differing = sum(bool(_difference(trial, _predict(trial.cue, views[name], trial.rows))) for trial in trials)
-        speed = len(trials) / ((len(trials) - differing) / speeds[name] + differing)  # as many rows of each cue
+        in_torch = sum(bool(trial.why_uncompared(runtime) or _difference(trial, runtime)) for trial in trials)
+        speed = len(trials) / ((len(trials) - in_torch) / speed + in_torch)  # as many rows of each cue
         if speed > best_speed:
-            best, best_speed = name, speed
+            best, best_speed = str(runtime.name), speed
     return best
 
 
@@ -223,24 +239,22 @@ def _compare(trial: _Trial, runtime: LayerRuntime, report: RuntimeReport) -> Non
     cue.model.runs_in_torch = False
 
     def measure() -> dict[str, object]:
-        answers = _predict(cue, trial.backbone.with_runtime(runtime), trial.rows)
-        return {"difference": _difference(trial, answers)}
+        return {"difference": _difference(trial, runtime)}
 
-    if not trial.source and runtime.name.number_format != "float32":
-        reason = f"no rows of its task are there to compare {runtime.name} with torch on"
-    else:
-        rows = f"{len(trial.rows)} rows of {trial.source or 'made-up texts'}"
-        what = f"answers of {cue.cue_file.record_sha256[:12]} on {rows} in {runtime.numbers}"
+    reason = trial.why_uncompared(runtime)
+    if not reason:
+        what = f"answers of {cue.cue_file.record_sha256[:12]} on {trial.named_rows} in {runtime.numbers}"
         key = machine_key(what, trial.backbone.model)
         reason = str(recall_entry(key, "difference", lambda difference: isinstance(difference, str), measure))
     if reason:
         _keep_in_torch(cue, reason, report)
     else:
-        report.compared[cue.name] = rows
+        report.compared[cue.name] = trial.named_rows
 
 
-def _difference(trial: _Trial, answers: Sequence[Prediction]) -> str:
+def _difference(trial: _Trial, runtime: LayerRuntime) -> str:
     """In what the answers of a runtime differ too much from those of torch; empty if they agree."""
+    answers = _predict(trial.cue, trial.backbone.with_runtime(runtime), trial.rows)
     readout = trial.cue.model.readout
     if isinstance(readout, Regression):
         numbers, in_torch = ([answer.value or 0.0 for answer in some] for some in (answers, trial.answers))

@@ -7,7 +7,6 @@ changes the numbers of a model by more than rounding, and no weight is changed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -16,7 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from softcue.backbones.tracing import structure_of
 from softcue.errors import BackboneError
-from softcue.files import cache_folder, write_atomically
+from softcue.files import cache_folder, wait_for_lock, write_atomically
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 MEASURED_WEIGHTS = 5_000_000  # models with fewer weights are fast anyway
@@ -362,24 +361,15 @@ def recall_entry(key: str, field: str, is_usable: Callable[[Any], bool], measure
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     # Processes of one run wait for the first one's choice instead of measuring too. Those with another key do not wait:
     # to measure runtimes takes minutes.
-    with _lock(path.with_name("choices") / f"{name}.lock"):
+    with wait_for_lock(path.with_name("choices") / f"{name}.lock"):
         kept = _read_choices(path).get(key)
         if isinstance(kept, dict) and is_usable(kept.get(field)):
             return kept[field]
         entry = measure()
-        with _lock(path.with_suffix(".lock")), suppress(OSError):
+        with wait_for_lock(path.with_suffix(".lock")), suppress(OSError):
             entries = _read_choices(path) | {key: entry}
             write_atomically(path, (json.dumps(entries, indent=1) + "\n").encode())
     return entry[field]
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with ExitStack() as stack:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
-        yield
 
 
 def _read_choices(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softcue.backbones.runtimes.graph import BackboneGraph, Inputs, quiet, write_onnx
 from softcue.errors import ConfigurationError, MissingExtraError
+from softcue.files import wait_for_lock
 
 Library = Literal["openvino", "onnx"]
 NumberFormat = Literal["float32", "bfloat16", "int8"]
@@ -157,15 +158,16 @@ def build_session(
     Example:
         build_session(BackboneGraph(backbone, GraphKind()), "openvino", "bfloat16", Path("cache"), [])
     """
-    if library == "onnx":
-        path = folder / "model.onnx"
+    path = folder / ("model.onnx" if library == "onnx" else "model.xml")
+    with wait_for_lock(folder.with_suffix(".lock")):  # another process may be writing the same graph
         if not path.is_file():
-            _write_in_place(path, lambda temporary: _write_for_onnx(graph, temporary, number_format))
-        return OnnxSession(path)
-    path = folder / "model.xml"
-    if not path.is_file():
-        _write_in_place(path, lambda temporary: _write_for_openvino(graph, temporary, number_format, calibration))
-    return OpenVinoSession(path, number_format)
+            if library == "onnx":
+                _write_in_place(path, lambda temporary: _write_for_onnx(graph, temporary, number_format))
+            else:
+                _write_in_place(
+                    path, lambda temporary: _write_for_openvino(graph, temporary, number_format, calibration)
+                )
+    return OnnxSession(path) if library == "onnx" else OpenVinoSession(path, number_format)
 
 
 def _write_in_place(path: Path, write: Any) -> None:

@@ -299,6 +299,7 @@ class BackboneInfo(BaseModel):
     kind: str
     dtype: str
     device: str
+    runtime: str  # what runs the frozen layers
     max_length: int
     fingerprint: dict[str, str]
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 import softcue
+from softcue.backbones.runtimes import LayerRuntime
 from softcue.serving.engine.registry import LOAD_SECONDS
 from softcue.serving.errors import load_deadline_exceeded
 from softcue.serving.http.error_responses import document_errors
@@ -69,6 +70,7 @@ async def info(service: CurrentService) -> object:
             "kind": backbone.kind,
             "dtype": str(backbone.dtype).split(".")[-1],
             "device": str(backbone.device),
+            "runtime": str(backbone.runtime.name) if isinstance(backbone.runtime, LayerRuntime) else "torch",
             "max_length": backbone.max_length,
             "fingerprint": vars(backbone.fingerprint),
         },
