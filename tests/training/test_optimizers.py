@@ -9,10 +9,11 @@ import pytest
 import torch
 from tiny import tiny
 from torch import Tensor, nn
-from toy import EXAMPLES, make_model
+from toy import EXAMPLES, TASK, make_model
 from transformers.optimization import Adafactor as TransformersAdafactor
 
 from softcue.configuration import resolve
+from softcue.methods import METHODS
 from softcue.run import Run
 from softcue.training.config import TrainingConfig
 from softcue.training.optimizers import (
@@ -21,6 +22,7 @@ from softcue.training.optimizers import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
+    prompt_rate,
     rate_factor,
 )
 
@@ -104,6 +106,17 @@ def test_relative_rates_are_in_units_of_word_vectors() -> None:
     assert prompt_group["lr"] == pytest.approx(0.5 * size, rel=1e-3)
     keys_group = make_optimizer(make_model(backbone, "p-tuning-v2", rule="parallel"), config).param_groups[0]
     assert keys_group["lr"] == 0.7  # they do not stand among words
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "encoder" in METHODS[name].kinds])
+def test_every_method_of_a_run_has_its_rate_in_units_of_words(name: str) -> None:
+    backbone = tiny("bert")
+    config = resolve({"method": {"name": name}}, "encoder").method
+    method = METHODS[name].make(config, backbone, TASK, torch.Generator().manual_seed(0))
+    of_task = method.make_for_task(config, backbone, TASK)  # as each task of a run has it
+    expected = 0.5 * backbone.word_size if of_task.config.stands_among_words else 0.7
+    rate = prompt_rate(of_task, TrainingConfig(learning_rate=0.7, relative_rate=0.5))
+    assert rate == pytest.approx(expected, rel=1e-3)
 
 
 def test_schedules_follow_their_formulas() -> None:

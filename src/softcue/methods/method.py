@@ -184,7 +184,7 @@ class Method(nn.Module, ABC):
     def make_for_task(self, config: MethodConfig, backbone: Backbone, task: Task) -> Method:
         """Return `for_task` on the part of the backbone that the method sees, with the same copy of its weights."""
         method = self.for_task(config, config.view_of(backbone), task)
-        method.weights = self.weights
+        method.weights, method.prompt_unit = self.weights, self.prompt_unit
         return method
 
     def notes(self) -> list[str]:
