@@ -27,12 +27,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("train")
-def train(repeats: Repeats = 7, data: Data = None, as_json: Json = False) -> None:
+def train(
+    repeats: Repeats = 7,
+    data: Data = None,
+    as_json: Json = False,
+    parts: Annotated[str, typer.Option(help="These parts only, A,B,..., such as late-prompt.")] = "",
+) -> None:
     """Training steps and epochs against the bare backbone and against PEFT."""
     from benchmarks.plan import Plan
     from benchmarks.training_speed import training_figures
 
-    _print_figures(training_figures(Plan(repeats, data)), as_json)
+    _print_figures(training_figures(Plan(repeats, data), split_names(parts)), as_json)
 
 
 @app.command("predict")

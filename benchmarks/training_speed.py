@@ -8,6 +8,7 @@ backward, without placing prompts, collating rows or updating anything.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from benchmarks.measuring import interleave_seconds, make_figure, median_ratio, peak_bytes, process_seconds
 from benchmarks.plan import Figures, Plan, measure_parts
@@ -24,13 +25,23 @@ from benchmarks.training_steps import (
     peft_twin,
     prompt_settings,
 )
+from softcue.errors import ConfigurationError
 
 KINDS = ("encoder", "encoder-decoder", "decoder")
 
 
-def training_figures(plan: Plan) -> Figures:
-    """Measure every figure of `python -m benchmarks train`."""
-    return measure_parts(PARTS, plan)
+def training_figures(plan: Plan, names: Sequence[str] = ()) -> Figures:
+    """Measure every figure of `python -m benchmarks train`, or those of some parts by name.
+
+    Example:
+        training_figures(Plan(repeats=7), ["late-prompt"])
+    """
+    parts = {part.__name__.removesuffix("_figures").replace("_", "-"): part for part in PARTS}
+    if unknown := sorted(set(names) - set(parts)):
+        raise ConfigurationError(
+            setting="parts", got=", ".join(unknown), expected=f"some of {', '.join(parts)}", fix="name one of these"
+        )
+    return measure_parts([part for name, part in parts.items() if not names or name in names], plan)
 
 
 def bare_backbone_figures(plan: Plan) -> Figures:

@@ -26,7 +26,7 @@ from benchmarks.few_shot_speed import FewShotRun
 from benchmarks.measuring import interleave_seconds, make_figure, median_ratio
 from benchmarks.peft_models import copy_prompt, copy_without_dropout, make_peft_prediction, trainer_batches
 from benchmarks.plan import Plan, measure_parts
-from softcue.errors import MissingExtraError
+from softcue.errors import ConfigurationError, MissingExtraError
 from softcue.inputs.collate import collate
 from softcue.readouts import ReadoutConfig
 from softcue.tasks.splits import Splits
@@ -236,6 +236,20 @@ def test_training_measures_all_promised_figures(monkeypatch: pytest.MonkeyPatch)
         "kv_step_vs_positions": (0.7, "<="),
     }
     assert {name: (figures[name]["target"], figures[name]["comparison"]) for name in promised} == promised
+
+
+def test_parts_of_the_training_benchmark_are_measured_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_figures(plan: Plan) -> dict[str, Any]:
+        return {"first": plan.repeats}
+
+    def second_part_figures(plan: Plan) -> dict[str, Any]:
+        return {"second": plan.repeats}
+
+    monkeypatch.setattr(training_speed, "PARTS", (first_figures, second_part_figures))
+    assert set(training_speed.training_figures(PLAN)) == {"first", "second"}
+    assert set(training_speed.training_figures(PLAN, ["second-part"])) == {"second"}
+    with pytest.raises(ConfigurationError, match="some of first, second-part"):
+        training_speed.training_figures(PLAN, ["third"])
 
 
 def test_a_figure_states_whether_its_target_is_met() -> None:
