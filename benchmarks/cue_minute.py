@@ -20,10 +20,9 @@ from typing import Any
 from benchmarks.measuring import make_figure, median_and_spread
 from benchmarks.peers import fit_and_predict_setfit
 from benchmarks.plan import Plan, report_seconds
-from benchmarks.texts import PUBLISHED_TASKS, SAMPLE_TASKS
+from benchmarks.texts import PUBLISHED_TASKS, SAMPLE_TASKS, read_task
 from softcue.backbones.loading.sources import find_source
 from softcue.evaluation import score
-from softcue.tasks.splits import TaskConfig, read_splits
 
 NUM_SHOTS, VALIDATION_ROWS, TEST_ROWS = 200, 200, 500
 METHOD = "p-tuning-v2"
@@ -66,7 +65,7 @@ def train_cue(task: str, data: Path | None, sample: dict[str, int]) -> dict[str,
 
 def score_setfit(task: str, data: Path | None, sample: dict[str, int]) -> float:
     """The test score of SetFit at its defaults on the same rows."""
-    splits = read_splits(TaskConfig.model_validate({"name": task, "data": str(data or ""), **sample}), {})
+    splits = read_task(task, data, **sample)
     result = fit_and_predict_setfit(find_source("minilm").folder, splits.train, splits.test, sample["sample_seed"])
     return score(splits.task, result.predictions, splits.test).main
 
