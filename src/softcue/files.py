@@ -209,7 +209,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, after any other process that holds it. Where it cannot be written, nothing is held.
+    """Hold a lock file, after any other process that holds it.
+
+    Where it cannot be written, nothing is held: the write that follows then says why.
 
     Example:
         with wait_for_lock(cache_folder() / "choices.lock"):

@@ -6,7 +6,6 @@ later processes map into memory.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import gzip
 import hashlib
@@ -33,6 +32,7 @@ from softcue.files import (
     remove,
     sha256,
     sync_folder,
+    wait_for_lock,
     write_atomically,
     write_json,
 )
@@ -166,8 +166,7 @@ def _source(file_stats: FileStats) -> dict[str, Any]:
 def _convert(file_stats: FileStats, folder: Path) -> None:
     """Write the binary copy, one process at a time. The folder appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with wait_for_lock(folder.parent / ".lock"):
         if _is_copy_of(file_stats, folder):  # another process has written it meanwhile
             return
         for leftover in folder.parent.glob("*.partial"):

@@ -5,7 +5,6 @@ Aliases are packages that pip can fetch, so that softcue works without a model h
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -34,6 +33,7 @@ from softcue.files import (
     remove,
     sha256,
     sync_folder,
+    wait_for_lock,
     write_atomically,
 )
 
@@ -303,9 +303,7 @@ def _hold_work_folder(target: Path) -> Iterator[Path]:
     work = target.with_name(f".{target.name}{TEMPORARY_SUFFIX}")
     with convert_write_errors("SOFTCUE_HOME", work):
         work.mkdir(parents=True, exist_ok=True)
-        lock = (work / ".lock").open("w")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with wait_for_lock(work / ".lock"):
         kept = {".lock", *(part.file for part in ALIASES[target.name].parts)}
         try:
             _remove_all_but(work, kept)  # what a killed process has left
