@@ -292,6 +292,23 @@ class Prediction:
         return None if self.scores is None or self.label is None else self.scores.get(self.label)
 
     @property
+    def margin(self) -> float | None:
+        """How far the scores are from another answer: the distance of the best two, or of any from the threshold.
+
+        None if the readout gives no probabilities.
+
+        Example:
+            >>> Prediction("billing", scores={"billing": 0.75, "shipping": 0.25}).margin
+            0.5
+        """
+        if not self.scores:
+            return None
+        if self.labels is not None:
+            return min(abs(score - self.threshold) for score in self.scores.values())
+        best, *others = sorted(self.scores.values(), reverse=True)
+        return best - others[0] if others else best
+
+    @property
     def label_text(self) -> str | None:
         """The label as text, whatever its type; None if there is none.
 

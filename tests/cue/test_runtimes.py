@@ -25,7 +25,7 @@ from softcue.cue.runtimes import admit, start_runtime
 from softcue.errors import ConfigurationError, MissingExtraError
 from softcue.serving.engine.engine import Engine
 from softcue.tasks import Task
-from softcue.types import Example
+from softcue.types import Example, Prediction
 
 ROWS = [Example((f"where is order {number} and who is asking",)) for number in range(12)]
 OPENVINO = RuntimeChoice("openvino", "int8")
@@ -72,6 +72,62 @@ def test_a_cue_whose_answers_differ_runs_in_torch_and_says_so(tmp_path: Path, mo
     assert EagerSession.num_runs == before
 
 
+def many_rows() -> list[Example]:
+    """Rows enough to find the margin below which answers differ."""
+    return [
+        Example((f"{'where' if number % 3 else 'who'} is parcel {number * 7919 % 1000} {'asking ' * (number % 9)}",))
+        for number in range(200)
+    ]
+
+
+def test_rows_close_to_another_answer_run_again_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = many_rows()
+    monkeypatch.setattr(runtimes, "read_rows_to_compare", lambda *_: RowsToCompare(rows, "rows"))
+    backbone, [cue] = cues_of(tmp_path, "p-tuning-v2 kv")
+    in_torch = runtimes._predict(cue, backbone, rows)
+    monkeypatch.setattr(EagerSession, "error", 0.3)
+    report = start_runtime(backbone, [cue], OPENVINO)
+    margin = cue.model.recheck_margin
+    assert margin > 0 and not report.in_torch
+    assert report.compared[cue.name].endswith("of them run again in torch")
+    got = runtimes._predict(cue, backbone, rows)
+    assert [one.label for one in got] == [one.label for one in in_torch]
+    cue.model.recheck_margin = 0.0
+    plain = runtimes._predict(cue, backbone, rows)
+    assert [one.label for one in plain] != [one.label for one in in_torch]
+    unsure = [number for number, one in enumerate(plain) if one.margin is not None and one.margin < margin]
+    assert 0 < len(unsure) <= len(rows) * runtimes.MOST_RECHECKED
+    for number in range(len(rows)):  # rows that run again have torch's scores, the others those of the runtime
+        expected = (in_torch if number in unsure else plain)[number].scores
+        assert got[number].scores == pytest.approx(expected, abs=1e-5)
+    # The next start finds what was measured.
+    monkeypatch.setattr(runtimes, "_compare_answers", lambda *_: pytest.fail("it was compared again"))
+    assert start_runtime(backbone, [cue], OPENVINO).compared == report.compared and cue.model.recheck_margin == margin
+
+
+def test_a_margin_is_only_found_on_rows_enough() -> None:
+    def answers(*scores: float) -> list[Prediction]:
+        return [Prediction("a" if score > 0.5 else "b", scores={"a": score, "b": 1 - score}) for score in scores]
+
+    in_torch = answers(*[0.9] * 199, 0.4)
+    margin = runtimes._find_recheck_margin(answers(*[0.9] * 199, 0.6), in_torch)
+    assert margin is not None and margin == pytest.approx(0.2)
+    assert runtimes._find_recheck_margin(answers(*[0.9] * 49, 0.6), in_torch[-50:]) is None
+    spans = [Prediction("x", spans=()), *in_torch[1:]]
+    assert runtimes._find_recheck_margin(spans, in_torch) is None  # without scores there is no margin
+
+
+def test_auto_counts_the_rows_that_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: Any = [SimpleNamespace(why_uncompared=lambda runtime: "")]
+    candidates: Any = [SimpleNamespace(name="openvino int8"), SimpleNamespace(name="onnx int8")]
+    shares = {"openvino int8": 0.2, "onnx int8": 0.0}
+    monkeypatch.setattr(
+        runtimes, "_compare_answers", lambda _, runtime: runtimes._Comparison("", 0.1, shares[runtime.name])
+    )
+    assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 1.7}, candidates, trials) == "openvino int8"  # 1.9
+    assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 2.0}, candidates, trials) == "onnx int8"
+
+
 def test_a_number_may_differ_by_a_tenth_of_a_deviation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning", task=STARS)
     assert not start_runtime(backbone, [cue], OPENVINO).in_torch
@@ -83,7 +139,7 @@ def test_a_number_may_differ_by_a_tenth_of_a_deviation(tmp_path: Path, monkeypat
 def test_what_was_found_is_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, [cue] = cues_of(tmp_path, "prompt-tuning")
     start_runtime(backbone, [cue], OPENVINO)
-    monkeypatch.setattr(runtimes, "_difference", lambda *_: pytest.fail("it was compared again"))
+    monkeypatch.setattr(runtimes, "_compare_answers", lambda *_: pytest.fail("it was compared again"))
     assert start_runtime(backbone, [cue], OPENVINO).compared == {"prompt-tuning": "12 rows of rows"}
 
 
@@ -177,7 +233,9 @@ def test_auto_weighs_speed_against_cues_that_stay_in_torch(
     trials: Any = [SimpleNamespace(cue=number, why_uncompared=lambda runtime: "") for number in range(4)]
     candidates: Any = [SimpleNamespace(name=name) for name in in_torch]
     monkeypatch.setattr(
-        runtimes, "_difference", lambda trial, runtime: "differs" if trial.cue in in_torch[runtime.name] else ""
+        runtimes,
+        "_compare_answers",
+        lambda trial, runtime: runtimes._Comparison("differs" if trial.cue in in_torch[runtime.name] else ""),
     )
     assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 1.7}, candidates, trials) == chosen
 

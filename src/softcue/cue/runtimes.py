@@ -1,15 +1,17 @@
 """Cues in another runtime than torch: which one is fastest, and whether each cue's answers stay those of torch.
 
-Every cue is compared with itself in torch, in float32, on rows of its task. A cue whose answers differ for more than
-0.5 % of the rows, or that changes the layers themselves, runs in torch beside the others.
+Every cue is compared with itself in torch, in float32, on rows of its task. If answers differ for more than 0.5 % of
+the rows, those that are close to another answer run again in torch: rounding changes them first. A cue for which these
+are too many, or that changes the layers themselves, runs in torch beside the others.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import torch
@@ -25,6 +27,7 @@ from softcue.readouts.heads import Regression
 from softcue.types import Example, Prediction
 
 LABELS = 0.005  # share of rows whose answers may differ
+MOST_RECHECKED = 0.25  # share of rows that may run again in torch
 NUMBER_TOLERANCE = 0.1  # of a number, in standard deviations of the training rows
 COMPARED_ROWS = 400  # of a cue; with fewer than 200 rows, no answer may differ
 # The cue's training rows give the ranges of 8-bit numbers, so others show better what they do.
@@ -44,6 +47,23 @@ class RuntimeReport:
     in_torch: dict[str, str] = field(default_factory=dict)  # cue -> the reason
     compared: dict[str, str] = field(default_factory=dict)  # cue -> the rows on which it agrees with torch
     speeds: Mapping[str, float] = field(default_factory=dict)  # rows a second against torch, where it was measured
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """How the answers of a cue in a runtime become those of torch."""
+
+    difference: str = ""  # in what they differ too much: the cue runs in torch
+    recheck_margin: float = 0.0  # answers with a smaller margin are left to torch
+    rechecked: float = 0.0  # the share of such rows
+
+    @classmethod
+    def of(cls, kept: object) -> _Comparison | None:
+        """A comparison that was kept; None if it is of another form."""
+        match kept:
+            case {"difference": str(difference), "recheck_margin": float(margin), "rechecked": float(rechecked)}:
+                return cls(difference, margin, rechecked)
+        return None
 
 
 @dataclass
@@ -123,7 +143,7 @@ def start_runtime(backbone: Backbone, cues: Sequence[Cue], choice: RuntimeChoice
     chosen = next(iter(names))
     if len(names) > 1 or choice.runtime == "auto":
         of_cues = ", ".join(f"{digest} on {distinct[digest].named_rows}" for digest in sorted(distinct))
-        key = machine_key(f"runtime of {', '.join(names)} for {of_cues}", backbone.model)
+        key = machine_key(f"fastest runtime of {', '.join(names)} for {of_cues}", backbone.model)
         chosen = recall_entry(key, "choice", lambda name: name in (*names, "torch"), measure)
     runtime = None if chosen == "torch" else prepare(chosen)
     if runtime is None:
@@ -214,7 +234,7 @@ def _measure_speeds(views: Mapping[str, Backbone], trials: Sequence[_Trial]) -> 
 
 
 def _choose(speeds: Mapping[str, float], runtimes: Sequence[LayerRuntime], trials: Sequence[_Trial]) -> str:
-    """The runtime with the most rows a second over all cues, of which those that answer otherwise than torch run in it.
+    """The runtime with the most rows a second over all cues, what runs in torch for the sake of the answers included.
 
     Comparing takes longest, so it begins with the fastest and ends where the others cannot be better.
     """
@@ -223,38 +243,87 @@ def _choose(speeds: Mapping[str, float], runtimes: Sequence[LayerRuntime], trial
         speed = speeds[str(runtime.name)]
         if speed <= best_speed:
             break
-        in_torch = sum(bool(trial.why_uncompared(runtime) or _difference(trial, runtime)) for trial in trials)
-        speed = len(trials) / ((len(trials) - in_torch) / speed + in_torch)  # as many rows of each cue
+        # As many rows of each cue, the time of a row in torch as unit.
+        speed = len(trials) / sum(_seconds_of_row(trial, runtime, speed) for trial in trials)
         if speed > best_speed:
             best, best_speed = str(runtime.name), speed
     return best
 
 
+def _seconds_of_row(trial: _Trial, runtime: LayerRuntime, speed: float) -> float:
+    """The time of a row of a cue against torch, with the rows that run again."""
+    if trial.why_uncompared(runtime):
+        return 1.0
+    comparison = _compare_answers(trial, runtime)
+    return 1.0 if comparison.difference else 1.0 / speed + comparison.rechecked
+
+
 def _compare(trial: _Trial, runtime: LayerRuntime, report: RuntimeReport) -> None:
-    """Compare a cue in the backbone's runtime with its answers in torch; if they differ, it runs in torch.
+    """Compare a cue in the backbone's runtime with its answers in torch; if they differ too much, it runs in torch.
 
     What was found is kept, so that a server that starts again compares nothing.
     """
     cue = trial.cue
-    cue.model.runs_in_torch = False
-
-    def measure() -> dict[str, object]:
-        return {"difference": _difference(trial, runtime)}
-
-    reason = trial.why_uncompared(runtime)
-    if not reason:
-        what = f"answers of {cue.cue_file.record_sha256[:12]} on {trial.named_rows} in {runtime.numbers}"
-        key = machine_key(what, trial.backbone.model)
-        reason = str(recall_entry(key, "difference", lambda difference: isinstance(difference, str), measure))
-    if reason:
+    cue.model.runs_in_torch, cue.model.recheck_margin = False, 0.0
+    if reason := trial.why_uncompared(runtime):
         _keep_in_torch(cue, reason, report)
-    else:
-        report.compared[cue.name] = trial.named_rows
+        return
+    what = f"answers of {cue.cue_file.record_sha256[:12]} on {trial.named_rows} in {runtime.numbers}"
+    key = machine_key(what, trial.backbone.model)
+    kept = recall_entry(
+        key,
+        "comparison",
+        lambda entry: _Comparison.of(entry) is not None,
+        lambda: {"comparison": asdict(_compare_answers(trial, runtime))},
+    )
+    comparison = _Comparison.of(kept)
+    assert comparison is not None
+    if comparison.difference:
+        _keep_in_torch(cue, comparison.difference, report)
+        return
+    cue.model.recheck_margin = comparison.recheck_margin
+    again = f"; {comparison.rechecked:.1%} of them run again in torch" if comparison.rechecked else ""
+    report.compared[cue.name] = trial.named_rows + again
 
 
-def _difference(trial: _Trial, runtime: LayerRuntime) -> str:
+def _compare_answers(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
+    """Compare the answers of a runtime with those of torch, and find the margin below which torch must decide."""
+    model, view = trial.cue.model, trial.backbone.with_runtime(runtime)
+    model.recheck_margin = 0.0
+    answers = _predict(trial.cue, view, trial.rows)
+    difference = _difference(trial, answers)
+    if not difference:
+        return _Comparison()
+    margin = _find_recheck_margin(answers, trial.answers)
+    if margin is None:
+        return _Comparison(difference)
+    model.recheck_margin = margin
+    try:
+        rechecked = sum(map(model.needs_recheck, answers)) / len(answers)
+        if rechecked > MOST_RECHECKED:
+            return _Comparison(f"{difference}, and {rechecked:.0%} of them would have to run again")
+        # Vectors that a prompt reads stay those of the runtime, so a row that runs again may differ nevertheless.
+        if difference := _difference(trial, _predict(trial.cue, view, trial.rows)):
+            return _Comparison(difference)
+    finally:
+        model.recheck_margin = 0.0
+    return _Comparison("", margin, rechecked)
+
+
+def _find_recheck_margin(answers: Sequence[Prediction], in_torch: Sequence[Prediction]) -> float | None:
+    """A margin that only answers equal to torch's reach; None if there is none, or too few rows to find it on."""
+    pairs = zip(answers, in_torch, strict=True)
+    margins = [answer.margin for answer, expected in pairs if _answer(answer) != _answer(expected)]
+    known = [margin for margin in margins if margin is not None]
+    # Of m other answers on n rows, one more row has a larger margin than all with a chance of 1 in m + 1.
+    expected_others = len(margins) / (len(margins) + 1) / len(answers)
+    if len(known) < len(margins) or not margins or expected_others > LABELS:
+        return None
+    return math.nextafter(max(known), math.inf)
+
+
+def _difference(trial: _Trial, answers: Sequence[Prediction]) -> str:
     """In what the answers of a runtime differ too much from those of torch; empty if they agree."""
-    answers = _predict(trial.cue, trial.backbone.with_runtime(runtime), trial.rows)
     readout = trial.cue.model.readout
     if isinstance(readout, Regression):
         numbers, in_torch = ([answer.value or 0.0 for answer in some] for some in (answers, trial.answers))

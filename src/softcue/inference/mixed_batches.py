@@ -32,7 +32,7 @@ def predict_mixed(
     Rows are grouped by task. Each task's method makes the prompts of its rows, and each row goes to its task's
     readout, so heads of different sizes and prompts of different lengths share the batch. Methods that change the
     backbone itself (adapters, fine-tuning) get a pass of their own. A row's listener receives the text of the row
-    while it is generated.
+    while it is generated. With a runtime of fewer digits, rows whose answer is close to another one run again in torch.
     """
     passes: dict[tuple[int, bool], tuple[Backbone, list[tuple[TaskModel, list[int]]]]] = {}
     for model, positions in group_by_model([model for model, _ in rows]):
@@ -45,7 +45,20 @@ def predict_mixed(
         row_listeners = [listeners.get(position) for position in order] if listeners else ()
         for position, prediction in zip(order, _predict_pass(view, tokenized, members, row_listeners), strict=True):
             predictions[position] = prediction
-    return [prediction for prediction in predictions if prediction is not None]
+    answers = [prediction for prediction in predictions if prediction is not None]
+    return answers if backbone.runtime is None else _recheck(backbone.in_torch, rows, answers)
+
+
+def _recheck(
+    backbone: Backbone, rows: Sequence[tuple[TaskModel, TokenizedRow]], predictions: list[Prediction]
+) -> list[Prediction]:
+    """The predictions of a runtime, those that are close to another answer replaced by torch's."""
+    unsure = [position for position, (model, _) in enumerate(rows) if model.needs_recheck(predictions[position])]
+    if unsure:
+        in_torch = predict_mixed(backbone, [rows[position] for position in unsure])
+        for position, prediction in zip(unsure, in_torch, strict=True):
+            predictions[position] = prediction
+    return predictions
 
 
 def tokenize_requests(

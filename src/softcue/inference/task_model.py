@@ -54,6 +54,7 @@ class TaskModel(nn.Module):
         self.readout = readout
         self.reformulation = reformulation
         self.runs_in_torch = False  # also on a backbone with a runtime, whose answers differ from torch's
+        self.recheck_margin = 0.0  # on a backbone with a runtime, answers with a smaller margin are torch's
         self.max_length = min(max_length or backbone.max_length, backbone.max_length)  # prompt included
         # Each generated token is a pass over all rows, so larger batches pay off.
         self.tokens_at_once = TOKENS_AT_ONCE if readout.decoding else backbone.tokens_at_once
@@ -160,6 +161,10 @@ class TaskModel(nn.Module):
     def backbone_of(self, backbone: Backbone) -> Backbone:
         """The backbone that reads this task's rows: without its runtime, if this task's answers differ there."""
         return backbone.in_torch if self.runs_in_torch else backbone
+
+    def needs_recheck(self, prediction: Prediction) -> bool:
+        """Whether an answer of a runtime with fewer digits is so close to another one that torch must decide."""
+        return self.recheck_margin > 0 and prediction.margin is not None and prediction.margin < self.recheck_margin
 
     def view_of(self, backbone: Backbone) -> Backbone:
         """The method's view of the backbone that reads this task's rows."""
