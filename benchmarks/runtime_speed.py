@@ -24,8 +24,7 @@ from softcue.inference import predict
 from softcue.serving.engine.engine import Engine
 from softcue.types import Example, Prediction
 
-METHODS = ("prompt-tuning", "p-tuning-v2", "m-idpg-phm")  # of the cues, one task each
-STEPS = 32  # of training: enough that predictions differ between texts
+METHODS = ("prompt-tuning", "p-tuning-v2", "m-idpg-phm")  # of the cues, one task each, trained with their presets
 TRAIN_ROWS = 256
 ROWS_AT_ONCE = 16
 TIMED_TEXTS = 48  # of a turn, of all cues
@@ -128,8 +127,6 @@ def train_cues(folder: Path, backbone: Backbone, data: Path | None, methods: Seq
                 backbone=backbone,
                 progress=False,
                 overrides={
-                    "training.steps": STEPS,
-                    "training.min_steps": 0,
                     "task.train_rows": TRAIN_ROWS,
                     "task.validation_rows": 64,
                     "task.test_rows": 1,

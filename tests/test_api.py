@@ -250,7 +250,8 @@ def test_a_run_can_be_resumed_from_its_config_yaml(tmp_path: Path) -> None:
 
 
 def test_a_run_says_what_it_trains_on_how_many_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick(tmp_path / "cue", train=ROWS, validation=ROWS[:4], test=ROWS[:6], text="message", label="team", progress=True)
+    rows = {"train": ROWS, "validation": ROWS[:4], "test": ROWS[:6], "text": "message", "label": "team"}
+    quick(tmp_path / "cue", method="prompt-tuning", progress=True, **rows)
     lines = capsys.readouterr().err.splitlines()
     attention = tiny("bert").attention
     assert lines[0] == f"prompt-tuning on {tiny('bert').name}: encoder, cpu, float32, {attention} attention"

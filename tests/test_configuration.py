@@ -17,7 +17,7 @@ from softcue.configuration import (
     resolve,
 )
 from softcue.errors import ConfigurationError
-from softcue.methods import METHODS
+from softcue.methods import DEFAULT_METHODS, METHODS
 
 KINDS = ("encoder", "encoder-decoder", "decoder")
 
@@ -53,7 +53,7 @@ def test_merging_changes_none_of_its_layers() -> None:
 
 def test_preset_lies_below_what_the_user_sets() -> None:
     below = preset("prompt-tuning", "encoder")["training"]
-    run = resolved("training.epochs=3", kind="encoder")
+    run = resolved("method.name=prompt-tuning", "training.epochs=3", kind="encoder")
     assert run.training.epochs == 3 != below["epochs"]
     assert run.training.relative_rate == below["relative_rate"]
 
@@ -172,6 +172,24 @@ def test_key_of_another_method_is_refused() -> None:
     assert message.startswith("method.prompt_length: got 3; expected a known key; ")
 
 
+def test_a_run_that_names_no_method_takes_the_default_of_the_backbones_kind() -> None:
+    assert {kind: resolve({}, kind).method.name for kind in KINDS} == DEFAULT_METHODS
+    assert resolve({}, "encoder", recipe="paper").method.name == DEFAULT_METHODS["encoder"]
+    assert resolve({"method": {"name": "vip"}}, "encoder").method.name == "vip"
+
+
+def test_before_the_backbone_is_known_settings_may_be_those_of_any_default() -> None:
+    settings = {"method": {"init_text": "the label of this text", "init": "text"}}
+    assert resolve(settings).method.name == "prompt-tuning"
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(settings, "encoder")
+    message = str(caught.value)
+    assert "expected a known key (no method is named, so it is p-tuning-v2)" in message
+    assert "name a method that has it with method.name: prompt-tuning, " in message
+    with pytest.raises(ConfigurationError, match=r"'normal' or 'uniform' \(no method is named, so it is p-tuning-v2\)"):
+        resolve({"method": {"init": "labels"}}, "encoder")
+
+
 def test_unknown_method_suggests_the_nearest() -> None:
     message = message_of("method.name=promt-tuning")
     assert message.startswith("method.name: got 'promt-tuning'; expected a known method; did you mean 'prompt-tun")
@@ -189,7 +207,7 @@ def test_unknown_method_suggests_the_nearest() -> None:
         ("training.learning_rate=.nan", "a finite number"),
         ("training.optimizer=sgd", "'adafactor' or 'adamw'"),
         ("method.prompt_length=0", "greater than or equal to 1"),
-        ("method.init=random", "'uniform', 'vocabulary', 'labels'"),
+        ("method.init=random", "'normal' or 'uniform'"),
         ("readout.name=head", "'auto', 'classifier'"),
         ("backbone.max_length=3", "greater than or equal to 4"),
         (
@@ -270,8 +288,9 @@ def test_a_renamed_key_is_reported_with_its_name_today(old: str, new: str) -> No
 
 
 def test_a_learning_rate_of_the_user_takes_the_place_of_the_preset_s_relative_rate() -> None:
-    assert resolve({}, "encoder").training.relative_rate > 0
-    given = resolve({"training": {"learning_rate": 0.03}}, "encoder").training
+    method = {"method": {"name": "prompt-tuning"}}
+    assert resolve(method, "encoder").training.relative_rate > 0
+    given = resolve({**method, "training": {"learning_rate": 0.03}}, "encoder").training
     assert (given.learning_rate, given.relative_rate) == (0.03, 0.0)
 
 

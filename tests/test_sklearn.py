@@ -189,6 +189,7 @@ def test_an_estimator_that_is_not_fitted_says_so(tmp_path: Path) -> None:
 def test_settings_reach_the_run() -> None:
     classifier = CueClassifier(
         tiny("bert"),
+        method="prompt-tuning",
         epochs=2,
         learning_rate=0.3,
         prompt_length=3,

@@ -187,7 +187,7 @@ def test_a_dataset_dict_trains_predicts_and_evaluates(tmp_path: Path) -> None:
     predicted = [prediction.label for prediction in cue.predict(splits["test"])]
     assert [prediction.label for prediction in cue.predict(splits["test"]["text"])] == predicted
     evaluation = cue.evaluate(splits)  # its test rows
-    assert 100 * accuracy_score(splits["test"]["label"], predicted) == evaluation.main
+    assert evaluation.main == pytest.approx(100 * accuracy_score(splits["test"]["label"], predicted))
     assert evaluation.scores == cue.scores["test"]
     assert cue.evaluate(splits, split="train").num_rows == 10
     assert cue.evaluate(splits["test"].to_iterable_dataset()).main == evaluation.main

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from softcue.backbones import BackboneConfig
 from softcue.errors import ConfigurationError, as_configuration_error, near_matches
-from softcue.methods import METHODS, MethodConfig
+from softcue.methods import DEFAULT_METHODS, METHODS, MethodConfig
 from softcue.readouts import ReadoutConfig
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.selection import SelectionConfig
@@ -170,9 +170,10 @@ def resolve(
 ) -> RunConfig:
     """Check settings and fill in defaults. With the backbone's kind, the recipe's settings for it lie below them.
 
-    The paper's recipe also depends on the form of the task. Epochs that the user sets win over a recipe's steps.
+    Where no method is named, it is the default of the backbone's kind. The paper's recipe also depends on the form of
+    the task. Epochs that the user sets win over a recipe's steps.
     """
-    method_name = str(settings.get("method", {}).get("name", "prompt-tuning"))
+    method_name = find_method_name(settings, kind)
     method_class = METHODS.find(method_name)
     resolve_selection(settings)
     below = recipe_settings(recipe, method_name, kind, form) if kind else {}
@@ -180,11 +181,29 @@ def resolve(
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
-        method=_checked("method", method_class.Config, whole),
+        method=_checked_method(settings, method_class.Config, whole),
         readout=_checked("readout", ReadoutConfig, whole),
         training=_checked("training", TrainingConfig, whole),
         mixture=_checked("mixture", MixtureConfig, whole),
     )
+
+
+def find_method_name(settings: Settings, kind: str | None = None) -> str:
+    """The method that settings name, else the default one of a kind of backbone.
+
+    Before the kind is known, it is the first of these defaults that has all keys that are set.
+
+    Example:
+        >>> find_method_name({}, "encoder"), find_method_name({}, "decoder")
+        ('p-tuning-v2', 'prompt-tuning')
+    """
+    values = settings.get("method", {})
+    if "name" in values:
+        return str(values["name"])
+    if kind is not None:
+        return DEFAULT_METHODS[kind]
+    first, *others = DEFAULT_METHODS.values()
+    return next((name for name in (first, *others) if set(values) <= set(METHODS[name].Config.model_fields)), first)
 
 
 def resolve_selection(settings: Settings) -> SelectionConfig:
@@ -282,9 +301,29 @@ def method_config(values: Mapping[str, Any]) -> MethodConfig:
 
 
 def _advice(section: str, key: str, model: type[BaseModel]) -> str:
-    """What to write instead of an unknown key: its name today, or a similar key."""
+    """What to write instead of an unknown key: its name today, another method that has it, or a similar key."""
     new_key = RENAMED_KEYS.get(f"{section}.{key}")
-    return f"it is called {new_key} now" if new_key else near_matches(key, model.model_fields)
+    if new_key:
+        return f"it is called {new_key} now"
+    owners = [name for name, owner in METHODS.built_in.items() if key in owner.Config.model_fields]
+    if section == "method" and owners:
+        return f"leave it out, or name a method that has it with method.name: {', '.join(owners)}"
+    return near_matches(key, model.model_fields)
+
+
+def _checked_method(settings: Settings, model: type[MethodConfig], whole: Settings) -> MethodConfig:
+    """The settings of the method. An error says which method it is about, if the user has named none."""
+    try:
+        return _checked("method", model, whole)
+    except ConfigurationError as error:
+        if "name" in settings.get("method", {}):
+            raise
+        raise ConfigurationError(
+            setting=error.setting,
+            got=error.got,
+            expected=f"{error.expected} (no method is named, so it is {whole['method']['name']})",
+            fix=error.fix,
+        ) from error
 
 
 def _checked(section: str, model: type[Part], whole: Settings) -> Part:

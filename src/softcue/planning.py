@@ -12,7 +12,7 @@ import torch
 
 from softcue.backbones import Backbone
 from softcue.backbones.loading.shapes import backbone_like
-from softcue.configuration import RunConfig, merged, resolve
+from softcue.configuration import RunConfig, find_method_name, merged, resolve
 from softcue.errors import ConfigurationError
 from softcue.inference import TaskModel, make_task_model
 from softcue.machine import GIGABYTE
@@ -57,6 +57,8 @@ class MemoryLayout:
 class MemoryPlan:
     """The memory of one method on one backbone, for batches of so many rows of so many tokens.
 
+    Without a method it is that of the default for the backbone's kind.
+
     Example:
         plan = MemoryPlan("llama-2-7b", "prompt-tuning", rows=16, length=512)
         plan.memory(MemoryLayout(rows=16)).peak / 2**30
@@ -65,12 +67,13 @@ class MemoryPlan:
     def __init__(
         self,
         backbone: str,
-        method: str,
+        method: str | None,
         rows: int,
         length: int,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name, self.method, self.rows, self.length = backbone, method, rows, length
+        self.name, self.rows, self.length = backbone, rows, length
+        self.method = method or find_method_name({}, backbone_like(backbone).kind)
         self.settings = settings or {}
         self._models: dict[tuple[Dtype, bool], tuple[Backbone, TaskModel, RunConfig]] = {}
         self._measured: dict[tuple[Dtype, bool, int], StepMemory] = {}

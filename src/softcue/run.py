@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from softcue.backbones import Backbone, load_backbone
-from softcue.configuration import RunConfig, Settings, read_settings, resolve
+from softcue.configuration import RunConfig, Settings, merged, read_settings, resolve
 from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, CueRecipe, package_versions
 from softcue.errors import ConfigurationError, RunError, SoftcueError
@@ -73,6 +73,7 @@ class Run:
     ) -> None:
         self.folder, self.is_joint, self.recipe = folder, is_joint, check_recipe(recipe)
         self.selection = selection
+        settings = _with_method_of_first_stage(settings)
         requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
         check_installed(requested.training.report_to)
         self.splits = self._read_rows(requested, tables or {}) if splits is None else [splits]
@@ -515,6 +516,14 @@ def splits_of_run(folder: str | Path) -> Splits:
     """
     settings = read_settings(Path(folder) / "config.yaml")
     return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
+
+
+def _with_method_of_first_stage(settings: Settings) -> Settings:
+    """Settings whose method, where none is named, is that of the cue which the run starts from."""
+    origin = settings.get("training", {}).get("init_from")
+    if not origin or "name" in settings.get("method", {}):
+        return settings
+    return merged(settings, {"method": {"name": read_cue_file(Path(origin)).method["name"]}})
 
 
 def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:

@@ -11,12 +11,11 @@ from pydantic.fields import FieldInfo
 
 from softcue.configuration import SECTIONS, preset, recipe_settings
 from softcue.errors import ConfigurationError, near_matches
-from softcue.methods import METHODS
+from softcue.methods import DEFAULT_METHODS, METHODS
 from softcue.methods.registry import BACKBONE_KINDS
 from softcue.recipes import paper_recipe
 
 Origin = Literal["default", "preset", "paper"]
-DEFAULT_METHOD = "prompt-tuning"
 TYPE_NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 SECTION_TITLES = {
@@ -49,9 +48,11 @@ class Setting:
 
 
 def list_settings(
-    where: str = "", method: str = DEFAULT_METHOD, kind: str = "encoder", recipe: str = "default"
+    where: str = "", method: str | None = None, kind: str = "encoder", recipe: str = "default"
 ) -> list[Setting]:
     """The settings of all sections, of one section or of one `section.key`, with the values a run would start from.
+
+    Without a method, they are those of the default for the kind of backbone.
 
     Example:
         >>> [setting] = list_settings("training.epochs", "prompt-tuning", "encoder")
@@ -59,6 +60,7 @@ def list_settings(
         ('whole number ≥ 1', 20, 10)
     """
     _check_kind(kind)
+    method = method or DEFAULT_METHODS[kind]
     method_class = METHODS.find(method)
     section, _, key = where.partition(".")
     if section and section not in SECTIONS:
@@ -172,6 +174,12 @@ override that give one setting two values are an error. Each run writes all its 
 `softcue config [SECTION] --method M --backbone-kind K --recipe R` prints the values that a run starts from.
 """
 
+METHOD_NAME = (
+    "`method.name` is the name of the method. A run that names none takes the default for its kind of backbone, "
+    + ", ".join(f"`{name}` on {kind}s" for kind, name in DEFAULT_METHODS.items())
+    + "; with `training.init_from`, the method of that cue.\n"
+)
+
 PRESETS = """\
 ## Presets
 The values that a method starts from on each kind of backbone. `-`: the default above. `softcue methods NAME` shows the
@@ -190,7 +198,7 @@ def configuration_page() -> str:
             ]
             parts.append(_markdown(["key", "type", "default", "meaning"], rows))
             continue
-        parts.append("`method.name` is the name of the method.\n")
+        parts.append(METHOD_NAME)
         parts += [_methods_part(names) for names in _methods_with_the_same_keys()]
     parts.append(PRESETS)
     parts += [_presets_part(names) for names in _methods_with_the_same_presets()]

@@ -119,7 +119,7 @@ class _CueEstimator(BaseEstimator):  # type: ignore[misc]
     _kinds: ClassVar[tuple[TaskKind, ...]]  # of the cues that the estimator can be made from
 
     backbone: str | Path | Backbone
-    method: str
+    method: str | None
     recipe: str
     epochs: int | None
     learning_rate: float | None
@@ -370,7 +370,7 @@ class CueClassifier(ClassifierMixin, _CueEstimator):  # type: ignore[misc]
     Args:
         backbone: a name as in `softcue.train`, or a loaded `Backbone`, which `clone` keeps. A name is loaded once per
             process, however many folds and settings use it.
-        method: a name of `softcue.methods()`, or `auto`.
+        method: a name of `softcue.methods()`, or `auto`; None is the default of the backbone's kind.
         recipe: `default` (the method's preset) or `paper`.
         epochs, learning_rate, network_learning_rate, batch_size, prompt_length, max_length: as in `softcue.train`;
             None leaves the recipe's value.
@@ -402,7 +402,7 @@ class CueClassifier(ClassifierMixin, _CueEstimator):  # type: ignore[misc]
         self,
         backbone: str | Path | Backbone = "minilm",
         *,
-        method: str = "prompt-tuning",
+        method: str | None = None,
         recipe: str = "default",
         epochs: int | None = None,
         learning_rate: float | None = None,
@@ -595,7 +595,7 @@ class CueRegressor(RegressorMixin, _CueEstimator):  # type: ignore[misc]
         self,
         backbone: str | Path | Backbone = "minilm",
         *,
-        method: str = "prompt-tuning",
+        method: str | None = None,
         recipe: str = "default",
         epochs: int | None = None,
         learning_rate: float | None = None,

@@ -83,7 +83,8 @@ def test_config_shows_the_values_of_the_paper() -> None:
 def test_config_shows_one_section_or_one_key() -> None:
     shown = run("config", "training")
     assert (shown.code, shown.err) == (0, "")
-    assert "learning_rate" in shown.out and "0.01 *" in shown.out and "preset of prompt-tuning" in shown.out
+    assert "learning_rate" in shown.out and "0.02 *" in shown.out and "preset of p-tuning-v2" in shown.out
+    assert "preset of prompt-tuning" in run("config", "training", "--backbone-kind", "decoder").out
     assert "gradient_checkpointing" not in shown.out
     [entry] = run("config", "method.prompt_length", "--method", "vip", "--json").json["settings"]
     assert (entry["default"], entry["value"], entry["from"]) == (100, 20, "preset")
@@ -131,7 +132,8 @@ def test_methods_show_the_papers_settings_beside_the_presets(monkeypatch: pytest
     assert all(name in shown.out for name in METHODS)
     lines = [line.strip() for line in shown.out.splitlines()]
     number = lines.index("prompt-tuning (Lester et al. 2021)")
-    assert lines[number + 1 : number + 4] == [
+    assert lines[number + 1 : number + 5] == [
+        "the default on encoder-decoders and decoders",
         METHODS["prompt-tuning"].summary,
         "paper:  prompt length 100, learning rate 0.3, adafactor, batch size 32, 30000 steps (on LM-adapted T5 1.1)",
         "preset: prompt length 20, learning rate 0.2 of the words' size, network learning rate 0.005, adamw, batch",

@@ -48,7 +48,8 @@ def train(folder: Path, model_type: str = "bert", backbone: Backbone | str | Non
     overrides = {"training.epochs": 1, **settings.pop("overrides", {})}
     if settings.get("method") != "no-prompt":
         overrides.setdefault("method.prompt_length", 3)
-    given = {"train": ROWS, "validation": ROWS, "text": "text", "label": "label", **settings}
+    columns = {"text": "text", "label": "label"}
+    given = {"method": "prompt-tuning", "train": ROWS, "validation": ROWS, **columns, **settings}
     return softcue.train(folder, backbone=backbone or tiny(model_type), overrides=overrides, progress=False, **given)
 
 

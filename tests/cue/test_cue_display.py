@@ -26,7 +26,7 @@ ROWS = [
 def train(folder: Path, **settings: object) -> Cue:
     few = {"training.epochs": 3, "training.batch_size": 5, "method.prompt_length": 3, "training.label_share": 0}
     overrides = {**few, **dict(settings.pop("overrides", {}))}  # type: ignore[call-overload]
-    given = {"train": ROWS, "validation": ROWS, "test": ROWS[:4], **settings}
+    given = {"method": "prompt-tuning", "train": ROWS, "validation": ROWS, "test": ROWS[:4], **settings}
     return softcue.train(folder, backbone=tiny("bert"), overrides=overrides, progress=False, **given)
 
 

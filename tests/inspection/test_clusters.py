@@ -28,7 +28,15 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def train(folder: Path, **overrides: object) -> softcue.Cue:
     given = {"method.prompt_length": 6, "training.steps": 1, "training.learning_rate": 1e-6, **overrides}
-    return softcue.train(folder, backbone=tiny("bert"), train=ROWS, validation=ROWS, overrides=given, progress=False)
+    return softcue.train(
+        folder,
+        backbone=tiny("bert"),
+        method="prompt-tuning",
+        train=ROWS,
+        validation=ROWS,
+        overrides=given,
+        progress=False,
+    )
 
 
 @pytest.fixture

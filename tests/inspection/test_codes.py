@@ -62,6 +62,7 @@ def test_labels_of_several_pieces_are_recognised_near_a_vector(tmp_path: Path) -
     kept = {}
     for init in ("labels", "vocabulary"):
         overrides = {
+            "method.name": "prompt-tuning",
             "method.prompt_length": 4,
             "method.init": init,
             "training.steps": 1,

@@ -45,6 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     few = {"training.steps": 2, "method.prompt_length": 3}
     given = {"backbone": str(folder / "backbone"), "train": ROWS, "validation": ROWS, "progress": False}
+    given["method"] = "prompt-tuning"
     softcue.train(folder / "teams", overrides=few, **given)
     softcue.train(folder / "stars", label="stars", overrides={**few, "task.kind": "regression"}, **given)
     return {name: folder / name for name in ("backbone", "rows.jsonl", "teams", "stars")}

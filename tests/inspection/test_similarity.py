@@ -20,6 +20,7 @@ from softcue.inspection.comparison import compare_cues
 from softcue.inspection.comparison_page import comparison_page
 from softcue.inspection.comparison_pictures import curves_picture
 from softcue.inspection.similarity import WORDS, best_match, cosines_between, placed_prompt, prompt_similarity
+from softcue.prompts.deep import DeepPrompt
 from softcue.tasks import examples_from
 from softcue.types import Instance
 
@@ -70,6 +71,29 @@ def test_prompts_in_layers_are_taken_where_they_are(model_type: str, tmp_path: P
         assert torch.allclose(prompt.vectors[f"keys of layer {layer}"], keys)
         assert torch.allclose(prompt.vectors[f"values of layer {layer}"], values)
     assert prompt.table is None
+
+
+def test_a_prompt_with_an_attention_of_its_own_is_taken_in_the_layers_units(tmp_path: Path) -> None:
+    settings = {"method.prompt_length": 2, "method.rule": "parallel"}
+    cue = train(tmp_path / "cue", "p-tuning-v2", **settings)
+    prompt, encoder = placed_prompt(cue), cue.model.method.prompt_encoder()
+    assert isinstance(encoder, DeepPrompt) and encoder.units is not None
+    for layer, value in enumerate(encoder.vectors()):
+        keys, values = encoder.units(value.detach(), layer).chunk(2, dim=1)
+        assert torch.allclose(prompt.vectors[f"parallel keys of layer {layer}"], keys)
+        assert torch.allclose(prompt.vectors[f"parallel values of layer {layer}"], values)
+    similarity = prompt_similarity({"cue": prompt, "other": placed_prompt(train(tmp_path / "other", "p-tuning-v2"))})
+    assert similarity.best_match[0][0] == pytest.approx(1.0, abs=1e-5) and not similarity.is_empty
+
+
+def test_a_prompt_of_zeros_is_not_compared(tmp_path: Path) -> None:
+    cue = train(tmp_path / "cue", "p-tuning-v2")
+    encoder = cue.model.method.prompt_encoder()
+    assert encoder is not None
+    for values in encoder.parameters():
+        values.data.zero_()
+    with pytest.raises(CueError, match="a prompt with values other than zero; its best step was the frozen model"):
+        placed_prompt(cue)
 
 
 def test_a_static_prompt_is_itself(tmp_path: Path) -> None:
@@ -203,6 +227,7 @@ def test_tasks_that_were_trained_together_also_have_a_mean_curve(tmp_path: Path)
         tmp_path / "joint",
         tasks=["tickets", "urgency"],
         backbone=str(tmp_path / "backbone"),
+        method="prompt-tuning",
         overrides={"training.steps": 2, "training.evaluate_every": 1, "method.prompt_length": 9},
         progress=False,
     )

@@ -368,3 +368,19 @@ def test_a_head_on_other_vectors_is_not_taken_over(first: Cue, tmp_path: Path) -
     other = train(tmp_path / "other", seed=5, init_from=first.path, overrides={**STILL, **pooled})
     assert first.cue_file.readout.pooling != "mean"
     assert not all_equal(numbers(other)[1], numbers(first)[1])
+
+
+@pytest.mark.parametrize("method", ["prompt-tuning", "p-tuning-v2"])
+def test_a_run_that_names_no_method_takes_that_of_the_first_cue(method: str, tmp_path: Path) -> None:
+    train(tmp_path / "first", method)
+    second = softcue.train(
+        tmp_path / "second",
+        backbone=tiny("bert"),
+        train=NLI,
+        validation=NLI,
+        text=["premise", "hypothesis"],
+        init_from=tmp_path / "first",
+        overrides={"training.epochs": 1, **SETTINGS[method]},
+        progress=False,
+    )
+    assert second.cue_file.method["name"] == method

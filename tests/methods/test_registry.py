@@ -100,7 +100,7 @@ def test_the_command_line_lists_an_installed_plugin(site: Path) -> None:
 def test_plugins_are_loaded_only_when_needed(tmp_path: Path, use_site: Callable[[Path], MethodRegistry]) -> None:
     registry = use_site(install(tmp_path, "broken-package", {"broken": "no_such_module:Broken"}))
     assert registry["prompt-tuning"] is PromptTuning
-    assert "vip" in registry and resolve({}).method.name == "prompt-tuning"
+    assert "vip" in registry and resolve({}).method.name == "p-tuning-v2"
     with pytest.warns(RuntimeWarning, match="broken-package"):
         list(registry)
     with warnings.catch_warnings():

@@ -36,8 +36,12 @@ def config(
         ),
     ] = "",
     method: Annotated[
-        str, typer.Option(help="Show the keys and the recipe of this method.", autocompletion=complete_method)
-    ] = "prompt-tuning",
+        str | None,
+        typer.Option(
+            help="Show the keys and the recipe of this method; else of the default for the kind of backbone.",
+            autocompletion=complete_method,
+        ),
+    ] = None,
     recipe: Annotated[
         KindOfRecipe, typer.Option(help="Show the method's preset, or the settings of its paper.")
     ] = KindOfRecipe.default,
@@ -55,11 +59,13 @@ def config(
     Set one with `softcue train ... section.key=value`, or below its section in a YAML file.
     """
     from softcue.cli.output import compare_or_print, print_json, print_table
+    from softcue.methods import DEFAULT_METHODS
     from softcue.settings_docs import configuration_page, format_value, list_settings
 
     if docs or check_file is not None:
         compare_or_print(configuration_page(), check_file, "softcue config --docs")
         return
+    method = method or DEFAULT_METHODS[backbone_kind.value]
     settings = list_settings(section, method, backbone_kind.value, recipe.value)
     if as_json:
         entries = [

@@ -56,10 +56,18 @@ def _describe(name: str, method: type[Method]) -> dict[str, Any]:
         "name": name,
         "summary": method.summary,
         "paper": method.paper,
+        "default_on": _default_kinds(name),
         "settings": settings,
         "paper_recipes": {kind: _describe_recipe(paper_recipe(name, kind)) for kind in BACKBONE_KINDS},
         "presets": {kind: preset(name, kind) for kind in BACKBONE_KINDS},
     }
+
+
+def _default_kinds(name: str) -> list[str]:
+    """The kinds of backbone on which a run that names no method trains this one."""
+    from softcue.methods import DEFAULT_METHODS
+
+    return [kind for kind, default in DEFAULT_METHODS.items() if default == name]
 
 
 def _describe_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -89,6 +97,8 @@ def _print_summary(name: str, method: type[Method]) -> None:
 
     paper = paper_recipe(name)
     typer.echo(name if method.paper == "-" else f"{name} ({method.paper})")
+    if kinds := _default_kinds(name):
+        typer.echo(f"  the default on {' and '.join(f'{kind}s' for kind in kinds)}")
     _print_wrapped(method.summary)
     if paper.settings:
         values = {path: setting.value for path, setting in paper.settings.items()}

@@ -33,7 +33,10 @@ def plan(
     backbone: Annotated[
         str, typer.Option(help="A known shape, such as llama-2-7b, or a folder with config.json; weights are not read.")
     ] = "minilm",
-    method: Annotated[str, typer.Option(help="What is trained.", autocompletion=complete_method)] = "prompt-tuning",
+    method: Annotated[
+        str | None,
+        typer.Option(help="What is trained; else the default of the backbone's kind.", autocompletion=complete_method),
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of a batch that are in memory at once.")] = 16,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 128,
     gpu: Annotated[
@@ -59,7 +62,8 @@ def plan(
     from softcue.methods import METHODS
     from softcue.planning import MemoryLayout, MemoryPlan, parse_size
 
-    METHODS.find(method)  # an error if there is no such method
+    if method is not None:
+        METHODS.find(method)  # an error if there is no such method
     settings = parse_overrides(words or [])
     if set(settings) - {"method"}:
         raise ConfigurationError(
@@ -76,7 +80,7 @@ def plan(
     advice = None if fitting is None else fitting.settings(start)
     if as_json:
         figures = {**asdict(memory), "peak": memory.peak}
-        result = {"backbone": backbone, "method": method, "rows": rows, "length": length, "bytes": figures}
+        result = {"backbone": backbone, "method": planned.method, "rows": rows, "length": length, "bytes": figures}
         if size is not None:
             fits = fitting is not None
             result |= {
@@ -90,7 +94,7 @@ def plan(
     parts |= {"optimizer": memory.optimizer, "activations": memory.activations, "peak": memory.peak}
     where = "" if gpus == 1 else f", the fullest of {gpus} GPUs"
     packed = "" if quantization is PlannedQuantization.none else f", {quantization.value} layers"
-    title = f"{method} on {backbone}: {rows} rows of {length} tokens, {dtype.value}{packed}{where}"
+    title = f"{planned.method} on {backbone}: {rows} rows of {length} tokens, {dtype.value}{packed}{where}"
     print_table(title, ["memory", "GB"], [[name, f"{value / 2**30:.2f}"] for name, value in parts.items()])
     for note in planned.notes:
         typer.echo(note)

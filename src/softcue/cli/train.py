@@ -27,7 +27,7 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="A name from `softcue methods`; auto tries several and keeps the best.",
+            help="A name from `softcue methods`, which names the default; auto tries several and keeps the best.",
             autocompletion=complete_method_or_auto,
         ),
     ] = None,

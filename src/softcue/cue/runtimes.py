@@ -314,12 +314,12 @@ def _find_recheck_margin(answers: Sequence[Prediction], in_torch: Sequence[Predi
     """A margin that only answers equal to torch's reach; None if there is none, or too few rows to find it on."""
     pairs = zip(answers, in_torch, strict=True)
     margins = [answer.margin for answer, expected in pairs if _answer(answer) != _answer(expected)]
-    known = [margin for margin in margins if margin is not None]
+    numbers = [margin for margin in margins if margin is not None]
     # Of m other answers on n rows, one more row has a larger margin than all with a chance of 1 in m + 1.
     expected_others = len(margins) / (len(margins) + 1) / len(answers)
-    if len(known) < len(margins) or not margins or expected_others > LABELS:
+    if len(numbers) < len(margins) or not margins or expected_others > LABELS:
         return None
-    return math.nextafter(max(known), math.inf)
+    return math.nextafter(max(numbers), math.inf)
 
 
 def _difference(trial: _Trial, answers: Sequence[Prediction]) -> str:

@@ -74,7 +74,7 @@ class _VectorSums:
     """Sums over rows of the last vectors that go to each place."""
 
     def __init__(self, length: int) -> None:
-        self.length = length
+        self.length = length  # 0 for prompts without positions: all of their vectors
         self.totals: dict[str, Tensor] = {}  # place -> [P X]
 
     def add(self, place: str, vectors: Tensor | None) -> None:
@@ -88,8 +88,8 @@ class _VectorSums:
 
         def record(layer: int, hidden: Tensor, mask: Tensor) -> LayerPrompt | None:
             layer_prompt = make_layer_prompt(layer, hidden, mask)
-            for name in ("states", "keys", "values"):
-                self.add(f"{name} of layer {layer}", getattr(layer_prompt, name, None))
+            for name in ("states", "keys", "values", "parallel_keys", "parallel_values"):
+                self.add(f"{name.replace('_', ' ')} of layer {layer}", getattr(layer_prompt, name, None))
             return layer_prompt
 
         return record
@@ -138,6 +138,13 @@ def placed_prompt(cue: Cue, examples: Sequence[Example] | None = None, batch_siz
             view.read(batch, replace(prompt, layer_prompts=recorder, shared_by=None), embeds).hidden()
     # Prompts that are in layers only leave zeros among the word embeddings.
     vectors = {place: total / len(rows) for place, total in sums.totals.items() if bool(total.any())}
+    if not vectors:
+        raise CueError(
+            setting="cue",
+            got=f"{cue.name} ({method.config.name})",
+            expected="a prompt with values other than zero",
+            fix="its best step was the frozen model: train it with more rows or another learning rate",
+        )
     first_layer = getattr(method.config, "insert_layer", 0)
     places = ", ".join(f"{place} {tuple(values.shape[1:])}" for place, values in sorted(vectors.items()))
     return PlacedPrompt(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from softcue.listing import Listing, make_callable
 from softcue.methods.adapter import AdapterTuning, Compacter
 from softcue.methods.efl import EFL
@@ -19,6 +21,7 @@ from softcue.methods.vip import VIPCMethod, VIPIDPMethod, VIPMethod
 from softcue.methods.warp import WARP
 
 __all__ = [
+    "DEFAULT_METHODS",
     "METHODS",
     "DeepConfig",
     "ListedMethod",
@@ -54,6 +57,12 @@ METHODS = MethodRegistry(
         "manual-prompt": ManualPrompt,
     }
 )
+# What is trained where no method is named: the best of the prompts on each kind of backbone (decision 70).
+DEFAULT_METHODS: Mapping[str, str] = {
+    "encoder": "p-tuning-v2",
+    "encoder-decoder": "prompt-tuning",
+    "decoder": "prompt-tuning",
+}
 
 
 def register_method(name: str, method_class: type[Method]) -> None:
