@@ -38,6 +38,7 @@ def measure_replicas(plan: Plan, numbers: Sequence[int], ray_address: str) -> li
                 cues / task,
                 task=task,
                 backbone="minilm",
+                method="prompt-tuning",
                 overrides={"training.steps": 1, "training.min_steps": 0, "task.test_rows": 1},
                 progress=False,
             )

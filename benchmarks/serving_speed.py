@@ -25,7 +25,6 @@ from benchmarks.load import Load, LoadProcess
 from benchmarks.measuring import interleave_values, make_figure, median_ratio
 from benchmarks.plan import Figures, Plan, measure_parts, report_seconds
 from benchmarks.workloads import (
-    TOLERANCE,
     LoadResult,
     Popularity,
     Question,
@@ -310,8 +309,9 @@ class ServingBenchmark:
         num_compared = counts["right"] + sum(bad.values())
         self.tables["answers"] = {"compared": num_compared, **bad, "told to come later": counts["rejected"]}
         bad_counts = ", ".join(f"{number} {verdict}" for verdict, number in bad.items())
+        tolerance = max(sample.tolerance for sample in self.pool.samples)
         meaning = (
-            f"{bad_counts} of {num_compared} answers; label, task and order as offline, scores within {TOLERANCE:g}"
+            f"{bad_counts} of {num_compared} answers; label, task and order as offline, scores within {tolerance:g}"
         )
         return {"wrong_answers": make_figure(sum(bad.values()), 0, 0.0, 1, meaning)}
 

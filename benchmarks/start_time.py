@@ -41,6 +41,7 @@ def start_figures(plan: Plan) -> Figures:
             Path(folder) / "cue",
             task="tickets",
             backbone="minilm",
+            method="prompt-tuning",
             overrides={"training.steps": 1, "training.min_steps": 0, "task.test_rows": 1},
             progress=False,
         )

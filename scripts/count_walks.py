@@ -78,6 +78,8 @@ def row_to_cue(walk: Walk, models: Path, work: Path) -> None:
         "softcue",
         "train",
         "training.epochs=1",
+        "--method",
+        "prompt-tuning",
         "--train",
         str(path),
         "--text",

@@ -26,7 +26,7 @@ BATCHES: dict[str, dict[str, Any]] = {
 }
 CASES = [(family, method, "whole") for family in FAMILIES for method in METHODS]
 CASES += [(family, method, "pieces") for family in FAMILIES for method in ("prompt-tuning", "vip")]
-CASES += [("bert", "m-idpg-phm", "contrastive")]
+CASES += [("bert", "m-idpg-phm", "contrastive"), ("bert", "p-tuning-v2 parallel", "whole")]
 
 
 def train(backbone: Backbone, method: str, batches: str) -> dict[str, Any]:

@@ -181,6 +181,13 @@ def test_a_run_that_names_no_method_takes_the_default_of_the_backbones_kind() ->
 def test_before_the_backbone_is_known_settings_may_be_those_of_any_default() -> None:
     settings = {"method": {"init_text": "the label of this text", "init": "text"}}
     assert resolve(settings).method.name == "prompt-tuning"
+    assert resolve({"method": {"init": "labels"}}).method.name == "prompt-tuning"
+    assert resolve({"method": {"init": "normal"}}).method.name == "p-tuning-v2"
+    assert resolve({"method": {"init": "labels"}}, "decoder").method.name == "prompt-tuning"
+    with pytest.raises(
+        ConfigurationError, match=r"no method is named, so it is p-tuning-v2 on encoders, prompt-tuning on"
+    ):
+        resolve({"method": {"prompt_length": 0}})
     with pytest.raises(ConfigurationError) as caught:
         resolve(settings, "encoder")
     message = str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from command import check_error, run
 from typer.testing import CliRunner
 
 from softcue.cli.app import app
@@ -75,3 +76,11 @@ def test_foreseen_memory_is_the_measured_one_within_a_tenth() -> None:
     benchmark = pytest.importorskip("benchmarks.step_memory")
     figures = benchmark.memory_figures([("encoder", "prompt-tuning"), ("encoder", "p-tuning-v2"), ("decoder", "lora")])
     assert all(figure["met"] for figure in figures.values()), figures
+
+
+def test_a_plan_names_its_method_in_one_place() -> None:
+    assert MemoryPlan("minilm", None, 2, 8).method == "p-tuning-v2"
+    assert MemoryPlan("minilm", None, 2, 8, {"name": "vip"}).method == "vip"
+    words = ["plan", "--rows", "2", "--length", "8", "method.name=prompt-tuning", "method.init=vocabulary", "--json"]
+    assert run(*words).json["method"] == "prompt-tuning"
+    check_error(run("plan", "--method", "vip", "method.name=warp"), "method.name", "vip, as --method says")

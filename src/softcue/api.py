@@ -100,7 +100,8 @@ def train(
 ) -> Cue | dict[str, Cue]:
     """Train a task on a frozen backbone and write its cue folder; with `tasks`, one prompt for several tasks.
 
-    Without a method it is `p-tuning-v2` on encoders and `prompt-tuning` on other backbones.
+    If no method is named, it is `p-tuning-v2` on encoders and `prompt-tuning` on other backbones; with `init_from`,
+    that of the cue.
 
     Rows come from a known task (`task="tickets"`, or `task="rte"` with the folder of its published files as `data`)
     or from your own files, DataFrames, Datasets or lists of dictionaries with the columns `text` and `label`. A

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -173,37 +173,49 @@ def resolve(
     Where no method is named, it is the default of the backbone's kind. The paper's recipe also depends on the form of
     the task. Epochs that the user sets win over a recipe's steps.
     """
-    method_name = find_method_name(settings, kind)
-    method_class = METHODS.find(method_name)
+    names = _method_names(settings, kind)
+    METHODS.find(names[0])  # an error if there is no such method
     resolve_selection(settings)
-    below = recipe_settings(recipe, method_name, kind, form) if kind else {}
-    whole = merged(_without_replaced(below, settings), _with_trackers(settings), {"method": {"name": method_name}})
+    below = recipe_settings(recipe, names[0], kind, form) if kind else {}
+    whole = merged(_without_replaced(below, settings), _with_trackers(settings))
     return RunConfig(
         backbone=_checked("backbone", BackboneConfig, whole),
         task=_checked("task", TaskConfig, whole),
-        method=_checked_method(settings, method_class.Config, whole),
+        method=_checked_method(names, whole, settings),
         readout=_checked("readout", ReadoutConfig, whole),
         training=_checked("training", TrainingConfig, whole),
         mixture=_checked("mixture", MixtureConfig, whole),
     )
 
 
-def find_method_name(settings: Settings, kind: str | None = None) -> str:
-    """The method that settings name, else the default one of a kind of backbone.
-
-    Before the kind is known, it is the first of these defaults that has all keys that are set.
+def find_method_name(settings: Settings, kind: str) -> str:
+    """The method that settings name, else the default on a kind of backbone.
 
     Example:
         >>> find_method_name({}, "encoder"), find_method_name({}, "decoder")
         ('p-tuning-v2', 'prompt-tuning')
     """
-    values = settings.get("method", {})
-    if "name" in values:
-        return str(values["name"])
-    if kind is not None:
-        return DEFAULT_METHODS[kind]
-    first, *others = DEFAULT_METHODS.values()
-    return next((name for name in (first, *others) if set(values) <= set(METHODS[name].Config.model_fields)), first)
+    return str(settings.get("method", {}).get("name", DEFAULT_METHODS[kind]))
+
+
+def describe_default_methods() -> str:
+    """The default on each kind of backbone, in words.
+
+    Example:
+        >>> describe_default_methods()
+        'p-tuning-v2 on encoders, prompt-tuning on encoder-decoders and decoders'
+    """
+    kinds: dict[str, list[str]] = {}
+    for kind, name in DEFAULT_METHODS.items():
+        kinds.setdefault(name, []).append(f"{kind}s")
+    return ", ".join(f"{name} on {' and '.join(where)}" for name, where in kinds.items())
+
+
+def _method_names(settings: Settings, kind: str | None) -> list[str]:
+    """The method of a run; several, if none is named and the kind of backbone is not known yet."""
+    if kind is not None or "name" in settings.get("method", {}):
+        return [find_method_name(settings, kind or "encoder")]
+    return list(dict.fromkeys(DEFAULT_METHODS.values()))
 
 
 def resolve_selection(settings: Settings) -> SelectionConfig:
@@ -305,25 +317,34 @@ def _advice(section: str, key: str, model: type[BaseModel]) -> str:
     new_key = RENAMED_KEYS.get(f"{section}.{key}")
     if new_key:
         return f"it is called {new_key} now"
-    owners = [name for name, owner in METHODS.built_in.items() if key in owner.Config.model_fields]
-    if section == "method" and owners:
-        return f"leave it out, or name a method that has it with method.name: {', '.join(owners)}"
+    if section == "method":
+        owners = [name for name, owner in METHODS.built_in.items() if key in owner.Config.model_fields]
+        if owners:
+            return f"leave it out, or name a method that has it with method.name: {', '.join(owners)}"
     return near_matches(key, model.model_fields)
 
 
-def _checked_method(settings: Settings, model: type[MethodConfig], whole: Settings) -> MethodConfig:
-    """The settings of the method. An error says which method it is about, if the user has named none."""
-    try:
-        return _checked("method", model, whole)
-    except ConfigurationError as error:
-        if "name" in settings.get("method", {}):
-            raise
-        raise ConfigurationError(
-            setting=error.setting,
-            got=error.got,
-            expected=f"{error.expected} (no method is named, so it is {whole['method']['name']})",
-            fix=error.fix,
-        ) from error
+def _checked_method(names: Sequence[str], whole: Settings, settings: Settings) -> MethodConfig:
+    """The settings of the method: of several that it may be, the first that they fit.
+
+    An error says which method it is about, if the user has named none.
+    """
+    errors: list[ConfigurationError] = []
+    for name in names:
+        try:
+            return _checked("method", METHODS[name].Config, merged(whole, {"method": {"name": name}}))
+        except ConfigurationError as error:
+            errors.append(error)
+    first, *_ = errors
+    if "name" in settings.get("method", {}):
+        raise first
+    default = names[0] if len(names) == 1 else describe_default_methods()
+    raise ConfigurationError(
+        setting=first.setting,
+        got=first.got,
+        expected=f"{first.expected} (no method is named, so it is {default})",
+        fix=first.fix,
+    ) from first
 
 
 def _checked(section: str, model: type[Part], whole: Settings) -> Part:

@@ -73,8 +73,8 @@ class MemoryPlan:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.name, self.rows, self.length = backbone, rows, length
-        self.method = method or find_method_name({}, backbone_like(backbone).kind)
         self.settings = settings or {}
+        self.method = method or find_method_name({"method": self.settings}, backbone_like(backbone).kind)
         self._models: dict[tuple[Dtype, bool], tuple[Backbone, TaskModel, RunConfig]] = {}
         self._measured: dict[tuple[Dtype, bool, int], StepMemory] = {}
 

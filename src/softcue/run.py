@@ -73,7 +73,7 @@ class Run:
     ) -> None:
         self.folder, self.is_joint, self.recipe = folder, is_joint, check_recipe(recipe)
         self.selection = selection
-        settings = _with_method_of_first_stage(settings)
+        settings = with_method_of_first_stage(settings)
         requested = resolve(settings)  # wrong settings are errors before anything is read or loaded
         check_installed(requested.training.report_to)
         self.splits = self._read_rows(requested, tables or {}) if splits is None else [splits]
@@ -518,10 +518,14 @@ def splits_of_run(folder: str | Path) -> Splits:
     return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
 
 
-def _with_method_of_first_stage(settings: Settings) -> Settings:
-    """Settings whose method, where none is named, is that of the cue which the run starts from."""
+def with_method_of_first_stage(settings: Settings) -> Settings:
+    """Settings whose method, where none is named, is that of the cue which the run starts from.
+
+    Example:
+        with_method_of_first_stage({"training": {"init_from": "cues/nli"}})["method"]     # {"name": "m-idpg-phm"}
+    """
     origin = settings.get("training", {}).get("init_from")
-    if not origin or "name" in settings.get("method", {}):
+    if not origin or not isinstance(origin, str) or "name" in settings.get("method", {}):
         return settings
     return merged(settings, {"method": {"name": read_cue_file(Path(origin)).method["name"]}})
 

@@ -9,9 +9,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from softcue.configuration import SECTIONS, preset, recipe_settings
+from softcue.configuration import (
+    SECTIONS,
+    describe_default_methods,
+    find_method_name,
+    preset,
+    recipe_settings,
+)
 from softcue.errors import ConfigurationError, near_matches
-from softcue.methods import DEFAULT_METHODS, METHODS
+from softcue.methods import METHODS
 from softcue.methods.registry import BACKBONE_KINDS
 from softcue.recipes import paper_recipe
 
@@ -60,7 +66,7 @@ def list_settings(
         ('whole number ≥ 1', 20, 10)
     """
     _check_kind(kind)
-    method = method or DEFAULT_METHODS[kind]
+    method = method or find_method_name({}, kind)
     method_class = METHODS.find(method)
     section, _, key = where.partition(".")
     if section and section not in SECTIONS:
@@ -175,9 +181,8 @@ override that give one setting two values are an error. Each run writes all its 
 """
 
 METHOD_NAME = (
-    "`method.name` is the name of the method. A run that names none takes the default for its kind of backbone, "
-    + ", ".join(f"`{name}` on {kind}s" for kind, name in DEFAULT_METHODS.items())
-    + "; with `training.init_from`, the method of that cue.\n"
+    "`method.name` is the name of the method. If none is named, it is the default on the kind of backbone "
+    f"({describe_default_methods()}); with `training.init_from`, the method of that cue.\n"
 )
 
 PRESETS = """\

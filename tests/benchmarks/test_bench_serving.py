@@ -24,6 +24,8 @@ from benchmarks.load import Load, LoadProcess, LoadResponse, send_load
 from benchmarks.plan import Plan
 from benchmarks.tables.write_benchmarks import format_section
 from benchmarks.workloads import (
+    BFLOAT16_TOLERANCE,
+    FLOAT32_TOLERANCE,
     Question,
     QuestionPool,
     Sample,
@@ -259,6 +261,18 @@ def test_right_answers_are_right() -> None:
     assert count_verdicts(*RIGHT) == {"right": 2}
     nearly = {"one": 0.90005, "two": 0.09995}
     assert count_verdicts({**RIGHT[0], "scores": nearly}, RIGHT[1]) == {"right": 2}
+
+
+def test_in_bfloat16_labels_that_are_nearly_as_likely_may_change_places() -> None:
+    expected = {"label": "one", "scores": {"one": 0.51, "two": 0.49}}
+    question = Question("a-0", "x", expected, BFLOAT16_TOLERANCE)
+    other = {"task": "a-0", "label": "two", "scores": {"one": 0.495, "two": 0.505}}
+    assert judge(question, other, [question]) == "right"
+    assert judge(question._replace(tolerance=FLOAT32_TOLERANCE), other, [question]) != "right"
+    far = {**other, "scores": {"one": 0.4, "two": 0.6}}
+    assert judge(question, far, [question]) == "wrong"
+    sure = question._replace(expected={"label": "one", "scores": {"one": 0.8, "two": 0.2}})
+    assert judge(sure, {**other, "scores": {"one": 0.8, "two": 0.2}}, [sure]) == "wrong"
 
 
 def test_planted_wrong_answers_are_found() -> None:

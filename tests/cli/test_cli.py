@@ -336,6 +336,7 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
         ["backbone.name", "a folder with config.json", "point to the model folder itself"],
     ),
     "hub backbone": (_own("--backbone", "softcue/no-such-model"), ["backbone.name", "HF_HUB_OFFLINE"]),
+    "first stage": (_own("training.init_from=5"), ["training.init_from", "got 5", "string"]),
     "device": (_own("backbone.device=abacus"), ["backbone.device", "'abacus'", "use auto or cpu"]),
     "long prompt": (
         _own("--method", "prompt-tuning", "method.prompt_length=96"),

@@ -122,7 +122,7 @@ def test_auto_counts_the_rows_that_run_again(monkeypatch: pytest.MonkeyPatch) ->
     candidates: Any = [SimpleNamespace(name="openvino int8"), SimpleNamespace(name="onnx int8")]
     shares = {"openvino int8": 0.2, "onnx int8": 0.0}
     monkeypatch.setattr(
-        runtimes, "_compare_answers", lambda _, runtime: runtimes._Comparison("", 0.1, shares[runtime.name])
+        runtimes, "_recall_comparison", lambda _, runtime: runtimes._Comparison("", 0.1, shares[runtime.name])
     )
     assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 1.7}, candidates, trials) == "openvino int8"  # 1.9
     assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 2.0}, candidates, trials) == "onnx int8"
@@ -234,7 +234,7 @@ def test_auto_weighs_speed_against_cues_that_stay_in_torch(
     candidates: Any = [SimpleNamespace(name=name) for name in in_torch]
     monkeypatch.setattr(
         runtimes,
-        "_compare_answers",
+        "_recall_comparison",
         lambda trial, runtime: runtimes._Comparison("differs" if trial.cue in in_torch[runtime.name] else ""),
     )
     assert runtimes._choose({"openvino int8": 3.0, "onnx int8": 1.7}, candidates, trials) == chosen

@@ -86,14 +86,15 @@ def test_a_prompt_with_an_attention_of_its_own_is_taken_in_the_layers_units(tmp_
     assert similarity.best_match[0][0] == pytest.approx(1.0, abs=1e-5) and not similarity.is_empty
 
 
-def test_a_prompt_of_zeros_is_not_compared(tmp_path: Path) -> None:
-    cue = train(tmp_path / "cue", "p-tuning-v2")
+def test_values_of_zero_as_in_the_first_step_are_left_out(tmp_path: Path) -> None:
+    cue, other = (train(tmp_path / name, "p-tuning-v2", **{"method.prompt_length": 2}) for name in ("cue", "other"))
     encoder = cue.model.method.prompt_encoder()
     assert encoder is not None
-    for values in encoder.parameters():
-        values.data.zero_()
-    with pytest.raises(CueError, match="a prompt with values other than zero; its best step was the frozen model"):
-        placed_prompt(cue)
+    for vectors in encoder.parameters():
+        vectors.data.chunk(2, dim=1)[1].zero_()
+    similarity = prompt_similarity({"cue": placed_prompt(cue), "other": placed_prompt(other)})
+    assert similarity.best_match[0][0] == pytest.approx(1.0, abs=1e-5)
+    assert similarity.best_match[0][1] is not None and not similarity.notes
 
 
 def test_a_static_prompt_is_itself(tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def config(
     Set one with `softcue train ... section.key=value`, or below its section in a YAML file.
     """
     from softcue.cli.output import compare_or_print, print_json, print_table
-    from softcue.methods import DEFAULT_METHODS
+    from softcue.configuration import find_method_name
     from softcue.settings_docs import configuration_page, format_value, list_settings
 
     if docs or check_file is not None:
         compare_or_print(configuration_page(), check_file, "softcue config --docs")
         return
-    method = method or DEFAULT_METHODS[backbone_kind.value]
+    method = method or find_method_name({}, backbone_kind.value)
     settings = list_settings(section, method, backbone_kind.value, recipe.value)
     if as_json:
         entries = [

@@ -62,8 +62,6 @@ def plan(
     from softcue.methods import METHODS
     from softcue.planning import MemoryLayout, MemoryPlan, parse_size
 
-    if method is not None:
-        METHODS.find(method)  # an error if there is no such method
     settings = parse_overrides(words or [])
     if set(settings) - {"method"}:
         raise ConfigurationError(
@@ -72,6 +70,13 @@ def plan(
             expected="method.key=value",
             fix="other settings are options of this command, such as --rows and --dtype",
         )
+    named = settings.get("method", {}).get("name", method)
+    if method not in (None, named):
+        raise ConfigurationError(
+            setting="method.name", got=named, expected=f"{method}, as --method says", fix="leave method.name out"
+        )
+    if named is not None:
+        METHODS.find(named)  # an error if there is no such method
     size = None if gpu is None else parse_size(gpu)
     planned = MemoryPlan(backbone, method, rows, length, settings.get("method", {}))
     start = MemoryLayout(rows, gradient_checkpointing, dtype.value, quantization.value, gpus)

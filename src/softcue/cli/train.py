@@ -27,7 +27,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="A name from `softcue methods`, which names the default; auto tries several and keeps the best.",
+            help="A name from `softcue methods`; auto tries several and keeps the best. Default: p-tuning-v2 on "
+            "encoders, prompt-tuning on other backbones.",
             autocompletion=complete_method_or_auto,
         ),
     ] = None,

@@ -254,36 +254,38 @@ def _seconds_of_row(trial: _Trial, runtime: LayerRuntime, speed: float) -> float
     """The time of a row of a cue against torch, with the rows that run again."""
     if trial.why_uncompared(runtime):
         return 1.0
-    comparison = _compare_answers(trial, runtime)
+    comparison = _recall_comparison(trial, runtime)
     return 1.0 if comparison.difference else 1.0 / speed + comparison.rechecked
 
 
 def _compare(trial: _Trial, runtime: LayerRuntime, report: RuntimeReport) -> None:
-    """Compare a cue in the backbone's runtime with its answers in torch; if they differ too much, it runs in torch.
-
-    What was found is kept, so that a server that starts again compares nothing.
-    """
+    """Compare a cue in the backbone's runtime with its answers in torch; if they differ too much, it runs in torch."""
     cue = trial.cue
     cue.model.runs_in_torch, cue.model.recheck_margin = False, 0.0
     if reason := trial.why_uncompared(runtime):
         _keep_in_torch(cue, reason, report)
         return
-    what = f"answers of {cue.cue_file.record_sha256[:12]} on {trial.named_rows} in {runtime.numbers}"
-    key = machine_key(what, trial.backbone.model)
-    kept = recall_entry(
-        key,
-        "comparison",
-        lambda entry: _Comparison.of(entry) is not None,
-        lambda: {"comparison": asdict(_compare_answers(trial, runtime))},
-    )
-    comparison = _Comparison.of(kept)
-    assert comparison is not None
+    comparison = _recall_comparison(trial, runtime)
     if comparison.difference:
         _keep_in_torch(cue, comparison.difference, report)
         return
     cue.model.recheck_margin = comparison.recheck_margin
     again = f"; {comparison.rechecked:.1%} of them run again in torch" if comparison.rechecked else ""
     report.compared[cue.name] = trial.named_rows + again
+
+
+def _recall_comparison(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
+    """What was found for a cue in a runtime. It is kept, so that a server that starts again compares nothing."""
+    what = f"answers of {trial.cue.cue_file.record_sha256[:12]} on {trial.named_rows} in {runtime.numbers}"
+    kept = recall_entry(
+        machine_key(what, trial.backbone.model),
+        "comparison",
+        lambda entry: _Comparison.of(entry) is not None,
+        lambda: {"comparison": asdict(_compare_answers(trial, runtime))},
+    )
+    comparison = _Comparison.of(kept)
+    assert comparison is not None
+    return comparison
 
 
 def _compare_answers(trial: _Trial, runtime: LayerRuntime) -> _Comparison:

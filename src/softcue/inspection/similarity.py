@@ -137,14 +137,7 @@ def placed_prompt(cue: Cue, examples: Sequence[Example] | None = None, batch_siz
             recorder = sums.recorder(prompt.layer_prompts)
             view.read(batch, replace(prompt, layer_prompts=recorder, shared_by=None), embeds).hidden()
     # Prompts that are in layers only leave zeros among the word embeddings.
-    vectors = {place: total / len(rows) for place, total in sums.totals.items() if bool(total.any())}
-    if not vectors:
-        raise CueError(
-            setting="cue",
-            got=f"{cue.name} ({method.config.name})",
-            expected="a prompt with values other than zero",
-            fix="its best step was the frozen model: train it with more rows or another learning rate",
-        )
+    vectors = {place: total / len(rows) for place, total in sums.totals.items() if place != WORDS or bool(total.any())}
     first_layer = getattr(method.config, "insert_layer", 0)
     places = ", ".join(f"{place} {tuple(values.shape[1:])}" for place, values in sorted(vectors.items()))
     return PlacedPrompt(
@@ -159,12 +152,16 @@ def placed_prompt(cue: Cue, examples: Sequence[Example] | None = None, batch_siz
 def cosines_between(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
     """The cosine of each vector of one prompt with each of the other, averaged over their places. [P Q]
 
+    A place where one of the two has only zeros is left out, such as the values of a prompt that no step has changed.
+
     Example:
         >>> cosines_between({"words": torch.eye(2)}, {"words": torch.tensor([[0.0, 2.0]])}).tolist()
         [[0.0], [1.0]]
     """
     cosines = [
-        functional.normalize(first[place], dim=1) @ functional.normalize(second[place], dim=1).T for place in first
+        functional.normalize(first[place], dim=1) @ functional.normalize(second[place], dim=1).T
+        for place in first
+        if bool(first[place].any()) and bool(second[place].any())
     ]
     return torch.stack(cosines).mean(dim=0)
 

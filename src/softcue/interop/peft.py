@@ -168,7 +168,10 @@ def _prefix_adapter(cue: Cue, row: TokenizedRow, encoder: DeepPrompt) -> PeftAda
     """Keys and values of the prompt, and of tokens before it, in each layer."""
     backbone, rule = cue.backbone, encoder.prompted_layers.rule
     if rule == "parallel":
-        advice = "PEFT's keys and values share one softmax with the text; train with method.rule=kv"
+        advice = (
+            "PEFT's keys and values share one softmax with the text; train with method.rule=kv (on an encoder also "
+            "with method.insert_at=front), or take prompt-tuning"
+        )
         _refuse("method.rule", rule, "kv", advice)
     if backbone.kind == "encoder-decoder":
         advice = "PEFT's prefixes are in the decoder, those of softcue in the encoder; take prompt-tuning or lora"

@@ -20,7 +20,7 @@ from softcue.cue import Cue
 from softcue.errors import BackboneError, ConfigurationError, RunError, TrainingError, near_matches
 from softcue.files import lock_folder, remove
 from softcue.listing import Listing
-from softcue.run import Run
+from softcue.run import Run, with_method_of_first_stage
 from softcue.selection import AUTO
 from softcue.studies.execution import recorded_score
 from softcue.studies.methods import Report, make_line_report, name_of_rows
@@ -73,7 +73,7 @@ def tune(
             fix="choose it first: softcue train --method auto",
         )
     named_space = read_space(space) if space else {}
-    check_space(named_space, requested.settings, requested.given)
+    check_space(named_space, with_method_of_first_stage(requested.settings), requested.given)
     folder = Path(output_dir)
     preset = requested.make_run(folder, {})
     searched = named_space or default_space(preset, requested.given)
