@@ -35,7 +35,8 @@ NUM_TRIALS = 5  # the preset, and the grid of four
 
 def preset_rate() -> float:
     """The learning rate of prompt tuning's preset on the tiny backbone."""
-    return float(f"{resolve({}, 'encoder').training.relative_rate * tiny('bert').word_size:.4g}")
+    preset = resolve({"method": {"name": "prompt-tuning"}}, "encoder")
+    return float(f"{preset.training.relative_rate * tiny('bert').word_size:.4g}")
 
 
 class Crash(Exception):
@@ -108,7 +109,7 @@ def space_of(method: str, changes: dict[str, Any] | None = None, family: str = "
 
 
 def test_a_prompt_has_rates_lengths_and_a_late_layer_around_its_preset() -> None:
-    training = resolve({}, "encoder").training
+    training = resolve({"method": {"name": "prompt-tuning"}}, "encoder").training
     words, head = training.relative_rate * tiny("bert").word_size, training.head_learning_rate
     assert head is not None
     space = space_of("prompt-tuning")
@@ -330,8 +331,10 @@ def test_optuna_searches_around_the_preset_and_proposes_the_same_again(
     pytest.importorskip("optuna")
     whole = softcue.tune(tmp_path / "whole", trials=7, **arguments)
     assert 2 <= len(whole.trials) <= 7
-    assert whole.trials[0].settings["training.learning_rate"] == 0.01
-    assert all(0.001 <= trial.settings["training.learning_rate"] <= 0.1 for trial in whole.trials)
+    rate = preset_rate()
+    assert whole.trials[0].settings["training.learning_rate"] == rate
+    ends = 0.1 * rate - 1e-9, 10 * rate + 1e-9
+    assert all(ends[0] <= trial.settings["training.learning_rate"] <= ends[1] for trial in whole.trials)
     execute, count = Run.execute, 0
 
     def dying(self: Run, **options: Any) -> Any:
