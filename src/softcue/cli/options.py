@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -134,3 +135,20 @@ def split_names(names: str) -> list[str]:
         ['prompt-tuning', 'vip']
     """
     return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def read_method_name(method: str | None, settings: Mapping[str, Any]) -> str | None:
+    """The method that --method or `method.name=` says; both may say the same. None if neither does.
+
+    Example:
+        >>> read_method_name(None, {"method": {"name": "vip"}})
+        'vip'
+    """
+    from softcue.errors import ConfigurationError
+
+    named: str | None = settings.get("method", {}).get("name", method)
+    if method not in (None, named):
+        raise ConfigurationError(
+            setting="method.name", got=named, expected=f"{method}, as --method says", fix="leave method.name out"
+        )
+    return named

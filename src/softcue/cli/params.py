@@ -10,6 +10,7 @@ import typer
 
 from softcue.cli.completion import complete_method
 from softcue.cli.config import KindOfRecipe
+from softcue.cli.options import read_method_name
 
 if TYPE_CHECKING:
     from softcue.inspection.parameter_sizes import MethodRow, ParameterSizes
@@ -120,10 +121,7 @@ def _method_rows(method: str | None, words: list[str], with_variants: bool) -> d
             expected="method.key=value together with --method NAME",
             fix="such as --method m-idpg-phm method.prompt_length=10",
         )
-    if (named := settings.get("method", {}).get("name", method)) != method:
-        raise ConfigurationError(
-            setting="method.name", got=named, expected=f"{method}, as --method says", fix="leave method.name out"
-        )
+    read_method_name(method, settings)
     if method is not None and "," not in method:
         return {method: (method, settings.get("method", {}))}
     methods: dict[str, MethodRow] = {name: (name, {}) for name in METHODS}

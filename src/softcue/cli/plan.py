@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from softcue.cli.completion import complete_method
+from softcue.cli.options import read_method_name
 
 
 class PlannedDtype(StrEnum):
@@ -70,11 +71,7 @@ def plan(
             expected="method.key=value",
             fix="other settings are options of this command, such as --rows and --dtype",
         )
-    named = settings.get("method", {}).get("name", method)
-    if method not in (None, named):
-        raise ConfigurationError(
-            setting="method.name", got=named, expected=f"{method}, as --method says", fix="leave method.name out"
-        )
+    named = read_method_name(method, settings)
     if named is not None:
         METHODS.find(named)  # an error if there is no such method
     size = None if gpu is None else parse_size(gpu)
