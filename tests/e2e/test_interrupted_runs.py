@@ -239,6 +239,7 @@ def test_overrides_of_the_library_take_any_text_and_paths(tmp_path: Path) -> Non
         text="text",
         label="label",
         backbone=tiny("bert"),
+        method="prompt-tuning",
         overrides={**OVERRIDES, "method.init": "text", "method.init_text": "😀 hi", "method.init_from": Path("x")},
         progress=False,
     )

@@ -193,7 +193,7 @@ def test_a_tracker_gets_settings_steps_evaluations_and_final_scores(tmp_path: Pa
     [tracker] = stand_ins
     assert (tracker.run.name, tracker.run.group) == ("tickets", "team")
     assert tracker.run.settings["training.epochs"] == 3
-    assert tracker.run.settings["method.name"] == tracker.run.tags["method"] == "prompt-tuning"
+    assert tracker.run.settings["method.name"] == tracker.run.tags["method"] == cue.cue_file.method["name"]
     assert tracker.run.tags.keys() == {"method", "backbone", "task"}
     assert tracker.steps() == [1, 2, 3, 4, 5, 6]
     assert tracker.steps("evaluation/accuracy") == [0, 2, 4, 6]
