@@ -42,10 +42,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_backbone(kind: str) -> Backbone:
+def random_backbone(kind: str, dtype: torch.dtype = torch.float32) -> Backbone:
     """A backbone of that kind with random weights."""
     torch.manual_seed(0)
-    return Backbone(random_model(kind), NumberTokenizer(), f"random {kind}")
+    return Backbone(random_model(kind).to(dtype), NumberTokenizer(), f"random {kind}")
 
 
 def random_cue(

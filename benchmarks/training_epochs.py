@@ -21,6 +21,7 @@ from benchmarks.random_models import random_backbone, random_cue, random_example
 from benchmarks.texts import real_lengths, real_splits, representative_rows
 from benchmarks.training_steps import NUM_ROWS, PROMPT_LENGTH, prompt_settings
 from softcue.backbones import Backbone, load_backbone
+from softcue.backbones.loading.autotune import choose_dtype
 from softcue.configuration import method_config
 from softcue.inference import TaskModel, make_task_model
 from softcue.inputs.collate import collate
@@ -55,6 +56,23 @@ def random_epoch_figures(plan: Plan) -> Figures:
     return figures
 
 
+def default_epoch_figures(plan: Plan) -> Figures:
+    """Defaults against defaults: ours in the number format that `auto` takes on this processor, PEFT's in float32."""
+    lengths = real_lengths(plan.data, EPOCH_ROWS)
+    figures: Figures = {}
+    for kind, name in FIGURE_NAMES.items():
+        dtype = choose_dtype(random_model(kind), torch.device("cpu"))
+        epochs = make_epochs(random_epoch_contest(kind, lengths, dtype))
+        turns = {peer: time_share_of_epoch(epochs[peer]) for peer in ("ours", "random")}
+        ratio, spread = median_ratio(interleave_values(turns, plan.repeats, warmup=1), "random", "ours")
+        format_name = str(dtype).removeprefix("torch.")
+        meaning = (
+            f"PEFT in transformers' Trainer, rows drawn at random, float32 / ours in {format_name}: one epoch, {kind}"
+        )
+        figures[f"{name}_defaults"] = make_figure(ratio, 3.0, spread, plan.repeats, meaning, ">=")
+    return figures
+
+
 def real_epoch_figures(plan: Plan) -> Figures:
     """Epochs on the real MiniLM with rows of a real task."""
     from transformers import AutoModelForSequenceClassification
@@ -70,9 +88,9 @@ def real_epoch_figures(plan: Plan) -> Figures:
     return epoch_figures(plan, "minilm_train_vs_peft", contest, f"MiniLM on {splits.task.name}")
 
 
-def random_epoch_contest(kind: str, lengths: Sequence[int]) -> EpochContest:
-    """Texts of these lengths on random weights."""
-    backbone = random_backbone(kind)
+def random_epoch_contest(kind: str, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> EpochContest:
+    """Texts of these lengths on random weights; the number format is that of our backbone."""
+    backbone = random_backbone(kind, dtype)
     cue = random_cue(backbone, "prompt-tuning", prompt_settings(PROMPT_LENGTH))
     return EpochContest(backbone, cue, random_examples(lengths), random_model(kind, with_head=True))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmarks.measuring import interleave_seconds, make_figure, median_ratio, peak_bytes, process_seconds
 from benchmarks.plan import Figures, Plan, measure_parts
-from benchmarks.training_epochs import random_epoch_figures, real_epoch_figures
+from benchmarks.training_epochs import default_epoch_figures, random_epoch_figures, real_epoch_figures
 from benchmarks.training_steps import (
     NUM_ROWS,
     PAPER_PROMPT_LENGTH,
@@ -206,5 +206,6 @@ PARTS = (
     vip_figures,
     late_prompt_figures,
     random_epoch_figures,
+    default_epoch_figures,
     real_epoch_figures,
 )
