@@ -247,14 +247,17 @@ def serve(
     output_dir: Annotated[
         Path, typer.Option("--output-dir", help="Folder for sample cues, their copies and the servers' logs.")
     ] = Path("runs/bench/serving"),
+    parts: Annotated[str, typer.Option(help="These parts only, A,B,..., such as latency; the peak always.")] = "",
 ) -> None:
     """The server under load: against the offline engine and against switching cues; latency, overload, memory."""
     from benchmarks.plan import Plan
     from benchmarks.serving_speed import serving_figures
 
-    measurements = serving_figures(Plan(repeats, data), output_dir, threads or os.cpu_count() or 1)
+    measurements = serving_figures(
+        Plan(repeats, data), output_dir, threads or os.cpu_count() or 1, names=split_names(parts)
+    )
     if not as_json:
-        for title in ("throughput", "latency"):
+        for title in [title for title in ("throughput", "latency", "passes") if title in measurements]:
             rows = measurements[title]
             print_table(title, list(rows[0]), [list(row.values()) for row in rows])
     _print_figures(measurements.pop("figures"), as_json, **measurements)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from softcue.errors import ConfigurationError
 
 Figures = dict[str, dict[str, Any]]
 
@@ -19,6 +21,23 @@ class Plan:
 
     repeats: int
     data: Path | None = None
+
+
+def choose_parts(parts: Sequence[Callable[[Plan], Figures]], names: Collection[str]) -> list[Callable[[Plan], Figures]]:
+    """The parts with these names, all if there are none: `late-prompt` is that of `late_prompt_figures`.
+
+    Example:
+        >>> def late_prompt_figures(plan):
+        ...     return {}
+        >>> choose_parts([late_prompt_figures], ["late-prompt"]) == [late_prompt_figures]
+        True
+    """
+    by_name = {part.__name__.removesuffix("_figures").replace("_", "-"): part for part in parts}
+    if unknown := sorted(set(names) - set(by_name)):
+        raise ConfigurationError(
+            setting="parts", got=", ".join(unknown), expected=f"some of {', '.join(by_name)}", fix="name one of these"
+        )
+    return [part for name, part in by_name.items() if not names or name in names]
 
 
 def measure_parts(parts: Sequence[Callable[[Plan], Figures]], plan: Plan) -> Figures:

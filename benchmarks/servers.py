@@ -93,6 +93,11 @@ def runtime_command(cues: Path, backbone: str, port: int) -> list[str]:
     return [*softcue_command(cues, backbone, port), "--dtype", "float32", "--runtime", "auto"]
 
 
+def one_pass_command(cues: Path, backbone: str, port: int) -> list[str]:
+    """The arguments of Python that start a softcue server that runs one batch at a time, on all threads."""
+    return [*softcue_command(cues, backbone, port), "--passes-at-once", "1"]
+
+
 def one_cue_command(cues: Path, backbone: str, port: int) -> list[str]:
     """The arguments of Python that start a softcue server with one cue per batch."""
     return ["-m", "benchmarks.servers", "one-cue", str(cues), backbone, str(port)]

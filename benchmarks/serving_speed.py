@@ -11,9 +11,10 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +24,7 @@ import torch
 from benchmarks import servers
 from benchmarks.load import Load, LoadProcess
 from benchmarks.measuring import interleave_values, make_figure, median_ratio
-from benchmarks.plan import Figures, Plan, measure_parts, report_seconds
+from benchmarks.plan import Figures, Plan, choose_parts, measure_parts, report_seconds
 from benchmarks.workloads import (
     LoadResult,
     Popularity,
@@ -179,6 +180,39 @@ class ServingBenchmark:
         milliseconds = {f"p{part}_ms": 1000 * percentiles[part - 1] for part in (50, 90, 99)}
         return {"rate": rate, **milliseconds, "max_ms": 1000 * max(latencies)}
 
+    def passes_figures(self, plan: Plan) -> Figures:
+        """Two batches at a time, each on half of the threads, against one batch on all of them."""
+        sizes, num_cues = self.sizes, self.sizes.cues[min(1, len(self.sizes.cues) - 1)]
+        folder = self.folder / "passes"
+        copy_cues(self.cues, folder, num_cues)
+        questions = self.pool.draw("distinct", num_cues, max(sizes.few_clients, self.questions_per_turn // 2))
+        with (
+            self.run_another_server(servers.one_pass_command, folder) as one_pass,
+            self.run_another_server(servers.softcue_command, folder) as usual,
+        ):
+            steps: dict[tuple[str, int], Callable[[], float]] = {}
+            for clients in (1, 4, sizes.few_clients):
+                steps["usual", clients] = partial(self._rate_of, questions, usual.port, clients)
+                steps["one pass", clients] = partial(self._rate_of, questions, one_pass.port, clients)
+            rates = interleave_values(steps, plan.repeats, warmup=1)
+        self.tables["passes"] = [
+            {"server": server, "clients": clients} | _summarize(values) for (server, clients), values in rates.items()
+        ]
+        return {
+            f"passes_at_once_{clients}_clients": _compare_rates(
+                rates,
+                ("usual", clients),
+                ("one pass", clients),
+                1.0,
+                f"answers a second: usual server / with --passes-at-once 1, {clients} clients, {num_cues} cues in turn",
+            )
+            for clients in (1, 4, sizes.few_clients)
+        }
+
+    def _rate_of(self, questions: Sequence[Question], port: int, clients: int) -> float:
+        asked = questions[: max(10, len(questions) * clients // self.sizes.few_clients)]
+        return self.send(asked, port, clients).rate
+
     def overload_figures(self, plan: Plan) -> Figures:
         """Requests at twice the peak rate, which are sent again after the Retry-After time."""
         rate, sizes = 2 * self.peak_rate, self.sizes
@@ -317,9 +351,14 @@ class ServingBenchmark:
 
 
 def serving_figures(
-    plan: Plan, folder: Path = OUTPUT, threads: int = 1, backbone: str = "minilm", sizes: Sizes | None = None
+    plan: Plan,
+    folder: Path = OUTPUT,
+    threads: int = 1,
+    backbone: str = "minilm",
+    sizes: Sizes | None = None,
+    names: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Measure the figures and tables of `python -m benchmarks serve`.
+    """Measure the figures and tables of `python -m benchmarks serve`, or those of some parts by name.
 
     Example:
         serving_figures(Plan(repeats=3))["figures"]["serve_vs_offline"]["ratio"]
@@ -327,15 +366,16 @@ def serving_figures(
     servers.check_extras()
     with start_benchmark(plan, folder, threads, backbone, sizes or Sizes()) as benchmark:
         parts = (
-            benchmark.offline_figures,
             benchmark.popularity_figures,
             benchmark.latency_figures,
+            benchmark.passes_figures,
             benchmark.overload_figures,
             benchmark.switching_figures,
             benchmark.memory_figures,
-            benchmark.result_figures,
         )
-        figures = measure_parts(parts, plan)
+        # The first part finds the peak that others need, the last one judges all answers.
+        chosen = [benchmark.offline_figures, *choose_parts(parts, names), benchmark.result_figures]
+        figures = measure_parts(chosen, plan)
     setting = {
         "backbone": backbone,
         "torch_threads": threads,

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.measuring import interleave_seconds, make_figure, median_ratio, peak_bytes, process_seconds
-from benchmarks.plan import Figures, Plan, measure_parts
+from benchmarks.plan import Figures, Plan, choose_parts, measure_parts
 from benchmarks.training_epochs import default_epoch_figures, random_epoch_figures, real_epoch_figures
 from benchmarks.training_steps import (
     NUM_ROWS,
@@ -25,7 +25,6 @@ from benchmarks.training_steps import (
     peft_twin,
     prompt_settings,
 )
-from softcue.errors import ConfigurationError
 
 KINDS = ("encoder", "encoder-decoder", "decoder")
 
@@ -36,12 +35,7 @@ def training_figures(plan: Plan, names: Sequence[str] = ()) -> Figures:
     Example:
         training_figures(Plan(repeats=7), ["late-prompt"])
     """
-    parts = {part.__name__.removesuffix("_figures").replace("_", "-"): part for part in PARTS}
-    if unknown := sorted(set(names) - set(parts)):
-        raise ConfigurationError(
-            setting="parts", got=", ".join(unknown), expected=f"some of {', '.join(parts)}", fix="name one of these"
-        )
-    return measure_parts([part for name, part in parts.items() if not names or name in names], plan)
+    return measure_parts(choose_parts(PARTS, names), plan)
 
 
 def bare_backbone_figures(plan: Plan) -> Figures:

@@ -226,6 +226,30 @@ def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch:
     assert batcher.take_arrived() == [good]
 
 
+def test_free_threads_share_the_rows_that_wait() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.put([request_row() for _ in range(5)])
+    assert len(batcher.take_arrived(num_free=2) or []) == 3
+    batcher.add(rows(5, 5, 5))
+    assert len(batcher.take(num_free=2)[0]) == 3
+    assert len(batcher.take_arrived(num_free=1) or []) == 2
+    batcher.add(rows(5, 5))
+    assert len(batcher.take(num_free=1)[0]) == 2
+
+
+def test_prepared_rows_are_shared_too() -> None:
+    batcher = Batcher(Limits(max_rows=2), PASS_TOKENS)
+    batcher.add(rows(5, 5, 5))
+    assert [len(batcher.take(num_free=3)[0]), len(batcher.take(num_free=1)[0])] == [1, 2]
+
+
+def test_nothing_is_prepared_after_a_failure() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.add(rows(5))
+    batcher.fail()
+    assert batcher.take_arrived() is None
+
+
 def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
     limits = Limits(max_rows=2, max_age=1.0)
     waiting = [*rows(40, 79, 50), *rows(40, arrived=5.0)]

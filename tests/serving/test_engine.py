@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +28,10 @@ from softcue.backbones import Backbone, BackboneConfig
 from softcue.cue.cue import Cue
 from softcue.errors import ConfigurationError
 from softcue.evaluation import mean, vote
-from softcue.inference import predict
+from softcue.inference import predict, predict_mixed
 from softcue.serving.engine import engine as engine_module
 from softcue.serving.engine.batcher import Batcher, Limits
-from softcue.serving.engine.engine import Engine
+from softcue.serving.engine.engine import Engine, default_passes
 from softcue.serving.engine.requests import BatchReport, Options, Result, ServedPrediction
 from softcue.serving.errors import RequestError
 from softcue.types import Example, Prediction
@@ -117,6 +117,72 @@ def test_small_batches_and_budgets_change_no_answer(folder: Path, cues: dict[str
         same(result, wanted)
     assert max(report.num_rows for report in reports) <= 3
     assert all(report.num_tokens + report.num_padding <= 120 or report.num_rows == 1 for report in reports)
+
+
+# --- several passes at a time ---
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_passes_run_side_by_side_and_answer_as_one_does(
+    folder: Path, cues: dict[str, Cue], four_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [*items(cues, 10 * len(cues)), ("names", LONG), ("questions", ["Who?", LONG])]  # several windows each
+    both = threading.Barrier(2)
+    threads: list[tuple[int, int]] = []
+    first_passes = iter(range(2))
+
+    def predict_beside_another(*args: Any) -> list[Prediction]:
+        if next(first_passes, None) is not None:
+            both.wait(20)  # a pass alone would wait in vain
+        threads.append((threading.get_ident(), torch.get_num_threads()))
+        return predict_mixed(*args)
+
+    monkeypatch.setattr(engine_module, "predict_mixed", predict_beside_another)
+    with Engine(tiny("bert"), folder, Limits(max_rows=3, passes_at_once=2)) as engine:
+        results = engine.predict(requests)
+        assert (engine.num_in_flight, engine.num_waiting, engine.is_alive) == (0, 0, True)
+    for result, wanted in zip(results, offline(cues, requests), strict=True):
+        same(result, wanted)
+    assert len({thread for thread, _ in threads}) == 2 and {number for _, number in threads} == {2}
+    assert torch.get_num_threads() == 4  # as before the engine
+
+
+def test_an_ensemble_may_be_predicted_by_several_passes(folder: Path, cues: dict[str, Cue]) -> None:
+    names = [name for name in cues if cues[name].task.name == cues["topics"].task.name]
+    wanted = vote([cues[name].predict(["My invoice is wrong."])[0] for name in names])
+    with Engine(tiny("bert"), folder, Limits(max_rows=1, passes_at_once=3)) as engine:
+        results = engine.predict([(names, "My invoice is wrong.")] * 20, ensemble="vote")
+    assert len(names) > 1
+    for result in results:
+        assert isinstance(result, ServedPrediction) and result.prediction.label == wanted.label
+
+
+def test_the_end_of_one_thread_ends_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[BaseException] = []
+
+    def fail(*_: Any) -> Any:
+        raise SystemError("boom")
+
+    monkeypatch.setattr(Batcher, "take", fail)
+    with Engine(tiny("bert"), folder, Limits(passes_at_once=3)) as engine:
+        engine.on_failure(errors.append)
+        with pytest.raises(RequestError, match="inference thread has ended"):
+            engine.predict([("topics", "first")])
+    assert [str(error) for error in errors] == ["boom"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_threads", "expected"), [("bert", 4, 2), ("bert", 1, 1), ("t5", 4, 1), ("gpt2", 4, 1)]
+)
+def test_encoders_on_a_processor_run_two_passes_at_a_time(kind: str, num_threads: int, expected: int) -> None:
+    assert default_passes(tiny(kind), num_threads) == expected
 
 
 def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: Path, cues: dict[str, Cue]) -> None:
@@ -286,7 +352,7 @@ def test_rows_that_fail_twice_get_an_error_and_the_engine_lives(folder: Path, mo
 def test_nobody_waits_for_an_inference_thread_that_has_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, errors = threading.Event(), []
 
-    def end(_: Any) -> Any:
+    def end(*_: Any) -> Any:
         assert go.wait(20)
         raise SystemError("boom")
 

@@ -22,6 +22,11 @@ def test_defaults_are_those_promised() -> None:
     assert not settings.log_texts and not settings.api_keys
 
 
+def test_server_decides_how_many_passes_run_at_a_time_unless_told() -> None:
+    assert ServerSettings().limits.passes_at_once is None
+    assert ServerSettings(passes_at_once=3).limits.passes_at_once == 3
+
+
 def test_keys_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOFTCUE_API_KEY", raising=False)
     assert read_keys("SOFTCUE_API_KEY", None) == ()

@@ -69,6 +69,13 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of a batch, with prompts and padding; else the device's default."),
     ] = None,
+    passes_at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Batches that run at a time, each on its share of the threads; else two of an encoder on a processor.",
+        ),
+    ] = None,
     prefix_cache_mb: Annotated[
         int | None,
         typer.Option(
@@ -173,6 +180,7 @@ def serve(
         deadline=deadline,
         max_in_flight=max_in_flight,
         token_budget=token_budget,
+        passes_at_once=passes_at_once,
         prefix_cache_mb=prefix_cache_mb,
         max_characters=max_characters,
         deterministic=deterministic,

@@ -48,6 +48,12 @@ class ServerSettings(BaseModel):
     max_age: float = Field(
         Limits.max_age, ge=0, description="seconds after which rows that fill a batch go before rows of a better length"
     )
+    passes_at_once: int | None = Field(
+        None,
+        ge=1,
+        description="batches that run at a time, each on its share of the threads; null: two of an encoder on a "
+        "processor, else one",
+    )
     prefix_cache_mb: int | None = Field(
         None,
         ge=0,
@@ -86,7 +92,7 @@ class ServerSettings(BaseModel):
     @property
     def limits(self) -> Limits:
         """The limits of the batcher."""
-        return Limits(self.max_in_flight, self.token_budget, self.max_rows, self.max_age)
+        return Limits(self.max_in_flight, self.token_budget, self.max_rows, self.max_age, self.passes_at_once)
 
     def as_plain_data(self) -> dict[str, Any]:
         """The settings as plain data, keys included, for a process on another machine.

@@ -1,6 +1,6 @@
 """The queue before the backbone: a bounded number of examples, and batches of rows of similar length from any cue.
 
-There is no timer: when the inference thread is free, it takes a batch of the rows that wait. The oldest row is always
+There is no timer: when an inference thread is free, it takes a batch of the rows that wait. The oldest row is always
 in it. Rows of a similar length join it while that saves time: together they share the fixed cost of a pass, but they
 are padded to the longest row. The fixed cost is measured (`Backbone.pass_tokens`).
 """
@@ -13,7 +13,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, takewhile
 from operator import attrgetter
 
@@ -34,6 +34,7 @@ class Limits:
     token_budget: int | None = None  # of a batch: prompt, text and padding; None: the device's default
     max_rows: int = 64  # of a batch
     max_age: float = 5.0  # seconds after which rows may go before younger rows of a better length
+    passes_at_once: int | None = 1  # batches that run at a time; None: what is fastest on the device
 
 
 def choose_batch(waiting: Sequence[BatchRow], now: float, limits: Limits, pass_tokens: float) -> list[BatchRow]:
@@ -129,18 +130,18 @@ def _batch_of(
 
 
 class Batcher:
-    """A queue of request rows. Any thread may put request rows; one thread prepares and takes batch rows."""
+    """A queue of request rows. Any thread may put request rows; one thread at a time prepares and takes batch rows."""
 
     def __init__(self, limits: Limits, pass_tokens: float) -> None:
         self.limits, self.pass_tokens = limits, pass_tokens
         self.num_in_flight = 0
         self.is_draining = False
-        self.has_failed = False  # the inference thread has ended: no row will be run
+        self.has_failed = False  # an inference thread has ended with an error: no row will be run
         self.prediction_seconds = 0.0  # of one prediction, lately
         self._changed = threading.Condition()
         self._arrived: deque[RequestRow] = deque()
         self._in_flight: set[RequestRow] = set()
-        self._waiting: list[BatchRow] = []  # in the order of arrival; only the inference thread changes it
+        self._waiting: list[BatchRow] = []  # in the order of arrival; only the thread that takes rows changes it
 
     @property
     def num_waiting(self) -> int:
@@ -203,11 +204,17 @@ class Batcher:
             self.num_in_flight -= len(rows)
             self._changed.notify_all()
 
-    def take_arrived(self) -> list[RequestRow] | None:
-        """Some request rows to prepare; waits for one if no row is left to run. None: drained, and all is done."""
+    def take_arrived(self, num_free: int = 1) -> list[RequestRow] | None:
+        """Some request rows to prepare; waits for one if no row is left to run. None: there will be none any more.
+
+        `num_free` threads can run a batch now, the caller's with them: it gets its share of few rows, so that another
+        one prepares the rest while the caller's batch runs.
+        """
         rows: list[RequestRow] = []
         with self._changed:
-            self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining)
+            self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining or self.has_failed)
+            if self.has_failed:
+                return None
             num_characters = 0
             if len(self._waiting) >= ROWS_ENOUGH:  # only rows that are over, which make room for others
                 now = time.monotonic()
@@ -216,7 +223,8 @@ class Batcher:
                     over = set(rows)
                     self._arrived = deque(row for row in self._arrived if row not in over)
                 return rows
-            while self._arrived and num_characters < CHARACTERS_AT_ONCE and len(self._waiting) + len(rows) < ROWS_READY:
+            most = min(ROWS_READY, self._share(num_free)) if num_free > 1 else ROWS_READY
+            while self._arrived and num_characters < CHARACTERS_AT_ONCE and len(self._waiting) + len(rows) < most:
                 rows.append(self._arrived.popleft())
                 num_characters += sum(map(len, rows[-1].example.texts))
             is_finished = self.is_draining and not rows and not self._waiting
@@ -226,15 +234,25 @@ class Batcher:
         """Add prepared rows, in the order of arrival."""
         self._waiting += rows
 
-    def take(self) -> tuple[list[BatchRow], list[RequestRow]]:
-        """The next batch, and request rows that are over, none of whose rows is in the batch."""
+    def take(self, num_free: int = 1) -> tuple[list[BatchRow], list[RequestRow]]:
+        """The next batch, and request rows that are over, none of whose rows is in the batch.
+
+        `num_free` threads can run a batch now, the caller's with them: it gets its share of few rows.
+        """
         now = time.monotonic()
         waiting = [row for row in self._waiting if row.request_row.result is None]
         over = {
             row.request_row: None for row in waiting if row.request_row.is_dropped or row.request_row.deadline <= now
         }
         left = [row for row in waiting if row.request_row not in over] if over else waiting
-        batch = choose_batch(left, now, self.limits, self.pass_tokens) if left else []
+        limits = self.limits
+        if num_free > 1:
+            limits = replace(limits, max_rows=max(1, min(limits.max_rows, self._share(num_free))))
+        batch = choose_batch(left, now, limits, self.pass_tokens) if left else []
         taken = set(batch)
         self._waiting = [row for row in left if row not in taken]
         return batch, list(over)
+
+    def _share(self, num_free: int) -> int:
+        """The number of rows for one of so many threads, if no others come."""
+        return -(-self.num_waiting // num_free)

@@ -1,4 +1,7 @@
-"""The engine: one frozen backbone, any number of cues, one inference thread. The server uses it, and Python may.
+"""The engine: one frozen backbone, any number of cues, one queue. The server uses it, and Python may.
+
+Inference threads take batches from the queue. Only one of them at a time prepares rows and chooses a batch; their
+passes run side by side. On a processor two passes of one thread each are faster than one pass of two threads.
 
 Predictions equal those of `Cue.predict`: the same rows, the same mixed pass, the same merging; only batches differ.
 """
@@ -137,13 +140,24 @@ class Engine:
         if runtime != "torch":
             self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
-        self._batcher = Batcher(limits or Limits(), backbone.pass_tokens)
+        limits = limits or Limits()
+        self._num_threads = torch.get_num_threads()
+        num_passes = limits.passes_at_once or default_passes(backbone, self._num_threads)
+        if num_passes > 1:
+            torch.set_num_threads(max(1, self._num_threads // num_passes))
+        self._batcher = Batcher(limits, backbone.pass_tokens)
         self._on_batch = on_batch
-        self._num_predictions = 0
         self._failure: BaseException | None = None
         self._listeners: list[Callable[[BaseException], None]] = []
-        self._thread = threading.Thread(target=self._run, name="softcue-inference", daemon=True)
-        self._thread.start()
+        self._turn = threading.Lock()  # held by the thread that prepares rows and chooses a batch
+        self._finishing = threading.RLock()  # parts of one request row may run in several passes at a time
+        self._num_running = 0  # passes
+        self._threads = [
+            threading.Thread(target=self._run, name=f"softcue-inference-{number}", daemon=True)
+            for number in range(num_passes)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _start_runtime(self, choice: RuntimeChoice) -> None:
         with warnings.catch_warnings():  # the log has the reasons
@@ -182,15 +196,15 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the inference thread runs; it should until `close`."""
-        return self._thread.is_alive()
+        """Whether the inference threads run; they should until `close`."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def predict(
         self, items: Sequence[Item], *, ensemble: Ensemble | None = None, truncate: bool = True
     ) -> list[Result]:
         """A result per item, in order: a prediction, or the error of that item alone.
 
-        Raises RequestError if the inference thread has ended: no item will have a prediction then.
+        Raises RequestError if an inference thread has ended: no item will have a prediction then.
 
         Example:
             engine.predict([("tickets", "My invoice is wrong."), ("same-request", ["a", "b"])])
@@ -222,7 +236,7 @@ class Engine:
     ) -> list[PendingRequest]:
         """Submit items without waiting for them; raises an error if there is no room for all of them.
 
-        Items that have not started after `seconds` get an error. `on_text` is called from the inference thread with
+        Items that have not started after `seconds` get an error. `on_text` is called from an inference thread with
         the index of an item and the next part of its text while one cue generates it; beam search sends no parts.
 
         Example:
@@ -247,7 +261,10 @@ class Engine:
     def close(self) -> None:
         """Predict all accepted items, then stop."""
         self.drain()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        if len(self._threads) > 1:
+            torch.set_num_threads(self._num_threads)
         if self.backbone.server is not None:
             self.backbone.server.close()
 
@@ -339,10 +356,10 @@ class Engine:
         if chunk:
             yield chunk
 
-    # --- the inference thread ---
+    # --- the inference threads ---
 
     def on_failure(self, listener: Callable[[BaseException], None]) -> None:
-        """Call a function with the error if the inference thread ends with one; at once if it has already.
+        """Call a function with the error if an inference thread ends with one; at once if one has already.
 
         Example:
             engine.on_failure(lambda error: os._exit(1))
@@ -360,8 +377,11 @@ class Engine:
             while self._step():
                 pass
         except BaseException as error:  # nobody could wait for a result any more
-            logger.critical("the inference thread has ended", exc_info=True)
-            self._failure = error
+            with self._finishing:
+                if self._failure is not None:  # another thread has told everybody
+                    return
+                self._failure = error
+            logger.critical("an inference thread has ended", exc_info=True)
             for row in self._batcher.fail():
                 self._finish(row, inference_ended())
             for listener in self._listeners:
@@ -369,21 +389,38 @@ class Engine:
 
     def _step(self) -> bool:
         """Prepare new rows and run one batch; false when all is done. Its frame ends here, so nothing stays alive."""
-        arrived = self._batcher.take_arrived()
-        if arrived is None:
-            return False
-        began, num_before = time.monotonic(), self._num_predictions
-        for row in [row for row in arrived if row.is_over(began)]:
-            self._finish(row, deadline_exceeded())
-        self._batcher.add(self._prepare([row for row in arrived if row.result is None]))
-        batch, over = self._batcher.take()
-        for row in over:
-            self._finish(row, deadline_exceeded())
-        if batch:
+        with self._turn:
+            arrived = self._batcher.take_arrived(self._num_free)
+            if arrived is None:
+                return False
+            began = time.monotonic()
+            for row in [row for row in arrived if row.is_over(began)]:
+                self._finish(row, deadline_exceeded())
+            self._batcher.add(self._prepare([row for row in arrived if row.result is None]))
+            batch, over = self._batcher.take(self._num_free)
+            for row in over:
+                self._finish(row, deadline_exceeded())
+            if not batch:
+                return True
+            self._count_running(+1)
+        try:
+            num_running = self._num_running
             self._run_batch(batch)
-        if num_predictions := self._num_predictions - num_before:
-            self._batcher.record_speed(num_predictions, time.monotonic() - began)
+        finally:
+            self._count_running(-1)
+        rows = {batch_row.request_row for batch_row in batch}
+        if num_predictions := sum(isinstance(row.result, ServedPrediction) for row in rows):
+            self._batcher.record_speed(num_predictions * num_running, time.monotonic() - began)
         return True
+
+    @property
+    def _num_free(self) -> int:
+        """Threads that run no pass, the caller with them."""
+        return len(self._threads) - self._num_running
+
+    def _count_running(self, change: int) -> None:
+        with self._finishing:
+            self._num_running += change
 
     def _prepare(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         """The batch rows of all request rows, made together; a row that cannot be read gets an error of its own."""
@@ -456,17 +493,18 @@ class Engine:
         }
         predictions = predict_mixed(self.backbone, [(row.request_row.model, row.tokens) for row in batch], streamers)
         seconds = time.monotonic() - began
-        for batch_row, prediction in zip(batch, predictions, strict=True):
-            batch_row.request_row.predictions[batch_row.number] = prediction
         results: dict[RequestRow, Result] = {}
-        for row in dict.fromkeys([batch_row.request_row for batch_row in batch]):
-            row.compute_seconds += seconds
-            finished = [prediction for prediction in row.predictions if prediction is not None]
-            if row.result is None and len(finished) == len(row.predictions):
-                results[row] = merge_rows(row, finished)
-        self._batcher.release(*results)
-        for row, result in results.items():
-            self._set_result(row, result)
+        with self._finishing:
+            for batch_row, prediction in zip(batch, predictions, strict=True):
+                batch_row.request_row.predictions[batch_row.number] = prediction
+            for row in dict.fromkeys([batch_row.request_row for batch_row in batch]):
+                row.compute_seconds += seconds
+                finished = [prediction for prediction in row.predictions if prediction is not None]
+                if row.result is None and len(finished) == len(row.predictions):
+                    results[row] = merge_rows(row, finished)
+            self._batcher.release(*results)
+            for row, result in results.items():
+                self._set_result(row, result)
         self._report(batch, seconds)
 
     def _report(self, batch: Sequence[BatchRow], seconds: float) -> None:
@@ -486,18 +524,32 @@ class Engine:
         )
 
     def _finish(self, row: RequestRow, result: Result) -> None:
-        if row.result is None:
-            self._batcher.release(row)
-            self._set_result(row, result)
+        with self._finishing:
+            if row.result is None:
+                self._batcher.release(row)
+                self._set_result(row, result)
 
     def _set_result(self, row: RequestRow, result: Result) -> None:
         """Set the result of a row that was released."""
         streamer, row.streamer = row.streamer, None  # it refers to the row: a cycle would keep the cue alive
-        self._num_predictions += isinstance(result, ServedPrediction)
         if streamer is not None and isinstance(result, ServedPrediction):
             streamer.send(result.prediction.label_text or "")
             result = replace(result, is_ended=streamer.is_ended)
         row.finish(result)
+
+
+def default_passes(backbone: Backbone, num_threads: int) -> int:
+    """The number of passes that together are the fastest: two of an encoder in torch on a processor, else one.
+
+    A row or two hardly use a second thread, and while one batch runs, the next one need not wait for it. Decoders that
+    write read all weights for each token, which several threads do faster.
+
+    Example:
+        default_passes(load_backbone("minilm"), num_threads=2)     # 2
+    """
+    runs_in_torch = backbone.runtime is None and backbone.server is None
+    is_divisible = backbone.kind == "encoder" and backbone.device.type == "cpu" and num_threads > 1
+    return 2 if runs_in_torch and is_divisible else 1
 
 
 def check_deterministic(dtype: str | None) -> None:

@@ -131,7 +131,7 @@ class BatchRow:
 
 
 class PendingItem(ABC):
-    """An item whose result is not there yet: the request rows of its cues. Only the inference thread finishes them."""
+    """An item whose result is not there yet: the request rows of its cues. Only inference threads finish them."""
 
     def __init__(self, rows: Sequence[RequestRow], ensemble: Ensemble | None = None) -> None:
         self.rows = rows
