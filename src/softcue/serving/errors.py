@@ -183,9 +183,9 @@ def load_deadline_exceeded() -> RequestError:
 
 
 def inference_ended() -> RequestError:
-    """The inference thread has ended, so that no request will have a prediction before a restart."""
+    """An inference thread has ended, so that no request will have a prediction before a restart."""
     return RequestError(
-        "failed", setting="server", problem="its inference thread has ended", fix="see its log, then restart it"
+        "failed", setting="server", problem="an inference thread has ended", fix="see its log, then restart it"
     )
 
 

@@ -34,7 +34,7 @@ Explanation = dict[str, object]
 
 
 class Explainer:
-    """Makes explanations one after the other, on a thread that is not the inference thread."""
+    """Makes explanations one after the other, on a thread that is not an inference thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

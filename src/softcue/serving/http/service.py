@@ -169,7 +169,7 @@ class Service:
 
     def _fail(self, error: BaseException) -> None:
         """Stop the server with an error, so that whatever supervises it starts it again."""
-        failure = RuntimeError("the inference thread has ended; the error before this one says why")
+        failure = RuntimeError("an inference thread has ended; the error before this one says why")
         failure.__cause__ = error
         self.failure = failure
         self.on_failure()
