@@ -29,7 +29,7 @@ from softcue.serving.http.service import Service, make_engine
 from softcue.serving.settings import ServerSettings
 
 MAX_BYTES = 150_000
-CUES = ["same-request", "tickets", "urgency"]
+CUES = ["reply-form", "tickets", "urgency"]
 PICTURES: dict[str, dict[str, Any]] = {
     "page-light": {"viewport": {"width": 1120, "height": 640}, "color_scheme": "light"},
     "page-dark": {"viewport": {"width": 1120, "height": 640}, "color_scheme": "dark"},
