@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from benchmarks import servers
 from benchmarks.load import Load, LoadProcess
 from benchmarks.measuring import interleave_values, make_figure, median_ratio
@@ -40,6 +38,7 @@ from benchmarks.workloads import (
 )
 from softcue import Cue, Engine
 from softcue.backbones import load_backbone
+from softcue.serving.engine.engine import torch_threads
 
 OUTPUT = Path("runs/bench/serving")
 LOAD_SHARES = (0.3, 0.5, 0.7)  # of the peak, for latency; the last one has the figure
@@ -389,7 +388,7 @@ def serving_figures(
 def start_benchmark(plan: Plan, folder: Path, threads: int, backbone: str, sizes: Sizes) -> Iterator[ServingBenchmark]:
     """Train the cues, predict offline, and start the engine, the server with all cues and the load process."""
     with ExitStack() as stack:
-        stack.enter_context(_torch_threads(threads))
+        stack.enter_context(torch_threads(threads))
         loaded = load_backbone(backbone)
         with report_seconds("three sample cues"):
             cues = train_sample_cues(folder / "samples", loaded, sizes.steps)
@@ -426,13 +425,3 @@ def _summarize(rates: Sequence[float]) -> dict[str, float]:
         "least": round(min(rates), 1),
         "most": round(max(rates), 1),
     }
-
-
-@contextlib.contextmanager
-def _torch_threads(num_threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

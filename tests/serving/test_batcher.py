@@ -226,21 +226,61 @@ def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch:
     assert batcher.take_arrived() == [good]
 
 
-def test_free_threads_share_the_rows_that_wait() -> None:
+def test_idle_threads_share_the_rows_that_wait() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.num_idle = 1
     batcher.put([request_row() for _ in range(5)])
-    assert len(batcher.take_arrived(num_free=2) or []) == 3
+    assert len(batcher.take_arrived() or []) == 3
     batcher.add(rows(5, 5, 5))
-    assert len(batcher.take(num_free=2)[0]) == 3
-    assert len(batcher.take_arrived(num_free=1) or []) == 2
+    assert len(batcher.take()[0]) == 3  # two others have arrived
+    batcher.num_idle = 0
+    assert len(batcher.take_arrived() or []) == 2
     batcher.add(rows(5, 5))
-    assert len(batcher.take(num_free=1)[0]) == 2
+    assert len(batcher.take()[0]) == 2
 
 
 def test_prepared_rows_are_shared_too() -> None:
     batcher = Batcher(Limits(max_rows=2), PASS_TOKENS)
     batcher.add(rows(5, 5, 5))
-    assert [len(batcher.take(num_free=3)[0]), len(batcher.take(num_free=1)[0])] == [1, 2]
+    batcher.num_idle = 2
+    assert len(batcher.take()[0]) == 1
+    batcher.num_idle = 0
+    assert len(batcher.take()[0]) == 2
+
+
+def test_the_cues_of_an_ensemble_stay_together_while_threads_are_idle() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.num_idle = 3
+    ensemble = [request_row() for _ in range(3)]
+    for row in ensemble:
+        row.group = ensemble[0]
+    batcher.put([*ensemble, request_row()])
+    assert batcher.take_arrived() == ensemble
+    batcher.add([BatchRow(row, 0, TokenizedRow((1,), None, 0), 5) for row in ensemble])
+    assert [row.request_row for row in batcher.take()[0]] == ensemble
+
+
+def test_a_thread_that_waits_is_idle() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    taken: list[object] = []
+    threads = [threading.Thread(target=lambda: taken.append(batcher.take_arrived())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while batcher.num_idle < 2:
+        time.sleep(0.001)
+    first, second = request_row(), request_row()
+    batcher.put([first, second])
+    for thread in threads:
+        thread.join(20)
+    assert sorted(map(str, taken)) == sorted(map(str, [[first], [second]])) and batcher.num_idle == 0
+
+
+def test_rows_that_another_thread_prepared_later_keep_their_place() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.add(rows(5, arrived=2.0))
+    [early] = rows(7, arrived=1.0)
+    batcher.add([early])
+    assert [row.length for row in batcher._waiting] == [7, 5]
 
 
 def test_nothing_is_prepared_after_a_failure() -> None:

@@ -73,7 +73,7 @@ def choose_batch(waiting: Sequence[BatchRow], now: float, limits: Limits, pass_t
     return [*below[start:], *first, *above[: end - len(below) - 1]]
 
 
-_length = attrgetter("length")
+_length, _arrival = attrgetter("length"), attrgetter("request_row.arrived")
 
 
 def _batch_of(
@@ -130,18 +130,19 @@ def _batch_of(
 
 
 class Batcher:
-    """A queue of request rows. Any thread may put request rows; one thread at a time prepares and takes batch rows."""
+    """A queue of request rows. Any thread may put request rows; the threads that run batches prepare and take them."""
 
     def __init__(self, limits: Limits, pass_tokens: float) -> None:
         self.limits, self.pass_tokens = limits, pass_tokens
         self.num_in_flight = 0
+        self.num_idle = 0  # threads that wait in `take_arrived`
         self.is_draining = False
         self.has_failed = False  # an inference thread has ended with an error: no row will be run
         self.prediction_seconds = 0.0  # of one prediction, lately
         self._changed = threading.Condition()
         self._arrived: deque[RequestRow] = deque()
         self._in_flight: set[RequestRow] = set()
-        self._waiting: list[BatchRow] = []  # in the order of arrival; only the thread that takes rows changes it
+        self._waiting: list[BatchRow] = []  # prepared, in the order of arrival
 
     @property
     def num_waiting(self) -> int:
@@ -181,8 +182,9 @@ class Batcher:
 
     def record_speed(self, num_predictions: int, seconds: float) -> None:
         """Update the time of one prediction. A faster time counts at once, a slower one by a fifth."""
-        latest, average = seconds / num_predictions, self.prediction_seconds
-        self.prediction_seconds = min(latest, 0.8 * average + 0.2 * latest) if average else latest
+        with self._changed:
+            latest, average = seconds / num_predictions, self.prediction_seconds
+            self.prediction_seconds = min(latest, 0.8 * average + 0.2 * latest) if average else latest
 
     def drain(self) -> None:
         """Accept nothing new; rows that are here are finished."""
@@ -204,18 +206,18 @@ class Batcher:
             self.num_in_flight -= len(rows)
             self._changed.notify_all()
 
-    def take_arrived(self, num_free: int = 1) -> list[RequestRow] | None:
+    def take_arrived(self) -> list[RequestRow] | None:
         """Some request rows to prepare; waits for one if no row is left to run. None: there will be none any more.
 
-        `num_free` threads can run a batch now, the caller's with them: it gets its share of few rows, so that another
-        one prepares the rest while the caller's batch runs.
+        While other threads are idle, few rows are divided among them and the caller.
         """
         rows: list[RequestRow] = []
         with self._changed:
+            self.num_idle += 1
             self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining or self.has_failed)
+            self.num_idle -= 1
             if self.has_failed:
                 return None
-            num_characters = 0
             if len(self._waiting) >= ROWS_ENOUGH:  # only rows that are over, which make room for others
                 now = time.monotonic()
                 rows = [row for row in self._arrived if row.is_dropped or row.deadline <= now]
@@ -223,36 +225,47 @@ class Batcher:
                     over = set(rows)
                     self._arrived = deque(row for row in self._arrived if row not in over)
                 return rows
-            most = min(ROWS_READY, self._share(num_free)) if num_free > 1 else ROWS_READY
-            while self._arrived and num_characters < CHARACTERS_AT_ONCE and len(self._waiting) + len(rows) < most:
+            num_characters = 0
+            most = min(ROWS_READY, self._share()) - len(self._waiting)
+            while self._arrived and num_characters < CHARACTERS_AT_ONCE:
+                # The cues of an ensemble are prepared together: they may read the same sentence vector.
+                if len(rows) >= most and not (rows and self._arrived[0].group is rows[-1].group):
+                    break
                 rows.append(self._arrived.popleft())
                 num_characters += sum(map(len, rows[-1].example.texts))
             is_finished = self.is_draining and not rows and not self._waiting
         return None if is_finished else rows
 
     def add(self, rows: Sequence[BatchRow]) -> None:
-        """Add prepared rows, in the order of arrival."""
-        self._waiting += rows
+        """Add prepared rows."""
+        with self._changed:
+            self._waiting += rows
+            self._waiting.sort(key=_arrival)  # another thread may have prepared later rows meanwhile
+            self._changed.notify_all()
 
-    def take(self, num_free: int = 1) -> tuple[list[BatchRow], list[RequestRow]]:
+    def take(self) -> tuple[list[BatchRow], list[RequestRow]]:
         """The next batch, and request rows that are over, none of whose rows is in the batch.
 
-        `num_free` threads can run a batch now, the caller's with them: it gets its share of few rows.
+        While other threads are idle, few rows are divided among them and the caller.
         """
         now = time.monotonic()
-        waiting = [row for row in self._waiting if row.request_row.result is None]
-        over = {
-            row.request_row: None for row in waiting if row.request_row.is_dropped or row.request_row.deadline <= now
-        }
-        left = [row for row in waiting if row.request_row not in over] if over else waiting
-        limits = self.limits
-        if num_free > 1:
-            limits = replace(limits, max_rows=max(1, min(limits.max_rows, self._share(num_free))))
-        batch = choose_batch(left, now, limits, self.pass_tokens) if left else []
-        taken = set(batch)
-        self._waiting = [row for row in left if row not in taken]
+        with self._changed:
+            waiting = [row for row in self._waiting if row.request_row.result is None]
+            over = {
+                row.request_row: None
+                for row in waiting
+                if row.request_row.is_dropped or row.request_row.deadline <= now
+            }
+            left = [row for row in waiting if row.request_row not in over] if over else waiting
+            limits = self.limits
+            if self.num_idle and left:
+                size = sum(row.request_row.group is left[0].request_row.group for row in left)  # it stays together
+                limits = replace(limits, max_rows=min(limits.max_rows, max(size, self._share())))
+            batch = choose_batch(left, now, limits, self.pass_tokens) if left else []
+            taken = set(batch)
+            self._waiting = [row for row in left if row not in taken]
         return batch, list(over)
 
-    def _share(self, num_free: int) -> int:
-        """The number of rows for one of so many threads, if no others come."""
-        return -(-self.num_waiting // num_free)
+    def _share(self) -> int:
+        """The rows that wait, divided by the idle threads and the caller, rounded up."""
+        return -(-self.num_waiting // (self.num_idle + 1))

@@ -1,7 +1,7 @@
 """The engine: one frozen backbone, any number of cues, one queue. The server uses it, and Python may.
 
-Inference threads take batches from the queue. Only one of them at a time prepares rows and chooses a batch; their
-passes run side by side. On a processor two passes of one thread each are faster than one pass of two threads.
+Inference threads prepare rows, take batches from the queue and run them, side by side. On a processor two passes of an
+encoder, each on half of the threads, serve several clients faster than one pass on all of them (decision 71).
 
 Predictions equal those of `Cue.predict`: the same rows, the same mixed pass, the same merging; only batches differ.
 """
@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -118,6 +119,7 @@ class Engine:
         sixteenth of the memory of its device, at least 256 MB.
         `runtime` runs the frozen layers of an encoder in openvino or onnx, and `auto` in the fastest of them; a cue
         whose answers differ from torch's there, on rows of its task or on `runtime_data`, runs in torch.
+        With `limits.passes_at_once` above 1 passes share the threads of torch, and several threads call `on_batch`.
         """
         signers = None if require_signature is None else read_public_keys(require_signature)
         folder = None if isinstance(cues, Mapping) else Path(cues)
@@ -141,23 +143,36 @@ class Engine:
             self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
         limits = limits or Limits()
-        self._num_threads = torch.get_num_threads()
-        num_passes = limits.passes_at_once or default_passes(backbone, self._num_threads)
-        if num_passes > 1:
-            torch.set_num_threads(max(1, self._num_threads // num_passes))
-        self._batcher = Batcher(limits, backbone.pass_tokens)
+        num_threads = torch.get_num_threads()
+        num_passes = limits.passes_at_once or default_passes(backbone, num_threads)
+        with torch_threads(max(1, num_threads // num_passes)):
+            self._batcher = Batcher(limits, backbone.pass_tokens)
         self._on_batch = on_batch
         self._failure: BaseException | None = None
         self._listeners: list[Callable[[BaseException], None]] = []
-        self._turn = threading.Lock()  # held by the thread that prepares rows and chooses a batch
         self._finishing = threading.RLock()  # parts of one request row may run in several passes at a time
-        self._num_running = 0  # passes
+        self._start_threads(num_threads, num_passes)
+
+    def _start_threads(self, num_threads: int, num_passes: int) -> None:
+        """Start the inference threads, each with its share of torch's threads."""
+        share, rest = divmod(num_threads, num_passes)
+        shares = [max(1, share + (number < rest)) for number in range(num_passes)]
+        are_ready = threading.Barrier(num_passes + 1)
+
+        def run(share: int) -> None:
+            torch.get_num_threads()  # else torch sets its common number in this thread once more, later
+            torch.set_num_threads(share)
+            are_ready.wait()
+            self._run()
+
         self._threads = [
-            threading.Thread(target=self._run, name=f"softcue-inference-{number}", daemon=True)
-            for number in range(num_passes)
+            threading.Thread(target=run, args=(share,), name=f"softcue-inference-{number}", daemon=True)
+            for number, share in enumerate(shares)
         ]
         for thread in self._threads:
             thread.start()
+        are_ready.wait()
+        torch.set_num_threads(num_threads)  # the number with which further threads begin
 
     def _start_runtime(self, choice: RuntimeChoice) -> None:
         with warnings.catch_warnings():  # the log has the reasons
@@ -197,7 +212,7 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether the inference threads run; they should until `close`."""
-        return all(thread.is_alive() for thread in self._threads)
+        return self._failure is None and any(thread.is_alive() for thread in self._threads)
 
     def predict(
         self, items: Sequence[Item], *, ensemble: Ensemble | None = None, truncate: bool = True
@@ -263,8 +278,6 @@ class Engine:
         self.drain()
         for thread in self._threads:
             thread.join()
-        if len(self._threads) > 1:
-            torch.set_num_threads(self._num_threads)
         if self.backbone.server is not None:
             self.backbone.server.close()
 
@@ -377,11 +390,11 @@ class Engine:
             while self._step():
                 pass
         except BaseException as error:  # nobody could wait for a result any more
+            logger.critical("an inference thread has ended", exc_info=True)
             with self._finishing:
                 if self._failure is not None:  # another thread has told everybody
                     return
                 self._failure = error
-            logger.critical("an inference thread has ended", exc_info=True)
             for row in self._batcher.fail():
                 self._finish(row, inference_ended())
             for listener in self._listeners:
@@ -389,38 +402,28 @@ class Engine:
 
     def _step(self) -> bool:
         """Prepare new rows and run one batch; false when all is done. Its frame ends here, so nothing stays alive."""
-        with self._turn:
-            arrived = self._batcher.take_arrived(self._num_free)
-            if arrived is None:
-                return False
-            began = time.monotonic()
-            for row in [row for row in arrived if row.is_over(began)]:
-                self._finish(row, deadline_exceeded())
-            self._batcher.add(self._prepare([row for row in arrived if row.result is None]))
-            batch, over = self._batcher.take(self._num_free)
-            for row in over:
-                self._finish(row, deadline_exceeded())
-            if not batch:
-                return True
-            self._count_running(+1)
-        try:
-            num_running = self._num_running
+        arrived = self._batcher.take_arrived()
+        if arrived is None:
+            return False
+        began, num_busy = time.monotonic(), self._num_busy
+        for row in [row for row in arrived if row.is_over(began)]:
+            self._finish(row, deadline_exceeded())
+        self._batcher.add(self._prepare([row for row in arrived if row.result is None]))
+        batch, over = self._batcher.take()
+        for row in over:
+            self._finish(row, deadline_exceeded())
+        if batch:
             self._run_batch(batch)
-        finally:
-            self._count_running(-1)
-        rows = {batch_row.request_row for batch_row in batch}
-        if num_predictions := sum(isinstance(row.result, ServedPrediction) for row in rows):
-            self._batcher.record_speed(num_predictions * num_running, time.monotonic() - began)
+        served = {row.request_row for row in batch if isinstance(row.request_row.result, ServedPrediction)}
+        if served:  # the threads that were busy all the time did as many in their batches
+            num_predictions = len(served) * min(num_busy, self._num_busy)
+            self._batcher.record_speed(num_predictions, time.monotonic() - began)
         return True
 
     @property
-    def _num_free(self) -> int:
-        """Threads that run no pass, the caller with them."""
-        return len(self._threads) - self._num_running
-
-    def _count_running(self, change: int) -> None:
-        with self._finishing:
-            self._num_running += change
+    def _num_busy(self) -> int:
+        """The number of inference threads that do not wait for rows."""
+        return len(self._threads) - self._batcher.num_idle
 
     def _prepare(self, rows: Sequence[RequestRow]) -> list[BatchRow]:
         """The batch rows of all request rows, made together; a row that cannot be read gets an error of its own."""
@@ -550,6 +553,23 @@ def default_passes(backbone: Backbone, num_threads: int) -> int:
     runs_in_torch = backbone.runtime is None and backbone.server is None
     is_divisible = backbone.kind == "encoder" and backbone.device.type == "cpu" and num_threads > 1
     return 2 if runs_in_torch and is_divisible else 1
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use so many threads in this block.
+
+    Example:
+        >>> with torch_threads(1):
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_deterministic(dtype: str | None) -> None:
