@@ -8,7 +8,7 @@ represent the epoch its sampler makes of all rows (texts.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ from softcue.training.batches import EpochBatches
 from softcue.types import Example, TokenizedRow
 
 EPOCH_ROWS, NUM_BATCHES = 1600, 4  # rows of the whole epoch; number of batches that are run
+DEFAULT_BATCHES = 20  # the same for defaults against defaults, where our start would be a third of four batches
+CONTESTANTS = ("ours", "grouped", "random", "no dropout", "our batches")
 Epoch = Callable[[], float]  # runs, and returns the seconds before its first step, which do not grow with the epoch
 FIGURE_NAMES = {"encoder": "encoder_train_vs_peft", "encoder-decoder": "t5_train_vs_peft"}
 
@@ -57,13 +59,16 @@ def random_epoch_figures(plan: Plan) -> Figures:
 
 
 def default_epoch_figures(plan: Plan) -> Figures:
-    """Defaults against defaults: ours in the number format that `auto` takes on this processor, PEFT's in float32."""
+    """Defaults against defaults: ours in the number format that `auto` takes on this processor, PEFT's in float32.
+
+    More batches stand for the epoch than elsewhere, because our start counts in full.
+    """
     lengths = real_lengths(plan.data, EPOCH_ROWS)
     figures: Figures = {}
     for kind, name in FIGURE_NAMES.items():
         dtype = choose_dtype(random_model(kind), torch.device("cpu"))
-        epochs = make_epochs(random_epoch_contest(kind, lengths, dtype))
-        turns = {peer: time_share_of_epoch(epochs[peer]) for peer in ("ours", "random")}
+        epochs = make_epochs(random_epoch_contest(kind, lengths, dtype), DEFAULT_BATCHES, ("ours", "random"))
+        turns = {name: time_share_of_epoch(epoch, DEFAULT_BATCHES) for name, epoch in epochs.items()}
         ratio, spread = median_ratio(interleave_values(turns, plan.repeats, warmup=1), "random", "ours")
         format_name = str(dtype).removeprefix("torch.")
         meaning = (
@@ -97,8 +102,9 @@ def random_epoch_contest(kind: str, lengths: Sequence[int], dtype: torch.dtype =
 
 def epoch_figures(plan: Plan, name: str, contest: EpochContest, where: str) -> Figures:
     """PEFT in its best documented setting, then in the settings that explain the difference."""
-    epochs = {name: time_share_of_epoch(epoch) for name, epoch in make_epochs(contest).items()}
-    seconds = interleave_values(epochs, plan.repeats, warmup=1)
+    epochs = make_epochs(contest, NUM_BATCHES)
+    turns = {name: time_share_of_epoch(epoch, NUM_BATCHES) for name, epoch in epochs.items()}
+    seconds = interleave_values(turns, plan.repeats, warmup=1)
     meaning = f"one epoch, {PROMPT_LENGTH} vectors, {NUM_ROWS} rows a batch, {where}"
     figures: Figures = {}
     for key, peer, target, description in (
@@ -112,9 +118,9 @@ def epoch_figures(plan: Plan, name: str, contest: EpochContest, where: str) -> F
     return figures
 
 
-def time_share_of_epoch(epoch: Epoch) -> Callable[[], float]:
+def time_share_of_epoch(epoch: Epoch, num_batches: int) -> Callable[[], float]:
     """Time the batches that are run. The start counts by their share of the whole epoch."""
-    uncounted_share = 1 - NUM_BATCHES * NUM_ROWS / EPOCH_ROWS
+    uncounted_share = 1 - num_batches * NUM_ROWS / EPOCH_ROWS
 
     def seconds() -> float:
         started = time.perf_counter()
@@ -124,30 +130,30 @@ def time_share_of_epoch(epoch: Epoch) -> Callable[[], float]:
     return seconds
 
 
-def make_epochs(contest: EpochContest) -> dict[str, Epoch]:
+def make_epochs(contest: EpochContest, num_batches: int, names: Collection[str] = CONTESTANTS) -> dict[str, Epoch]:
     """An epoch of each contestant. Several share one PEFT model, because only their time matters."""
     rows = contest.cue.rows(contest.backbone, contest.cue.training_examples(contest.examples), with_target=True)
     lengths = [len(row.ids) for row in rows]
-    our_batches = EpochBatches(lengths, NUM_ROWS, seed=0, epoch=0)
-    our_rows, grouped, at_random = (
-        representative_rows(batches, lengths, NUM_BATCHES)
-        for batches in (
-            our_batches,
-            trainer_batches(lengths, NUM_ROWS, is_grouped=True),
-            trainer_batches(lengths, NUM_ROWS, is_grouped=False),
-        )
-    )
     kind = contest.backbone.kind
+
+    def choose_rows(batches: Sequence[Sequence[int]]) -> list[int]:
+        return representative_rows(batches, lengths, num_batches)
+
+    def trainer_rows(is_grouped: bool) -> list[dict[str, Any]]:
+        batches = trainer_batches(lengths, NUM_ROWS, is_grouped=is_grouped)
+        return [_as_trainer_row(rows[index]) for index in choose_rows(batches)]
+
+    our_rows = choose_rows(EpochBatches(lengths, NUM_ROWS, seed=0, epoch=0))
     model = make_peft_model(kind, contest.peer, PROMPT_LENGTH)
     model_without_dropout = make_peft_model(kind, copy_without_dropout(contest.peer), PROMPT_LENGTH)
-    grouped_rows, random_rows = ([_as_trainer_row(rows[index]) for index in part] for part in (grouped, at_random))
-    return {
-        "ours": our_epoch(contest, [contest.examples[index] for index in our_rows]),
-        "grouped": make_trainer_epoch(model, grouped_rows, NUM_ROWS),
-        "random": make_trainer_epoch(model, random_rows, NUM_ROWS),
-        "no dropout": make_trainer_epoch(model_without_dropout, grouped_rows, NUM_ROWS),
-        "our batches": plain_epoch(model_without_dropout, [rows[index] for index in our_rows]),
+    makers: dict[str, Callable[[], Epoch]] = {
+        "ours": lambda: our_epoch(contest, [contest.examples[index] for index in our_rows]),
+        "grouped": lambda: make_trainer_epoch(model, trainer_rows(is_grouped=True), NUM_ROWS),
+        "random": lambda: make_trainer_epoch(model, trainer_rows(is_grouped=False), NUM_ROWS),
+        "no dropout": lambda: make_trainer_epoch(model_without_dropout, trainer_rows(is_grouped=True), NUM_ROWS),
+        "our batches": lambda: plain_epoch(model_without_dropout, [rows[index] for index in our_rows]),
     }
+    return {name: makers[name]() for name in names}
 
 
 def our_epoch(contest: EpochContest, examples: list[Example]) -> Epoch:

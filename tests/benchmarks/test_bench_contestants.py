@@ -119,7 +119,7 @@ def test_an_epoch_shows_every_contestant_each_row_once(kind: str, monkeypatch: p
         )
 
     monkeypatch.setattr(training_epochs, "copy_without_dropout", lambda model: model)
-    epochs = training_epochs.make_epochs(contest)
+    epochs = training_epochs.make_epochs(contest, num_batches=2)
     contest.peer.register_forward_pre_hook(note, with_kwargs=True)
     for name in ("grouped", "random", "no dropout", "our batches"):
         seen.clear()
@@ -214,6 +214,7 @@ def test_training_measures_all_promised_figures(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(training_speed, "peak_bytes", lambda step: 1)  # torch's profiler takes its time
     monkeypatch.setattr(training_speed, "PAPER_PROMPT_LENGTH", 10)
     monkeypatch.setattr(training_epochs, "NUM_BATCHES", 1)
+    monkeypatch.setattr(training_epochs, "DEFAULT_BATCHES", 1)
     monkeypatch.setattr(training_epochs, "EPOCH_ROWS", 64)
     parts = [
         part
