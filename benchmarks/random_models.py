@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from softcue.backbones import Backbone
+from softcue.backbones.loading.autotune import choose_attention, choose_dtype
 from softcue.inference import TaskModel, make_task_model
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
@@ -42,10 +43,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_backbone(kind: str, dtype: torch.dtype = torch.float32) -> Backbone:
-    """A backbone of that kind with random weights."""
+def random_backbone(kind: str, with_defaults: bool = False) -> Backbone:
+    """A backbone of that kind with random weights, in float32 with transformers' attention.
+
+    `with_defaults` chooses number format and attention as loading does: what is fastest on this machine.
+    """
     torch.manual_seed(0)
-    return Backbone(random_model(kind).to(dtype), NumberTokenizer(), f"random {kind}")
+    model = random_model(kind)
+    if with_defaults:
+        model.requires_grad_(False)
+        model.to(choose_dtype(model, torch.device("cpu")))
+        choose_attention(model, "auto")
+    return Backbone(model, NumberTokenizer(), f"random {kind}")
 
 
 def random_cue(

@@ -21,7 +21,7 @@ from benchmarks.random_models import random_backbone, random_cue, random_example
 from benchmarks.texts import real_lengths, real_splits, representative_rows
 from benchmarks.training_steps import NUM_ROWS, PROMPT_LENGTH, prompt_settings
 from softcue.backbones import Backbone, load_backbone
-from softcue.backbones.loading.autotune import choose_dtype
+from softcue.backbones.attention import chosen_attention
 from softcue.configuration import method_config
 from softcue.inference import TaskModel, make_task_model
 from softcue.inputs.collate import collate
@@ -59,20 +59,22 @@ def random_epoch_figures(plan: Plan) -> Figures:
 
 
 def default_epoch_figures(plan: Plan) -> Figures:
-    """Defaults against defaults: ours in the number format that `auto` takes on this processor, PEFT's in float32.
+    """Defaults against defaults: ours in the number format and attention that `auto` takes here, PEFT's in float32.
 
     More batches stand for the epoch than elsewhere, because our start counts in full.
     """
     lengths = real_lengths(plan.data, EPOCH_ROWS)
     figures: Figures = {}
     for kind, name in FIGURE_NAMES.items():
-        dtype = choose_dtype(random_model(kind), torch.device("cpu"))
-        epochs = make_epochs(random_epoch_contest(kind, lengths, dtype), DEFAULT_BATCHES, ("ours", "random"))
+        contest = random_epoch_contest(kind, lengths, with_defaults=True)
+        epochs = make_epochs(contest, DEFAULT_BATCHES, ("ours", "random"))
         turns = {name: time_share_of_epoch(epoch, DEFAULT_BATCHES) for name, epoch in epochs.items()}
         ratio, spread = median_ratio(interleave_values(turns, plan.repeats, warmup=1), "random", "ours")
-        format_name = str(dtype).removeprefix("torch.")
+        model = contest.backbone.model
+        format_name, attention = str(model.dtype).removeprefix("torch."), chosen_attention(model.config)
         meaning = (
-            f"PEFT in transformers' Trainer, rows drawn at random, float32 / ours in {format_name}: one epoch, {kind}"
+            f"PEFT in transformers' Trainer, rows drawn at random, float32 / ours in {format_name} with {attention} "
+            f"attention: one epoch, {kind}"
         )
         figures[f"{name}_defaults"] = make_figure(ratio, 3.0, spread, plan.repeats, meaning, ">=")
     return figures
@@ -93,9 +95,9 @@ def real_epoch_figures(plan: Plan) -> Figures:
     return epoch_figures(plan, "minilm_train_vs_peft", contest, f"MiniLM on {splits.task.name}")
 
 
-def random_epoch_contest(kind: str, lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> EpochContest:
-    """Texts of these lengths on random weights; the number format is that of our backbone."""
-    backbone = random_backbone(kind, dtype)
+def random_epoch_contest(kind: str, lengths: Sequence[int], with_defaults: bool = False) -> EpochContest:
+    """Texts of these lengths on random weights. `with_defaults`: our backbone is loaded as usual."""
+    backbone = random_backbone(kind, with_defaults)
     cue = random_cue(backbone, "prompt-tuning", prompt_settings(PROMPT_LENGTH))
     return EpochContest(backbone, cue, random_examples(lengths), random_model(kind, with_head=True))
 
