@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,23 @@ def interleave_values(
 
     interleave_seconds({name: collect(name) for name in steps}, repeats, warmup)
     return {name: measured[warmup:] for name, measured in values.items()}
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use so many threads in this block.
+
+    Example:
+        >>> with torch_threads(1):
+        ...     torch.get_num_threads()
+        1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:

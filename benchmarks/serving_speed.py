@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from benchmarks import servers
 from benchmarks.load import Load, LoadProcess
-from benchmarks.measuring import interleave_values, make_figure, median_ratio
+from benchmarks.measuring import interleave_values, make_figure, median_ratio, torch_threads
 from benchmarks.plan import Figures, Plan, choose_parts, measure_parts, report_seconds
 from benchmarks.workloads import (
     LoadResult,
@@ -38,7 +38,6 @@ from benchmarks.workloads import (
 )
 from softcue import Cue, Engine
 from softcue.backbones import load_backbone
-from softcue.serving.engine.engine import torch_threads
 
 OUTPUT = Path("runs/bench/serving")
 LOAD_SHARES = (0.3, 0.5, 0.7)  # of the peak, for latency; the last one has the figure

@@ -375,7 +375,7 @@ def test_inference_thread_that_ends_ends_the_server(serve: Serve, monkeypatch: p
     client = serve()
     service, stopped = client.app.state.service, threading.Event()  # type: ignore[attr-defined]
     service.on_failure = stopped.set
-    monkeypatch.setattr(Batcher, "take", lambda *_: 1 / 0)
+    monkeypatch.setattr(Batcher, "exchange", lambda *_: 1 / 0)
     check_error(predict(client, ("topics", "first")), 503, "failed")  # at once, not at its deadline
     assert stopped.wait(10)
     assert client.get("/livez").status_code == 503

@@ -185,44 +185,51 @@ def test_beams_count_as_rows_of_their_own() -> None:
     assert BatchRow.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 * (3 + 4 + 6)
 
 
+def prepared_elsewhere(batcher: Batcher, prepared: list[BatchRow]) -> None:
+    """Rows that another thread prepared before it took its batch."""
+    batcher._waiting += prepared
+
+
 def test_only_some_jobs_are_prepared_before_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.batcher.CHARACTERS_AT_ONCE", 2 * len(EXAMPLES[0].texts[0]))
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_READY", 3)
     batcher = Batcher(Limits(), PASS_TOKENS)
     batcher.put([request_row() for _ in range(6)])
     assert len(batcher.take_arrived() or []) == 2  # limited by characters
-    batcher.add(rows(5, 5))
+    prepared_elsewhere(batcher, rows(5, 5))
     assert len(batcher.take_arrived() or []) == 1  # limited by rows
-    batcher.add(rows(5))
+    prepared_elsewhere(batcher, rows(5))
     assert batcher.take_arrived() == []
-    assert len(batcher.take()[0]) == 3
+    assert len(batcher.exchange([])[0]) == 3
     assert len(batcher.take_arrived() or []) == 2
     batcher.drain()
     assert len(batcher.take_arrived() or []) == 1
+    for _ in range(4):  # all that were taken
+        batcher.exchange([])
     assert batcher.take_arrived() is None
 
 
 def test_jobs_that_come_while_enough_rows_wait_are_prepared_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_ENOUGH", 2)
     batcher = Batcher(Limits(max_rows=1), PASS_TOKENS)
-    batcher.add(rows(5, 5))
+    prepared_elsewhere(batcher, rows(5, 5))
     batcher.put([request_row()])
     assert batcher.take_arrived() == []
     batcher.put([request_row()])
-    batcher.take()
+    batcher.exchange([])
     assert len(batcher.take_arrived() or []) == 2
 
 
 def test_whoever_leaves_gives_the_place_back_while_enough_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softcue.serving.engine.batcher.ROWS_ENOUGH", 1)
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.add(rows(5))
+    prepared_elsewhere(batcher, rows(5))
     left, late, good = request_row(), request_row(deadline=time.monotonic() - 1), request_row()
     left.is_dropped = True
     batcher.put([left, good, late])
     assert batcher.take_arrived() == [left, late]
     assert batcher.take_arrived() == []
-    batcher.take()
+    batcher.exchange([])
     assert batcher.take_arrived() == [good]
 
 
@@ -231,33 +238,37 @@ def test_idle_threads_share_the_rows_that_wait() -> None:
     batcher.num_idle = 1
     batcher.put([request_row() for _ in range(5)])
     assert len(batcher.take_arrived() or []) == 3
-    batcher.add(rows(5, 5, 5))
-    assert len(batcher.take()[0]) == 3  # two others have arrived
+    assert len(batcher.exchange(rows(5, 5, 5))[0]) == 3  # two others have arrived
     batcher.num_idle = 0
     assert len(batcher.take_arrived() or []) == 2
-    batcher.add(rows(5, 5))
-    assert len(batcher.take()[0]) == 2
+    assert len(batcher.exchange(rows(5, 5))[0]) == 2
 
 
 def test_prepared_rows_are_shared_too() -> None:
     batcher = Batcher(Limits(max_rows=2), PASS_TOKENS)
-    batcher.add(rows(5, 5, 5))
     batcher.num_idle = 2
-    assert len(batcher.take()[0]) == 1
+    assert len(batcher.exchange(rows(5, 5, 5))[0]) == 1
     batcher.num_idle = 0
-    assert len(batcher.take()[0]) == 2
+    assert len(batcher.exchange([])[0]) == 2
 
 
-def test_the_cues_of_an_ensemble_stay_together_while_threads_are_idle() -> None:
+@pytest.mark.parametrize(("num_rows", "expected"), [(40, 40), (100, 64), (300, 150)])
+def test_one_of_several_threads_takes_only_its_part_of_a_burst(num_rows: int, expected: int) -> None:
+    batcher = Batcher(Limits(max_rows=64), PASS_TOKENS, num_threads=2)  # the other one runs a batch
+    batcher.put([request_row() for _ in range(num_rows)])
+    assert len(batcher.take_arrived() or []) == expected
+
+
+def test_the_cues_of_an_ensemble_are_prepared_together_and_divided_among_idle_threads() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.num_idle = 3
-    ensemble = [request_row() for _ in range(3)]
+    batcher.num_idle = 1
+    ensemble = [request_row() for _ in range(4)]
     for row in ensemble:
         row.group = ensemble[0]
     batcher.put([*ensemble, request_row()])
     assert batcher.take_arrived() == ensemble
-    batcher.add([BatchRow(row, 0, TokenizedRow((1,), None, 0), 5) for row in ensemble])
-    assert [row.request_row for row in batcher.take()[0]] == ensemble
+    prepared = [BatchRow(row, 0, TokenizedRow((1,), None, 0), 5) for row in ensemble]
+    assert [row.request_row for row in batcher.exchange(prepared)[0]] == ensemble[:3]  # of five rows that wait
 
 
 def test_a_thread_that_waits_is_idle() -> None:
@@ -275,19 +286,49 @@ def test_a_thread_that_waits_is_idle() -> None:
     assert sorted(map(str, taken)) == sorted(map(str, [[first], [second]])) and batcher.num_idle == 0
 
 
+def test_a_thread_stays_while_another_one_prepares_the_last_rows_of_a_drain() -> None:
+    batcher = Batcher(Limits(max_rows=2), PASS_TOKENS)
+    batcher.put([request_row() for _ in range(3)])
+    assert len(batcher.take_arrived() or []) == 3
+    batcher.drain()
+    batches: list[int] = []
+
+    def help_with_the_rest() -> None:
+        while batcher.take_arrived() is not None:
+            batches.append(len(batcher.exchange([])[0]))
+
+    helper = threading.Thread(target=help_with_the_rest)
+    helper.start()
+    while not batcher.num_idle:
+        time.sleep(0.001)
+    assert len(batcher.exchange(rows(5, 5, 5))[0]) == 2
+    helper.join(20)
+    assert batches == [1] and batcher.take_arrived() is None
+
+
 def test_rows_that_another_thread_prepared_later_keep_their_place() -> None:
-    batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.add(rows(5, arrived=2.0))
+    batcher = Batcher(Limits(max_rows=1), PASS_TOKENS)
+    batcher.exchange(rows(5, 6, arrived=2.0))
     [early] = rows(7, arrived=1.0)
-    batcher.add([early])
-    assert [row.length for row in batcher._waiting] == [7, 5]
+    assert [row.length for row in batcher.exchange([early])[0]] == [7]
 
 
 def test_nothing_is_prepared_after_a_failure() -> None:
     batcher = Batcher(Limits(), PASS_TOKENS)
-    batcher.add(rows(5))
+    prepared_elsewhere(batcher, rows(5))
     batcher.fail()
     assert batcher.take_arrived() is None
+
+
+def test_batches_that_finish_nothing_count_in_the_time_of_a_prediction() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    batcher.put([request_row()])
+    for _ in range(3):
+        batcher.record_speed(0, 2.0)  # windows of a long text
+    batcher.record_speed(1, 1.0)
+    assert batcher.expected_seconds == 7.0
+    batcher.record_speed(2, 1.0)
+    assert batcher.expected_seconds == 0.5
 
 
 def test_rows_beyond_the_age_bound_go_first_once_they_fill_a_batch() -> None:
@@ -354,8 +395,7 @@ def test_there_is_no_timer() -> None:
     batcher.put([request_row()])
     began = time.monotonic()
     assert len(batcher.take_arrived() or []) == 1
-    batcher.add(rows(10))
-    assert len(batcher.take()[0]) == 1
+    assert len(batcher.exchange(rows(10))[0]) == 1
     assert time.monotonic() - began < 1
 
 
@@ -364,11 +404,10 @@ def test_dropped_and_late_rows_are_never_in_a_batch() -> None:
     now = time.monotonic()
     late, dropped, good = request_row(deadline=now - 1), request_row(), request_row()
     dropped.is_dropped = True
-    batcher.add([BatchRow(row, 0, TokenizedRow((), None, 0), 10) for row in (late, dropped, good)])
-    batch, gone = batcher.take()
+    batch, gone = batcher.exchange([BatchRow(row, 0, TokenizedRow((), None, 0), 10) for row in (late, dropped, good)])
     assert [row.request_row for row in batch] == [good]
     assert gone == [late, dropped]
-    assert batcher.take() == ([], [])
+    assert batcher.exchange([]) == ([], [])
 
 
 def test_draining_takes_nothing_new_and_ends_when_all_is_taken() -> None:
@@ -378,7 +417,5 @@ def test_draining_takes_nothing_new_and_ends_when_all_is_taken() -> None:
     with pytest.raises(RequestError, match="draining"):
         batcher.put([request_row()])
     assert len(batcher.take_arrived() or []) == 1
-    batcher.add(rows(10))
-    assert batcher.take_arrived() == []
-    batcher.take()
+    assert len(batcher.exchange(rows(10))[0]) == 1
     assert batcher.take_arrived() is None

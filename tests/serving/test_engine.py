@@ -31,7 +31,7 @@ from softcue.evaluation import mean, vote
 from softcue.inference import predict, predict_mixed
 from softcue.serving.engine import engine as engine_module
 from softcue.serving.engine.batcher import Batcher, Limits
-from softcue.serving.engine.engine import Engine, default_passes
+from softcue.serving.engine.engine import Engine, choose_passes
 from softcue.serving.engine.requests import BatchReport, Options, Result, ServedPrediction
 from softcue.serving.errors import RequestError
 from softcue.types import Example, Prediction
@@ -170,7 +170,7 @@ def test_the_end_of_one_thread_ends_all(folder: Path, monkeypatch: pytest.Monkey
     def fail(*_: Any) -> Any:
         raise SystemError("boom")
 
-    monkeypatch.setattr(Batcher, "take", fail)
+    monkeypatch.setattr(Batcher, "exchange", fail)
     with Engine(tiny("bert"), folder, Limits(passes_at_once=3)) as engine:
         engine.on_failure(errors.append)
         with pytest.raises(RequestError, match="inference thread has ended"):
@@ -182,7 +182,47 @@ def test_the_end_of_one_thread_ends_all(folder: Path, monkeypatch: pytest.Monkey
     ("kind", "num_threads", "expected"), [("bert", 4, 2), ("bert", 1, 1), ("t5", 4, 1), ("gpt2", 4, 1)]
 )
 def test_encoders_on_a_processor_run_two_passes_at_a_time(kind: str, num_threads: int, expected: int) -> None:
-    assert default_passes(tiny(kind), num_threads) == expected
+    assert choose_passes(tiny(kind), num_threads, Limits(passes_at_once=None)) == expected
+
+
+def test_passes_that_change_the_model_run_one_at_a_time() -> None:
+    factors = {"long_factor": [9.0] * 4, "short_factor": [1.0] * 4, "original_max_position_embeddings": 32}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    model = tiny_model("phi3", original_max_position_embeddings=32, rope_parameters=rope)
+    backbone = Backbone(model, tiny_tokenizer("phi3"), "longrope")
+    assert choose_passes(backbone, 4, Limits(passes_at_once=None)) == 1
+    assert choose_passes(backbone, 4, Limits()) == 1
+    with pytest.raises(ConfigurationError, match="passes_at_once: got 2; expected 1 with longrope"):
+        choose_passes(backbone, 4, Limits(passes_at_once=2))
+
+
+def test_engines_that_are_built_side_by_side_leave_torchs_threads_to_others(
+    folder: Path, four_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[int] = []
+    are_measuring = threading.Barrier(2)
+
+    def measure(_: Backbone) -> float:  # both engines are being built
+        are_measuring.wait(20)
+        shares.append(torch.get_num_threads())
+        return 64.0
+
+    monkeypatch.setattr(Backbone, "pass_tokens", property(measure))
+    with ThreadPoolExecutor(2) as pool:
+        engines = list(pool.map(lambda _: Engine(tiny("bert"), folder, Limits(passes_at_once=2)), range(2)))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 4
+    for engine in engines:
+        engine.close()
+    assert shares == [2, 2]
+
+
+def test_an_engine_whose_cost_of_a_pass_cannot_be_measured_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backbone, "pass_tokens", property(lambda _: 1 / 0))
+    with Engine(tiny("bert"), folder, Limits(passes_at_once=2)) as engine, pytest.raises(RequestError, match="ended"):
+        engine.predict([("topics", "first")])
 
 
 def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: Path, cues: dict[str, Cue]) -> None:
@@ -356,7 +396,7 @@ def test_nobody_waits_for_an_inference_thread_that_has_ended(folder: Path, monke
         assert go.wait(20)
         raise SystemError("boom")
 
-    monkeypatch.setattr(Batcher, "take", end)
+    monkeypatch.setattr(Batcher, "exchange", end)
     with Engine(tiny("bert"), folder, Limits(max_in_flight=3)) as engine:
         engine.on_failure(errors.append)
         pending = engine.submit([("topics", "first"), ("topics", "second")], Options())

@@ -7,6 +7,7 @@ import copy
 import itertools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -60,6 +61,7 @@ _PASS_CLASSES: dict[BackboneKind, type[ForwardPass]] = {
     "encoder-decoder": EncoderDecoderPass,
     "decoder": DecoderPass,
 }
+_making_views = threading.Lock()
 
 
 class Backbone:
@@ -230,6 +232,17 @@ class Backbone:
         return min(TOKENS_AT_ONCE, CACHED_TOKENS * narrower)
 
     @cached_property
+    def changes_in_passes(self) -> bool:
+        """Whether a pass changes the model: rotary frequencies that depend on the longest row of a batch.
+
+        transformers keeps the frequencies of the last batch in the model (`dynamic_rope_update`), so two passes at a
+        time would use each other's.
+        """
+        types = (getattr(module, "rope_type", "") for module in self.model.modules())
+        names = {name for kind in types for name in (kind.values() if isinstance(kind, dict) else [kind])}
+        return any("dynamic" in str(name) or name == "longrope" for name in names)
+
+    @cached_property
     def pass_tokens(self) -> float:
         """The fixed cost of a pass, as the number of tokens that take the same time; measured once per machine."""
         return pass_tokens(self.model, min(TRIAL_LENGTH, self.max_length))
@@ -388,10 +401,11 @@ class Backbone:
 
         # States that one process has kept and another has not would let only one of them run the layers below.
         self._refuse_sharded("prompts that enter at the first layer", "set method.insert_layer=0")
-        if first_layer not in self._views_from_layers:
-            whole = self if self.runtime is None else self.in_torch
-            self._views_from_layers[first_layer] = LateBackbone(whole, first_layer)
-        return self._views_from_layers[first_layer]
+        with _making_views:  # two passes may ask for it at a time
+            if first_layer not in self._views_from_layers:
+                whole = self if self.runtime is None else self.in_torch
+                self._views_from_layers[first_layer] = LateBackbone(whole, first_layer)
+            return self._views_from_layers[first_layer]
 
     def _refuse_sharded(self, expected: str, fix: str) -> None:
         """Raise an error if the layers are divided over processes."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import nn
 
 from softcue.backbones import Backbone
+
+_making_twins = threading.Lock()
 
 
 class BackboneWeights(nn.ParameterDict):
@@ -23,10 +27,11 @@ class BackboneWeights(nn.ParameterDict):
 
     def twin_of(self, backbone: Backbone) -> Backbone:
         """Return a backbone of the same structure that has these weights."""
-        if self._twin is None or self._twin[0] is not backbone:
-            weights = {name.replace("/", "."): value for name, value in self.items()}
-            self._twin = (backbone, backbone.with_weights(weights))
-        return self._twin[1]
+        with _making_twins:  # two passes may ask for it at a time
+            if self._twin is None or self._twin[0] is not backbone:
+                weights = {name.replace("/", "."): value for name, value in self.items()}
+                self._twin = (backbone, backbone.with_weights(weights))
+            return self._twin[1]
 
     def are_those_of(self, backbone: Backbone) -> bool:
         """Whether a backbone has exactly these weights, in its number format: it is an export of the twin."""

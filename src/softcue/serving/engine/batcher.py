@@ -21,7 +21,7 @@ from softcue.serving.engine.requests import BatchRow, RequestRow
 from softcue.serving.errors import RequestError, busy, draining, inference_ended
 
 ROWS_ENOUGH = 128  # prepared rows; while this many wait, no more are prepared
-ROWS_READY = 1024  # prepared rows at most
+ROWS_READY = 1024  # prepared rows at most, with those that one thread prepares
 CHARACTERS_AT_ONCE = 100_000  # prepared before the next batch: a few long texts must not delay all other rows
 NEIGHBOURS = 64  # rows considered on either side in length, unless a batch may be larger
 
@@ -130,15 +130,21 @@ def _batch_of(
 
 
 class Batcher:
-    """A queue of request rows. Any thread may put request rows; the threads that run batches prepare and take them."""
+    """A queue of request rows. Any thread may put request rows; the threads that run batches prepare and take them.
 
-    def __init__(self, limits: Limits, pass_tokens: float) -> None:
+    Such a thread calls `take_arrived`, prepares these rows, and gives them to `exchange`, which returns a batch.
+    """
+
+    def __init__(self, limits: Limits, pass_tokens: float, num_threads: int = 1) -> None:
         self.limits, self.pass_tokens = limits, pass_tokens
         self.num_in_flight = 0
-        self.num_idle = 0  # threads that wait in `take_arrived`
+        self._num_threads = num_threads  # that run batches
+        self.num_idle = 0  # of them, waiting in `take_arrived`
+        self._num_preparing = 0  # of them, between `take_arrived` and `exchange`
         self.is_draining = False
         self.has_failed = False  # an inference thread has ended with an error: no row will be run
         self.prediction_seconds = 0.0  # of one prediction, lately
+        self._unfinished_seconds = 0.0  # of batches since the last prediction was finished
         self._changed = threading.Condition()
         self._arrived: deque[RequestRow] = deque()
         self._in_flight: set[RequestRow] = set()
@@ -181,9 +187,16 @@ class Batcher:
             self._changed.notify_all()
 
     def record_speed(self, num_predictions: int, seconds: float) -> None:
-        """Update the time of one prediction. A faster time counts at once, a slower one by a fifth."""
+        """Update the time of one prediction. A faster time counts at once, a slower one by a fifth.
+
+        The time of batches that finish nothing, as those of a long text's first windows, counts with the next one.
+        """
         with self._changed:
-            latest, average = seconds / num_predictions, self.prediction_seconds
+            self._unfinished_seconds += seconds
+            if not num_predictions:
+                return
+            latest, average = self._unfinished_seconds / num_predictions, self.prediction_seconds
+            self._unfinished_seconds = 0.0
             self.prediction_seconds = min(latest, 0.8 * average + 0.2 * latest) if average else latest
 
     def drain(self) -> None:
@@ -209,15 +222,20 @@ class Batcher:
     def take_arrived(self) -> list[RequestRow] | None:
         """Some request rows to prepare; waits for one if no row is left to run. None: there will be none any more.
 
-        While other threads are idle, few rows are divided among them and the caller.
+        Few rows are divided among idle threads and the caller, and of many, others than the caller get a part too.
         """
         rows: list[RequestRow] = []
         with self._changed:
             self.num_idle += 1
-            self._changed.wait_for(lambda: self._arrived or self._waiting or self.is_draining or self.has_failed)
+            self._changed.wait_for(
+                lambda: (
+                    self._arrived or self._waiting or self.has_failed or (self.is_draining and not self._num_preparing)
+                )
+            )
             self.num_idle -= 1
-            if self.has_failed:
+            if self.has_failed or not (self._arrived or self._waiting):
                 return None
+            self._num_preparing += 1
             if len(self._waiting) >= ROWS_ENOUGH:  # only rows that are over, which make room for others
                 now = time.monotonic()
                 rows = [row for row in self._arrived if row.is_dropped or row.deadline <= now]
@@ -226,30 +244,26 @@ class Batcher:
                     self._arrived = deque(row for row in self._arrived if row not in over)
                 return rows
             num_characters = 0
-            most = min(ROWS_READY, self._share()) - len(self._waiting)
+            part = max(self.limits.max_rows, -(-self.num_waiting // self._num_threads))
+            most = min(ROWS_READY, part, self._share()) - len(self._waiting)
             while self._arrived and num_characters < CHARACTERS_AT_ONCE:
                 # The cues of an ensemble are prepared together: they may read the same sentence vector.
                 if len(rows) >= most and not (rows and self._arrived[0].group is rows[-1].group):
                     break
                 rows.append(self._arrived.popleft())
                 num_characters += sum(map(len, rows[-1].example.texts))
-            is_finished = self.is_draining and not rows and not self._waiting
-        return None if is_finished else rows
+        return rows
 
-    def add(self, rows: Sequence[BatchRow]) -> None:
-        """Add prepared rows."""
-        with self._changed:
-            self._waiting += rows
-            self._waiting.sort(key=_arrival)  # another thread may have prepared later rows meanwhile
-            self._changed.notify_all()
+    def exchange(self, prepared: Sequence[BatchRow]) -> tuple[list[BatchRow], list[RequestRow]]:
+        """Add prepared rows; return the next batch, and request rows that are over, none of whose rows is in it.
 
-    def take(self) -> tuple[list[BatchRow], list[RequestRow]]:
-        """The next batch, and request rows that are over, none of whose rows is in the batch.
-
-        While other threads are idle, few rows are divided among them and the caller.
+        Few rows are divided among idle threads and the caller.
         """
         now = time.monotonic()
         with self._changed:
+            self._num_preparing -= 1
+            self._waiting += prepared
+            self._waiting.sort(key=_arrival)  # another thread may have prepared later rows meanwhile
             waiting = [row for row in self._waiting if row.request_row.result is None]
             over = {
                 row.request_row: None
@@ -257,13 +271,11 @@ class Batcher:
                 if row.request_row.is_dropped or row.request_row.deadline <= now
             }
             left = [row for row in waiting if row.request_row not in over] if over else waiting
-            limits = self.limits
-            if self.num_idle and left:
-                size = sum(row.request_row.group is left[0].request_row.group for row in left)  # it stays together
-                limits = replace(limits, max_rows=min(limits.max_rows, max(size, self._share())))
+            limits = replace(self.limits, max_rows=min(self.limits.max_rows, self._share())) if left else self.limits
             batch = choose_batch(left, now, limits, self.pass_tokens) if left else []
             taken = set(batch)
             self._waiting = [row for row in left if row not in taken]
+            self._changed.notify_all()
         return batch, list(over)
 
     def _share(self) -> int:

@@ -15,7 +15,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -28,6 +27,7 @@ import torch
 from pydantic import ValidationError
 
 from softcue.backbones import Attention, Backbone, BackboneConfig, NumberFormat, Quantization, load_backbone
+from softcue.backbones.loading.autotune import PASS_TOKENS
 from softcue.backbones.runtimes import DtypeSetting, RuntimeChoice, RuntimeSetting
 from softcue.cue.cue import Cue, backbone_settings, check_no_settings, settings_for_runtime
 from softcue.cue.runtimes import start_runtime
@@ -63,6 +63,7 @@ logger = logging.getLogger("softcue.serving")
 
 
 _arrival = attrgetter("request_row.arrived")
+_common_threads = threading.Lock()  # held while torch's number for new threads is not that of the process
 
 
 def load_for_serving(name: str, settings: Mapping[str, str], allow_pickle: bool = False) -> Backbone:
@@ -142,16 +143,17 @@ class Engine:
         if runtime != "torch":
             self._start_runtime(RuntimeChoice.of(runtime, runtime_dtype, runtime_data))
         self._use_disk_cache = use_disk_cache  # for sentence vectors of the texts
-        limits = limits or Limits()
-        num_threads = torch.get_num_threads()
-        num_passes = limits.passes_at_once or default_passes(backbone, num_threads)
-        with torch_threads(max(1, num_threads // num_passes)):
-            self._batcher = Batcher(limits, backbone.pass_tokens)
         self._on_batch = on_batch
         self._failure: BaseException | None = None
         self._listeners: list[Callable[[BaseException], None]] = []
         self._finishing = threading.RLock()  # parts of one request row may run in several passes at a time
-        self._start_threads(num_threads, num_passes)
+        self._is_measured = threading.Event()  # the cost of a pass, which the first inference thread measures
+        with _common_threads:
+            num_threads = torch.get_num_threads()
+            num_passes = choose_passes(backbone, num_threads, limits or Limits())
+            self._batcher = Batcher(limits or Limits(), PASS_TOKENS, num_passes)
+            self._start_threads(num_threads, num_passes)
+        self._is_measured.wait()
 
     def _start_threads(self, num_threads: int, num_passes: int) -> None:
         """Start the inference threads, each with its share of torch's threads."""
@@ -159,20 +161,22 @@ class Engine:
         shares = [max(1, share + (number < rest)) for number in range(num_passes)]
         are_ready = threading.Barrier(num_passes + 1)
 
-        def run(share: int) -> None:
+        def run(number: int) -> None:
             torch.get_num_threads()  # else torch sets its common number in this thread once more, later
-            torch.set_num_threads(share)
+            torch.set_num_threads(shares[number])
+            are_ready.wait()  # the builder restores the common number
             are_ready.wait()
-            self._run()
+            self._run(is_first=number == 0)
 
         self._threads = [
-            threading.Thread(target=run, args=(share,), name=f"softcue-inference-{number}", daemon=True)
-            for number, share in enumerate(shares)
+            threading.Thread(target=run, args=(number,), name=f"softcue-inference-{number}", daemon=True)
+            for number in range(num_passes)
         ]
         for thread in self._threads:
             thread.start()
         are_ready.wait()
         torch.set_num_threads(num_threads)  # the number with which further threads begin
+        are_ready.wait()
 
     def _start_runtime(self, choice: RuntimeChoice) -> None:
         with warnings.catch_warnings():  # the log has the reasons
@@ -385,8 +389,12 @@ class Engine:
         if self._failure is not None:
             raise inference_ended() from self._failure
 
-    def _run(self) -> None:
+    def _run(self, is_first: bool) -> None:
         try:
+            if is_first:  # with this thread's share of torch's threads, while nothing else runs
+                self._batcher.pass_tokens = self.backbone.pass_tokens
+                self._is_measured.set()
+            self._is_measured.wait()
             while self._step():
                 pass
         except BaseException as error:  # nobody could wait for a result any more
@@ -399,6 +407,8 @@ class Engine:
                 self._finish(row, inference_ended())
             for listener in self._listeners:
                 listener(error)
+        finally:
+            self._is_measured.set()
 
     def _step(self) -> bool:
         """Prepare new rows and run one batch; false when all is done. Its frame ends here, so nothing stays alive."""
@@ -408,16 +418,15 @@ class Engine:
         began, num_busy = time.monotonic(), self._num_busy
         for row in [row for row in arrived if row.is_over(began)]:
             self._finish(row, deadline_exceeded())
-        self._batcher.add(self._prepare([row for row in arrived if row.result is None]))
-        batch, over = self._batcher.take()
+        batch, over = self._batcher.exchange(self._prepare([row for row in arrived if row.result is None]))
         for row in over:
             self._finish(row, deadline_exceeded())
         if batch:
             self._run_batch(batch)
-        served = {row.request_row for row in batch if isinstance(row.request_row.result, ServedPrediction)}
-        if served:  # the threads that were busy all the time did as many in their batches
-            num_predictions = len(served) * min(num_busy, self._num_busy)
-            self._batcher.record_speed(num_predictions, time.monotonic() - began)
+            served = {row.request_row for row in batch if isinstance(row.request_row.result, ServedPrediction)}
+            # The threads that were busy all the time did as many in their batches.
+            seconds = (time.monotonic() - began) / min(num_busy, self._num_busy)
+            self._batcher.record_speed(len(served), seconds)
         return True
 
     @property
@@ -541,35 +550,28 @@ class Engine:
         row.finish(result)
 
 
-def default_passes(backbone: Backbone, num_threads: int) -> int:
-    """The number of passes that together are the fastest: two of an encoder in torch on a processor, else one.
+def choose_passes(backbone: Backbone, num_threads: int, limits: Limits) -> int:
+    """The number of passes at a time that the limits say, or else the number that together is the fastest.
 
-    A row or two hardly use a second thread, and while one batch runs, the next one need not wait for it. Decoders that
-    write read all weights for each token, which several threads do faster.
+    A row or two hardly use a second thread, and while one batch runs, the next one need not wait for it. So encoders
+    in torch on a processor run two. Decoders that write read all weights for each token, which several threads do
+    faster.
 
     Example:
-        default_passes(load_backbone("minilm"), num_threads=2)     # 2
+        choose_passes(load_backbone("minilm"), num_threads=2, limits=Limits(passes_at_once=None))     # 2
     """
+    if limits.passes_at_once is not None:
+        if limits.passes_at_once > 1 and backbone.changes_in_passes:
+            raise ConfigurationError(
+                setting="passes_at_once",
+                got=limits.passes_at_once,
+                expected=f"1 with {backbone.name}, whose rotary frequencies change with the length of a batch",
+                fix="leave it out",
+            )
+        return limits.passes_at_once
     runs_in_torch = backbone.runtime is None and backbone.server is None
     is_divisible = backbone.kind == "encoder" and backbone.device.type == "cpu" and num_threads > 1
-    return 2 if runs_in_torch and is_divisible else 1
-
-
-@contextmanager
-def torch_threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads in this block.
-
-    Example:
-        >>> with torch_threads(1):
-        ...     torch.get_num_threads()
-        1
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return 2 if runs_in_torch and is_divisible and not backbone.changes_in_passes else 1
 
 
 def check_deterministic(dtype: str | None) -> None:

@@ -155,7 +155,7 @@ class SpanBody(BaseModel):
 
 
 class Timings(BaseModel):
-    """Milliseconds in the queue and in forward passes."""
+    """Milliseconds in the queue and in forward passes; those of a long text's windows are added up."""
 
     queue_ms: float
     compute_ms: float
