@@ -16,7 +16,7 @@ from tiny import tiny
 import softcue
 from softcue.auto_run import AutoRun
 from softcue.errors import ConfigurationError, RunError, TrainingError
-from softcue.selection import CANDIDATES, RungScore, SelectionConfig, SelectionRecord, TriedMethod, halving
+from softcue.selection import CANDIDATES, RungScore, SelectionRecord, TriedMethod, halving
 from softcue.training import Trainer
 from softcue.training.checkpoints import Checkpoints
 
@@ -199,8 +199,9 @@ def test_test_rows_are_scored_for_the_winner_alone(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
 def test_methods_are_tried_on_backbones_that_write_text(tmp_path: Path, family: str) -> None:
-    cue = run(tmp_path / "cue", family=family, overrides={"selection.methods": ",".join(SelectionConfig().methods)})
+    cue = run(tmp_path / "cue", family=family, overrides={"selection.methods": None})
     assert cue.selection is not None
+    assert [entry.method for entry in cue.selection.tried][:2] == ["prompt-tuning", "p-tuning-v2"]
     assert all(entry.rungs for entry in cue.selection.tried)
     assert cue.predict("the invoice is wrong")[0].label in WORDS
 

@@ -23,9 +23,21 @@ from typing import Any
 from benchmarks.load import child_environment
 from benchmarks.tables.growth_plots import draw_plots
 
-BENCHMARKS = ("train", "predict", "models", "few-shot", "growth", "serve")
-WITHOUT_DATA = ("growth",)  # it sets text lengths itself
-PACKAGES = ("torch", "transformers", "peft", "setfit")
+BENCHMARKS = (
+    "train",
+    "predict",
+    "models",
+    "host",
+    "start",
+    "classifiers",
+    "few-shot",
+    "growth",
+    "serve",
+    "runtimes",
+)
+WITH_NAMES = ("models", "runtimes")  # of real models
+WITHOUT_DATA = ("growth", "start", "classifiers")  # they set their texts themselves, or take the sample tasks
+PACKAGES = ("torch", "transformers", "peft", "setfit", "openvino")
 END = "<!-- end -->"
 LATENCIES = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
 Measurements = dict[str, Any]
@@ -58,7 +70,7 @@ def measure(name: str, data: Path | None, folder: Path) -> None:
         "-m",
         "benchmarks",
         name,
-        *(_available_models() if name == "models" else ()),
+        *(_available_models(name) if name in WITH_NAMES else ()),
         "--json",
         *(["--data", str(data)] if data and name not in WITHOUT_DATA else []),
     ]
@@ -72,9 +84,12 @@ def measure(name: str, data: Path | None, folder: Path) -> None:
     (folder / f"{name}.json").write_text(json.dumps(about | json.loads(printed), indent=1), "utf-8")
 
 
-def _available_models() -> list[str]:
-    """Real weights: two models from pip, and a T5 if its folder exists."""
-    return ["minilm", "smollm2", *(["models/t5"] if Path("models/t5").is_dir() else [])]
+def _available_models(benchmark: str) -> list[str]:
+    """Real weights: models from pip, and larger ones if their folder exists."""
+    installed, folder = (
+        (["minilm"], "models/mpnet") if benchmark == "runtimes" else (["minilm", "smollm2"], "models/t5")
+    )
+    return [*installed, *([folder] if Path(folder).is_dir() else [])]
 
 
 def describe_machine(load: float) -> str:
@@ -118,7 +133,11 @@ def format_section(measurements: Measurements) -> str:
         parts.append(_format_figures(measurements["figures"]))
     if "growth" in measurements:
         parts.append(_format_growth(measurements["growth"]))
-    if "throughput" in measurements:
+    if "accuracy" in measurements:
+        parts += _format_classifiers(measurements)
+    if "runtimes" in measurements:
+        parts.append(_format_runtimes(measurements["runtimes"]))
+    if "switching" in measurements:
         parts += _format_serving(measurements)
     return "\n\n".join(parts)
 
@@ -194,6 +213,39 @@ def _format_growth(curves: dict[str, list[dict[str, Any]]]) -> str:
     )
 
 
+def _format_classifiers(measurements: Measurements) -> list[str]:
+    """Accuracy on each task, and rows a second by the number of clients."""
+    accuracy = [
+        [row["task"], f"{row['ours']:.1f}", f"{row['theirs']:.1f}", str(row["test_rows"])]
+        for row in measurements["accuracy"]
+    ]
+    rates = [
+        [
+            str(row["clients"]),
+            "softcue" if row["server"] == "ours" else "logistic regressions",
+            f"{row['rows_per_second']:.1f}",
+        ]
+        for row in measurements["throughput"]
+    ]
+    return [
+        _table(["clients", "server", "rows a second"], rates),
+        _table(["task", "softcue, accuracy", "logistic regression, accuracy", "test rows"], accuracy),
+    ]
+
+
+def _format_runtimes(reports: dict[str, dict[str, Any]]) -> str:
+    """What runs where for each backbone, and on which rows each cue was compared with torch."""
+
+    def join(notes: dict[str, Any]) -> str:
+        return "; ".join(f"{name}: {note}" for name, note in notes.items()) or "-"
+
+    rows = [
+        [name, report["runtime"], *(join(report[part]) for part in ("speeds", "compared", "in_torch"))]
+        for name, report in reports.items()
+    ]
+    return _table(["backbone", "runtime", "rows a second against torch", "compared with torch", "runs in torch"], rows)
+
+
 def _format_serving(measurements: Measurements) -> list[str]:
     """The measurements behind the figures of the server."""
     setting, peak, overload = (measurements[part] for part in ("setting", "peak", "overload"))
@@ -215,6 +267,15 @@ def _format_serving(measurements: Measurements) -> list[str]:
         [name, f"{row['answers_per_second']:.1f}", f"{row['least']:.1f} to {row['most']:.1f}"]
         for name, row in measurements["switching"].items()
     ]
+    passes = [
+        [
+            str(row["clients"]),
+            row["server"],
+            f"{row['answers_per_second']:.1f}",
+            f"{row['least']:.1f} to {row['most']:.1f}",
+        ]
+        for row in measurements["passes"]
+    ]
     idle_memory, busy_memory = measurements["memory_mb"], measurements["memory_mb_while_asked"]
     return [
         f"Servers and offline engine with {setting['torch_threads']} torch thread(s) each, load from a process of its "
@@ -223,6 +284,7 @@ def _format_serving(measurements: Measurements) -> list[str]:
         _table(["popularity", "cues", "inputs a request", "answers a second", "least to most"], rates),
         _table(["load", "requests a second", "p50, ms", "p90, ms", "p99, ms", "longest, ms"], latency),
         _table(["32 clients", "answers a second", "least to most"], switching),
+        _table(["clients", "server", "answers a second", "least to most"], passes),
         f"Overload: of {overload['asked']:,} requests {overload['answered']:,} were answered and "
         f"{overload['gave_up']:,} gave up after five attempts ({overload['mean_attempts']:.1f} on average). "
         f"Memory: {min(idle_memory):.1f} to {max(idle_memory):.1f} MB, {idle_memory[0]:.1f} at first and "

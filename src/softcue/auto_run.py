@@ -77,11 +77,12 @@ class AutoRun:
         self.folder, self.recipe, self.cue_folders = folder, recipe, [folder]
         self.config = resolve_selection(settings)
         self.candidates_folder = folder / CANDIDATES
-        self._settings = settings_of_candidates(settings)
-        requested, *_ = [resolve(candidate) for candidate in self._settings.values()]  # wrong settings are errors
+        candidates = settings_of_candidates(settings)
+        requested, *_ = [resolve(candidate) for candidate in candidates.values()]  # wrong settings are errors
         _check_scope(is_joint or bool(requested.mixture.tasks))
         self.splits: Splits = splits or read_splits(requested.task, tables or {}, check_metric)
         self.backbone = backbone or load_backbone(requested.backbone)
+        self._settings = settings_of_candidates(settings, self.backbone.kind)
         self.folds = make_folds(self.splits, self.config.folds, requested.task.sample_seed)
         self._left_out: dict[str, str] = {}
         self._runs = self._make_candidates()

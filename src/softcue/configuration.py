@@ -228,8 +228,8 @@ def resolve_selection(settings: Settings) -> SelectionConfig:
     return _checked("selection", SelectionConfig, settings)
 
 
-def settings_of_candidates(settings: Settings) -> dict[str, Settings]:
-    """The settings of a run of each method that `method.name=auto` tries.
+def settings_of_candidates(settings: Settings, kind: str | None = None) -> dict[str, Settings]:
+    """The settings of a run of each method that `method.name=auto` tries on a kind of backbone.
 
     Example:
         >>> settings_of_candidates({"method": {"name": "auto"}, "selection": {"methods": ["vip"]}})
@@ -244,7 +244,7 @@ def settings_of_candidates(settings: Settings) -> dict[str, Settings]:
                 fix="leave it out, or name the method",
             )
     shared = {section: values for section, values in settings.items() if section not in ("method", "selection")}
-    return {name: {**shared, "method": {"name": name}} for name in resolve_selection(settings).methods}
+    return {name: {**shared, "method": {"name": name}} for name in resolve_selection(settings).methods_for(kind)}
 
 
 @cache

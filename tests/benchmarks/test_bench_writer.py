@@ -78,6 +78,22 @@ def test_few_shot_contestants_have_a_table() -> None:
     assert "| SetFit | 9.5 | 4.2, - | 80.0, 81.0 | 82.0 |" in section
 
 
+def test_many_classifiers_have_rates_and_accuracy() -> None:
+    table = [
+        {"clients": 32, "server": server, "rows_per_second": rate} for server, rate in (("ours", 95.04), ("x", 50.0))
+    ]
+    accuracy = [{"task": "urgency", "ours": 89.7, "theirs": 81.7, "test_rows": 126}]
+    section = format_section(ABOUT | {"figures": {}, "accuracy": accuracy, "throughput": table})
+    assert "| 32 | softcue | 95.0 |\n| 32 | logistic regressions | 50.0 |" in section
+    assert "| urgency | 89.7 | 81.7 | 126 |" in section
+
+
+def test_runtimes_say_what_runs_where() -> None:
+    report = {"runtime": "openvino int8", "speeds": {"int8": 2.5}, "compared": {"a": "400 rows"}, "in_torch": {}}
+    section = format_section(ABOUT | {"figures": {}, "runtimes": {"minilm": report}})
+    assert "| minilm | openvino int8 | int8: 2.5 | a: 400 rows | - |" in section
+
+
 def test_marks_that_are_missing_are_named() -> None:
     with pytest.raises(SystemExit, match="bench predict"):
         replace_section(PAGE, "predict", "table")

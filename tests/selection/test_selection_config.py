@@ -6,12 +6,21 @@ import pytest
 
 from softcue.configuration import parse_overrides, resolve, resolve_selection, settings_of_candidates
 from softcue.errors import ConfigurationError
-from softcue.methods import METHODS
+from softcue.methods import DEFAULT_METHODS, METHODS
 from softcue.selection import SelectionConfig
+from softcue.selection.config import DEFAULT_CANDIDATES
 
 
-def test_all_default_methods_exist() -> None:
-    assert set(SelectionConfig().methods) <= set(METHODS)
+@pytest.mark.parametrize("kind", DEFAULT_METHODS)
+def test_the_default_method_of_the_backbone_is_tried_first(kind: str) -> None:
+    methods = SelectionConfig().methods_for(kind)
+    assert methods[0] == DEFAULT_METHODS[kind]
+    assert set(methods) == set(DEFAULT_CANDIDATES) <= set(METHODS)
+    assert len(methods) == len(DEFAULT_CANDIDATES)
+
+
+def test_methods_that_are_named_keep_their_order_on_every_backbone() -> None:
+    assert SelectionConfig(methods=("vip", "p-tuning-v2")).methods_for("decoder") == ("vip", "p-tuning-v2")
 
 
 def test_methods_are_named_with_commas_and_each_once() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from softcue.errors import near_matches
-from softcue.methods import METHODS
+from softcue.methods import DEFAULT_METHODS, METHODS
 
 AUTO = "auto"  # in place of a method's name: several are tried
+# What is tried if nothing is named; the default method of the backbone's kind comes before the others.
+DEFAULT_CANDIDATES = ("p-tuning-v2", "m-idpg-phm", "compacter", "prompt-tuning", "vip-c", "linear-probe")
 
 
 class SelectionConfig(BaseModel):
@@ -15,11 +17,12 @@ class SelectionConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    methods: tuple[str, ...] = Field(
-        ("p-tuning-v2", "m-idpg-phm", "compacter", "prompt-tuning", "vip-c", "linear-probe"),
+    methods: tuple[str, ...] | None = Field(
+        None,
         min_length=1,
         description="the methods to try; those that do not work on the backbone or the task are left out. Of methods "
-        "within one standard error of the best score, the first named wins",
+        "within one standard error of the best score, the first named wins. Unset: the default method of the kind of "
+        f"backbone, then the others of {', '.join(DEFAULT_CANDIDATES)}",
     )
     seconds: float = Field(
         0.0,
@@ -43,8 +46,20 @@ class SelectionConfig(BaseModel):
 
     @field_validator("methods")
     @classmethod
-    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
+    def _check_names(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
             if name not in METHODS:
                 raise ValueError(f"names of methods, not '{name}': {near_matches(name, METHODS)}")
         return names
+
+    def methods_for(self, kind: str | None) -> tuple[str, ...]:
+        """The methods to try on a kind of backbone; None: it is not known yet.
+
+        Example:
+            >>> SelectionConfig().methods_for("decoder")[:2]
+            ('prompt-tuning', 'p-tuning-v2')
+        """
+        if self.methods is not None:
+            return self.methods
+        first = [DEFAULT_METHODS[kind]] if kind else []
+        return tuple(dict.fromkeys([*first, *DEFAULT_CANDIDATES]))
