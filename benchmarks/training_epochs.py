@@ -110,7 +110,7 @@ def epoch_figures(plan: Plan, name: str, contest: EpochContest, where: str) -> F
     meaning = f"one epoch, {PROMPT_LENGTH} vectors, {NUM_ROWS} rows a batch, {where}"
     figures: Figures = {}
     for key, peer, target, description in (
-        ("", "grouped", 1.7, "PEFT in transformers' Trainer, rows grouped by length"),
+        ("", "grouped", 1.0, "PEFT in transformers' Trainer, rows grouped by length"),
         ("_random_batches", "random", 1.7, "PEFT in transformers' Trainer, rows drawn at random (its default)"),
         ("_without_dropout", "no dropout", 1.0, "the same Trainer, grouped, the frozen model without dropout"),
         ("_our_batches", "our batches", 1.0, "PEFT in our batches, plain loop, no dropout: the model's share"),

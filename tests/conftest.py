@@ -5,6 +5,8 @@ import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# One thread for every process that a test starts: threads of processes that share two cores wait by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SOFTCUE_TEST_THREADS", "1"))
 # Sentence and word vectors are kept on disk: in a folder of this session's own, never in the user's. Set here
 # rather than in a fixture, so that doctests and the processes that tests start have it too.
 os.environ["SOFTCUE_HOME"] = tempfile.mkdtemp(prefix="softcue-tests-")

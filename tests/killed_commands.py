@@ -28,13 +28,12 @@ def train_whole_and_killed(
     `words_of(output_dir, *more)` are the words of the command after `python`. Each life but the first goes on from the
     checkpoints of the one before.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     messages = folder / "stderr.txt"
 
     def start(output: Path, *more: str) -> subprocess.Popen[bytes]:
         with messages.open("wb") as errors:
             words = [sys.executable, *words_of(output, *more)]
-            return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+            return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors)
 
     whole, broken = folder / "whole", folder / "broken"
     assert start(whole).wait(PATIENCE) == 0, messages.read_text()

@@ -29,7 +29,7 @@ class Process:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, **environment},
         )
         self.lines: list[str] = []  # of its standard error
         self._reader = threading.Thread(target=self._read)

@@ -47,11 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmarks", nargs="*", choices=[*BENCHMARKS, []], help="benchmarks to run first")
     parser.add_argument("--data", type=Path, help="folder of published files to take texts from")
+    parser.add_argument("--repeats", type=int, help="timed runs per contestant; else each benchmark's own number")
     parser.add_argument("--saved", type=Path, default=Path("runs/bench"), help="folder of the measurements")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks.md"))
     arguments = parser.parse_args()
     for name in arguments.benchmarks:
-        measure(name, arguments.data, arguments.saved)
+        measure(name, arguments.saved, arguments.data, arguments.repeats)
     text = arguments.docs.read_text("utf-8")
     for name in BENCHMARKS:
         path = arguments.saved / f"{name}.json"
@@ -64,7 +65,7 @@ def main() -> None:
     print(f"wrote {arguments.docs}")
 
 
-def measure(name: str, data: Path | None, folder: Path) -> None:
+def measure(name: str, folder: Path, data: Path | None = None, repeats: int | None = None) -> None:
     """Run one benchmark in a separate process and save its measurements."""
     arguments = [
         "-m",
@@ -73,6 +74,7 @@ def measure(name: str, data: Path | None, folder: Path) -> None:
         *(_available_models(name) if name in WITH_NAMES else ()),
         "--json",
         *(["--data", str(data)] if data and name not in WITHOUT_DATA else []),
+        *(["--repeats", str(repeats)] if repeats else []),
     ]
     load = os.getloadavg()[0]
     command = f"python {' '.join(arguments)}"

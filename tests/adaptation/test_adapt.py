@@ -215,9 +215,8 @@ def test_kill_9_then_resume_gives_the_same_bytes(tmp_path: Path, text: Path) -> 
         return ["-m", "softcue", "adapt", str(text), "--new", "tiny", "--output-dir", str(folder), "--json", *options]
 
     def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *words(folder), "--steps", "16", "--resume", *more]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def steps_done(folder: Path) -> int:
         path = folder / "metrics.jsonl"
@@ -301,7 +300,6 @@ def test_two_processes_give_the_weights_of_one(tmp_path: Path, text: Path, model
         words = [*launcher, "-m", "softcue", "adapt", str(text), "--backbone", str(model_folders["t5"]), *options]
         result = subprocess.run(
             [*words, "--output-dir", str(tmp_path / name), "--json"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=240,

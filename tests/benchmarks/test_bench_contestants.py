@@ -225,8 +225,8 @@ def test_training_measures_all_promised_figures(monkeypatch: pytest.MonkeyPatch)
     promised = {
         "decoder_train_vs_peft": (5.0, ">="),
         "decoder_train_memory_vs_peft": (0.5, "<="),
-        "encoder_train_vs_peft": (1.7, ">="),
-        "t5_train_vs_peft": (1.7, ">="),
+        "encoder_train_vs_peft": (1.0, ">="),
+        "t5_train_vs_peft": (1.0, ">="),
         "encoder_train_vs_peft_defaults": (3.0, ">="),
         "t5_train_vs_peft_defaults": (3.0, ">="),
         "step_vs_bare_backbone": (1.05, "<="),

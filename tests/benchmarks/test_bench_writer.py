@@ -111,7 +111,7 @@ def test_a_measurement_is_saved_with_its_command_and_machine(tmp_path: Path, mon
         return type("Ended", (), {"stdout": b'{"figures": {}}'})
 
     monkeypatch.setattr(write_benchmarks.subprocess, "run", run)
-    write_benchmarks.measure("predict", Path("here"), tmp_path)
+    write_benchmarks.measure("predict", tmp_path, Path("here"))
     saved = json.loads((tmp_path / "predict.json").read_text("utf-8"))
     assert saved["figures"] == {}
     assert saved["command"] == "python -m benchmarks predict --json --data here"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 from softcue.cli.stopping import StoppedBySignal, raise_on_sigterm, stopped_message
 
 ROWS = [{"text": f"{word} {n}", "label": label} for n in range(8) for word, label in (("invoice", "a"), ("badge", "b"))]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def words(tmp_path: Path, model_folders: dict[str, Path]) -> list[str]:
 def start(words: list[str], errors: Path) -> subprocess.Popen[bytes]:
     with errors.open("wb") as handle:
         command = [sys.executable, "-m", "softcue", *words]
-        return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=handle)
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=handle)
 
 
 def wait_for_steps(process: subprocess.Popen[bytes], metrics: Path, steps: int) -> None:
@@ -79,7 +77,7 @@ main()
 
 def test_sigterm_stops_the_demo_which_goes_on_by_itself(tmp_path: Path, model_folders: dict[str, Path]) -> None:
     code = DEMO.format(model=str(model_folders["bert"]), folder=str(tmp_path / "cues"))
-    process = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     wait_for_steps(process, tmp_path / "cues" / "tickets" / "metrics.jsonl", 3)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

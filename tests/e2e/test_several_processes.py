@@ -42,7 +42,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def start(*command: str, swaps_machines: bool = False) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SWAPS_MACHINES": "yes" if swaps_machines else ""}
+    environment = {**os.environ, "SWAPS_MACHINES": "yes" if swaps_machines else ""}
     return subprocess.Popen(
         [*TORCHRUN, str(SCRIPT), *command],
         env=environment,
@@ -122,9 +122,8 @@ def test_a_finished_run_is_loaded_also_where_its_folder_is_on_another_machine(
 def test_scores_of_two_processes_are_those_of_one_also_with_divided_layers(
     tmp_path: Path, data: Path, model_folders: dict[str, Path]
 ) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     alone = [sys.executable, "-m", "softcue", *words(tmp_path / "one", model_folders["t5"], data)]
-    subprocess.run(alone, env=environment, check=True, capture_output=True, timeout=PATIENCE)
+    subprocess.run(alone, check=True, capture_output=True, timeout=PATIENCE)
     for name, more in {"two": [], "divided": ["backbone.shard_layers=true"]}.items():
         code, _, lines = finish(start(*words(tmp_path / name, model_folders["t5"], data), *more))
         assert code == 0, lines

@@ -456,7 +456,7 @@ def served(
         [str(word) for word in command],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, **environment},
     )
 
 

@@ -244,7 +244,7 @@ def write_shared_runs(folder: Path) -> None:
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     words = [*TORCHRUN, __file__, str(folder)]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "sharded_runs.py"
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("sharded")
     paths = [str(SCRIPT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     words = [*TORCHRUN, str(SCRIPT), str(folder)]
     result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=580)
     assert result.returncode == 0, result.stderr
