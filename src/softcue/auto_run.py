@@ -84,6 +84,8 @@ class AutoRun:
         self.backbone = backbone or load_backbone(requested.backbone)
         self._settings = settings_of_candidates(settings, self.backbone.kind)
         self.folds = make_folds(self.splits, self.config.folds, requested.task.sample_seed)
+        # The last rung is the winner's own training, and would be nobody's on folds, after which it begins anew.
+        self._num_rungs = NUM_RUNGS if len(self.folds) == 1 else NUM_RUNGS - 1
         self._left_out: dict[str, str] = {}
         self._runs = self._make_candidates()
         self._trainers: dict[str, list[Trainer]] = {}
@@ -192,7 +194,7 @@ class AutoRun:
     def _compare(self, progress: bool) -> None:
         """Train the candidates rung by rung; the better half goes on. What the record has already is not repeated."""
         record, limit = self.record, self.config.seconds
-        while record.num_rungs < NUM_RUNGS and not record.is_out_of_time:
+        while record.num_rungs < self._num_rungs and not record.is_out_of_time:
             rung = record.num_rungs
             waiting = [entry for entry in record.tried if len(entry.rungs) == rung and not entry.is_settled]
             for entry in waiting:
@@ -244,7 +246,7 @@ class AutoRun:
         entry.cpu_seconds = round(entry.cpu_seconds + time.process_time() - processor_started, 2)
         self.record.seconds = round(self.record.seconds + time.monotonic() - started, 2)
         text = entry.reason or f"{self.record.metric} {entry.rungs[-1].score:.1f} at step {entry.rungs[-1].step:,}"
-        _note(f"rung {rung + 1} of {NUM_RUNGS}, {entry.method}: {text}", progress)
+        _note(f"rung {rung + 1} of {self._num_rungs}, {entry.method}: {text}", progress)
 
     def _advance(self, name: str, number: int, rung: int, progress: bool) -> Trainer:
         """Train a candidate on one fold to the end of a rung. Its trainer stays in memory for the next."""

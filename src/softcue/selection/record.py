@@ -86,7 +86,7 @@ class SelectionRecord(BaseModel):
             return "won"
         if entry.dropped_after:
             return f"dropped after rung {entry.dropped_after}"
-        if entry.is_finished:
+        if entry.is_finished or not self.is_out_of_time:
             return "finished"
         return f"{'stopped' if entry.rungs else 'not tried'}: the time was over"
 
