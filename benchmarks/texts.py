@@ -65,5 +65,6 @@ def representative_rows(batches: Sequence[Sequence[int]], lengths: Sequence[int]
 
 
 def read_task(name: str, data: Path | None, **sampling: Any) -> Splits:
-    """The rows of a task by its name, sampled by `task.*` settings."""
-    return read_splits(TaskConfig(name=name, data=str(data or ""), **sampling), {})
+    """The rows of a task by its name, sampled by `task.*` settings. Sample tasks bring their rows with them."""
+    folder = str(data) if data and name in PUBLISHED_TASKS else ""
+    return read_splits(TaskConfig(name=name, data=folder, **sampling), {})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from tolerance import REORDERED_BFLOAT16
 from toy import EVERYWHERE, EXAMPLES, TASK, make_model, works_on
 
 from softcue.backbones import Backbone, Decoding, pool
+from softcue.backbones.passes.forward_pass import ForwardPass
 from softcue.errors import BackboneError
+from softcue.inference import predict
 from softcue.inputs.collate import collate
 from softcue.inputs.formatter import InputFormatter
 from softcue.types import Example
@@ -114,3 +117,26 @@ def test_the_word_head_gets_contiguous_states(family: str) -> None:
         handle.remove()
         assert seen and all(seen)
         assert len(head._forward_pre_hooks) == 1  # also of a copied model
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(
+    ("family", "case"), [(family, case) for case in EVERYWHERE for family in ONE_OF_EACH_KIND if works_on(case, family)]
+)
+def test_a_pass_and_its_states_are_freed_without_a_search_for_cycles(family: str, case: str, is_training: bool) -> None:
+    backbone = tiny(family)
+    model = make_model(backbone, case)
+    rows = model.rows(backbone, EXAMPLES, with_target=True)
+    gc.collect()
+    gc.disable()
+    try:
+        if is_training:
+            output = model(backbone, collate(rows, 0), with_features=True)
+            left = sum(isinstance(found, ForwardPass) for found in gc.get_objects())
+            output.losses.sum().backward()
+        else:
+            predict(backbone, [(model, example) for example in EXAMPLES])
+            left = sum(isinstance(found, ForwardPass) for found in gc.get_objects())
+    finally:
+        gc.enable()
+    assert left == 0

@@ -122,11 +122,15 @@ class ForwardPass(ABC):
             linears=backbone.injected_linears,
         )
 
-    @cached_property
+    @property
     def with_positions(self) -> Self:
         """The pass over the same rows in which every prompt vector takes a position."""
-        if self.read_with_positions is None:
-            return self
+        # A pass that kept itself would live on, with its states, until Python looks for cycles.
+        return self if self.read_with_positions is None else self._pass_with_positions
+
+    @cached_property
+    def _pass_with_positions(self) -> Self:
+        assert self.read_with_positions is not None
         full: Any = self.read_with_positions()
         return replace(full, listeners=self.listeners)  # type: ignore[no-any-return]
 
