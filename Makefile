@@ -95,9 +95,9 @@ audit: $(VENV)/.serve
 	$(BIN)/python -m pip_audit
 
 # make bench DATA=folder-of-published-files; without one, text lengths are those of the samples
-bench: $(VENV)/.bench $(VENV)/.serve
-	$(BIN)/python -m benchmarks.tables.write_benchmarks train predict models few-shot growth serve \
-		$(if $(wildcard $(DATA)),--data $(DATA))
+bench: $(VENV)/.bench $(VENV)/.serve $(VENV)/.openvino
+	$(BIN)/python -m benchmarks.tables.write_benchmarks train predict models host start classifiers few-shot growth \
+		serve runtimes $(if $(wildcard $(DATA)),--data $(DATA))
 
 # constraints/extras.txt: every package of every extra, pinned; make test CONSTRAINTS=constraints/extras.txt uses it
 constraints: $(BIN)/python

@@ -1,6 +1,6 @@
 """Run benchmarks, and write the tables and plots of docs/benchmarks.md.
 
-    python -m benchmarks.tables.write_benchmarks train predict models few-shot growth serve --data data
+    python -m benchmarks.tables.write_benchmarks train serve --data data
                                                      run these, save the measurements in runs/bench, write the tables
     python -m benchmarks.tables.write_benchmarks     only write the tables, from saved measurements
 
