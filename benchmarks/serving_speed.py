@@ -36,7 +36,7 @@ from benchmarks.workloads import (
     real_texts,
     train_sample_cues,
 )
-from softcue import Cue, Engine
+from softcue import Cue, Engine, Limits
 from softcue.backbones import load_backbone
 
 OUTPUT = Path("runs/bench/serving")
@@ -398,7 +398,7 @@ def start_benchmark(plan: Plan, folder: Path, threads: int, backbone: str, sizes
             texts = real_texts(plan.data, sizes.texts)
             pool = QuestionPool([make_sample(cue, texts) for cue in cues], names)
         with report_seconds(f"engine and server with {len(names)} cues"):
-            engine = stack.enter_context(Engine(loaded, many))
+            engine = stack.enter_context(Engine(loaded, many, Limits(passes_at_once=None)))  # as the server has it
             port = servers.free_port()
             command = servers.softcue_command(many, backbone, port)
             server = stack.enter_context(servers.run_server(command, port, folder / "server.log", threads))

@@ -234,7 +234,7 @@ def test_on_folds_the_comparison_ends_half_way_and_the_winner_is_trained_to_its_
     cue = run(tmp_path / "cue", overrides={"selection.methods": "vip-c,compacter", "selection.folds": 3})
     assert cue.selection is not None
     assert [[rung.step for rung in entry.rungs] for entry in cue.selection.tried] == [[2, 4], [2, 4]]
-    assert sorted(map(cue.selection.outcome, cue.selection.tried)) == ["finished", "won"]
+    assert sorted(map(cue.selection.outcome, cue.selection.tried)) == ["not chosen", "won"]
     steps = [json.loads(line) for line in (tmp_path / "cue" / "metrics.jsonl").read_text().splitlines()]
     assert max(entry["step"] for entry in steps if "step" in entry) == 8
 

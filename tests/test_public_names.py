@@ -16,7 +16,18 @@ from softcue.errors import ConfigurationError
 from softcue.listing import Listing
 
 PUBLIC = {
-    *("train", "load", "load_backbone", "Cue", "Engine", "Task", "Prediction", "PromptEncoder", "register_method"),
+    *(
+        "train",
+        "load",
+        "load_backbone",
+        "Cue",
+        "Engine",
+        "Limits",
+        "Task",
+        "Prediction",
+        "PromptEncoder",
+        "register_method",
+    ),
     *("compare", "tune", "methods", "tasks", "backbones", "errors", "__version__"),
 }
 # Ways to reach a package before it is called.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from softcue.methods import list_methods as methods
     from softcue.methods import register_method
     from softcue.prompts import PromptEncoder
+    from softcue.serving.engine.batcher import Limits
     from softcue.serving.engine.engine import Engine
     from softcue.studies.compare import compare
     from softcue.studies.tune import tune
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Cue",
     "Engine",
+    "Limits",
     "Prediction",
     "PromptEncoder",
     "Task",
@@ -60,6 +62,7 @@ _HOMES = {
     "load_backbone": "softcue.backbones",
     "register_method": "softcue.methods",
     "Engine": "softcue.serving.engine.engine",
+    "Limits": "softcue.serving.engine.batcher",
     "Task": "softcue.tasks",
     "Prediction": "softcue.types",
     "PromptEncoder": "softcue.prompts",

@@ -545,6 +545,27 @@ def test_late_streams_end_with_an_error(serve: Serve, writing_cues: dict[str, di
 # --- what it tells of itself ---
 
 
+def test_two_passes_at_a_time_answer_every_client_as_offline(serve: Serve, cues: dict[str, Cue]) -> None:
+    client = serve(passes_at_once=2, max_rows=3)
+    texts = [f"Where is my order {number}?" for number in range(12)]
+
+    def ask(text: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = predict(client, ("topics", text), ("tone-vip", text), return_scores=True).json()[
+            "results"
+        ]
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, texts))
+    for text, found in zip(texts, answers, strict=True):
+        assert [answer["task"] for answer in found] == ["topics", "tone-vip"]
+        for answer in found:
+            [expected] = cues[answer["task"]].predict([text])
+            assert answer["label"] == expected.label
+            assert answer["scores"] == REORDERED_FLOAT32.approx(expected.scores)
+    assert "softcue_examples_total 24.0" in client.get("/metrics").text
+
+
 def test_metrics_count_what_happened(serve: Serve) -> None:
     client = serve()
     predict(client, ("topics", "ok"), ("stars", "ok"), ("nothing", "x"))

@@ -59,6 +59,14 @@ def test_length_counts_what_may_be_written() -> None:
     assert BatchRow.of(writing, 0, TokenizedRow((1, 2, 3), None, 0)).length == 3 + 4 + 6
 
 
+def test_rows_arrive_when_they_are_put_and_not_when_they_are_made() -> None:
+    batcher = Batcher(Limits(), PASS_TOKENS)
+    made_first, made_later = request_row(arrived=1.0), request_row(arrived=2.0)
+    batcher.put([made_later])
+    batcher.put([made_first])
+    assert 2.0 < made_later.arrived <= made_first.arrived
+
+
 def test_oldest_row_goes_with_those_nearest_in_length() -> None:
     limits = Limits(max_rows=3)
     assert lengths(choose_batch(rows(40, 90, 42, 80, 39, 500), 0.0, limits, PASS_TOKENS)) == [39, 40, 42]

@@ -199,30 +199,79 @@ def test_passes_that_change_the_model_run_one_at_a_time() -> None:
 def test_engines_that_are_built_side_by_side_leave_torchs_threads_to_others(
     folder: Path, four_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares: list[int] = []
-    are_measuring = threading.Barrier(2)
+    """One build stands where its threads have taken their shares and the common number is not restored yet."""
+    numbers: list[int] = []  # the common number that each build found
+    has_shares, may_go_on = threading.Event(), threading.Event()
+    set_number = torch.set_num_threads
 
-    def measure(_: Backbone) -> float:  # both engines are being built
-        are_measuring.wait(20)
-        shares.append(torch.get_num_threads())
-        return 64.0
+    def set_and_wait(number: int) -> None:
+        set_number(number)
+        if threading.current_thread().name.startswith("softcue-inference") and not has_shares.is_set():
+            has_shares.set()
+            may_go_on.wait(20)
 
-    monkeypatch.setattr(Backbone, "pass_tokens", property(measure))
+    def choose(*_: Any) -> int:
+        numbers.append(torch.get_num_threads())
+        return 2
+
+    monkeypatch.setattr(torch, "set_num_threads", set_and_wait)
+    monkeypatch.setattr(engine_module, "choose_passes", choose)
     with ThreadPoolExecutor(2) as pool:
-        engines = list(pool.map(lambda _: Engine(tiny("bert"), folder, Limits(passes_at_once=2)), range(2)))
-    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(Engine, tiny("bert"), folder, Limits(passes_at_once=2))
+        assert has_shares.wait(20)
+        second = pool.submit(Engine, tiny("bert"), folder, Limits(passes_at_once=2))
+        time.sleep(0.5)  # it could begin now
+        assert numbers == [4]
+        may_go_on.set()
+        engines = [first.result(20), second.result(20)]
         assert pool.submit(torch.get_num_threads).result() == 4
     for engine in engines:
         engine.close()
-    assert shares == [2, 2]
+    assert numbers == [4, 4]
 
 
 def test_an_engine_whose_cost_of_a_pass_cannot_be_measured_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Backbone, "pass_tokens", property(lambda _: 1 / 0))
-    with Engine(tiny("bert"), folder, Limits(passes_at_once=2)) as engine, pytest.raises(RequestError, match="ended"):
+    with pytest.raises(ZeroDivisionError):
+        Engine(tiny("bert"), folder, Limits(passes_at_once=2))
+
+
+def test_a_thread_that_does_not_start_ends_the_others_and_leaves_torchs_threads_as_they_were(
+    folder: Path, four_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Engine(tiny("bert"), folder, Limits(passes_at_once=2))
+    monkeypatch.undo()
+    started[0].join(20)
+    assert not started[0].is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 4
+
+
+def test_passes_that_fail_do_not_count_as_slow_predictions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict_slowly(backbone: Backbone, rows: Any, *rest: Any) -> list[Prediction]:
+        if any(model.task.name == "tone" for model, _ in rows):
+            time.sleep(0.2)
+            raise RuntimeError("broken cue")
+        return predict_mixed(backbone, rows, *rest)
+
+    with Engine(tiny("bert"), folder, Limits(max_rows=1)) as engine:
         engine.predict([("topics", "first")])
+        monkeypatch.setattr(engine_module, "predict_mixed", predict_slowly)
+        engine.predict([("tone-vip", "first")] * 10)  # 4 seconds
+        engine.predict([("topics", "first")])
+        assert engine._batcher.prediction_seconds < 0.2
 
 
 def test_backbone_may_be_given_by_name(model_folders: dict[str, Path], folder: Path, cues: dict[str, Cue]) -> None:
@@ -608,12 +657,13 @@ def test_many_threads_while_cues_come_and_go(tmp_path: Path) -> None:
         assert engine.num_in_flight == 0
 
 
-def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any) -> None:
+def test_what_waits_is_expected_to_take_its_time(folder: Path, held: Any, until: Callable[..., None]) -> None:
     with Engine(tiny("bert"), folder) as engine:
         assert engine.expected_seconds == 0
         held.go.set()
         engine.predict([("topics", "ok")])
         assert engine.expected_seconds == 0  # nothing waits
+        until(lambda: engine._batcher.prediction_seconds > 0)  # it is measured after the result is there
         held.go.clear()
         results = engine.submit([("topics", "ok")] * 4, Options())
         several = engine.expected_seconds

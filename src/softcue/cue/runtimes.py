@@ -276,7 +276,8 @@ def _compare(trial: _Trial, runtime: LayerRuntime, report: RuntimeReport) -> Non
 
 def _recall_comparison(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
     """What was found for a cue in a runtime. It is kept, so that a server that starts again compares nothing."""
-    what = f"answers of {trial.cue.cue_file.record_sha256[:12]} on {trial.named_rows} in {runtime.numbers}"
+    cue = trial.cue.cue_file.record_sha256[:12]
+    what = f"answers with a margin of {cue} on {trial.named_rows} in {runtime.numbers}"
     kept = recall_entry(
         machine_key(what, trial.backbone.model),
         "comparison",
@@ -289,13 +290,14 @@ def _recall_comparison(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
 
 
 def _compare_answers(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
-    """Compare the answers of a runtime with those of torch, and find the margin below which torch must decide."""
+    """Compare the answers of a runtime with those of torch, and find the margin below which torch must decide.
+
+    Also where few enough answers differ: as few of the rows to come may differ by chance, or a few more.
+    """
     model, view = trial.cue.model, trial.backbone.with_runtime(runtime)
     model.recheck_margin = 0.0
     answers = _predict(trial.cue, view, trial.rows)
     difference = _difference(trial, answers)
-    if not difference:
-        return _Comparison()
     margin = _find_recheck_margin(answers, trial.answers)
     if margin is None:
         return _Comparison(difference)
@@ -303,7 +305,7 @@ def _compare_answers(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
     try:
         rechecked = sum(map(model.needs_recheck, answers)) / len(answers)
         if rechecked > MOST_RECHECKED:
-            return _Comparison(f"{difference}, and {rechecked:.0%} of them would have to run again")
+            return _Comparison(difference and f"{difference}, and {rechecked:.0%} of them would have to run again")
         # Vectors that a prompt reads stay those of the runtime, so a row that runs again may differ nevertheless.
         if difference := _difference(trial, _predict(trial.cue, view, trial.rows)):
             return _Comparison(difference)
@@ -313,7 +315,7 @@ def _compare_answers(trial: _Trial, runtime: LayerRuntime) -> _Comparison:
 
 
 def _find_recheck_margin(answers: Sequence[Prediction], in_torch: Sequence[Prediction]) -> float | None:
-    """A margin that only answers equal to torch's reach; None if there is none, or too few rows to find it on."""
+    """A margin that only answers equal to torch's reach; None if all are equal, or there is none, or too few rows."""
     pairs = zip(answers, in_torch, strict=True)
     margins = [answer.margin for answer, expected in pairs if _answer(answer) != _answer(expected)]
     numbers = [margin for margin in margins if margin is not None]

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from softcue.files import METADATA_LIMIT, read_within, write_json
-from softcue.selection.halving import NUM_RUNGS, Standing, rank
+from softcue.selection.halving import Standing, rank
 
 CANDIDATES = "candidates"  # the folder of an unfinished choice, below that of the run
 FILE = "selection.json"  # in it
@@ -86,9 +86,11 @@ class SelectionRecord(BaseModel):
             return "won"
         if entry.dropped_after:
             return f"dropped after rung {entry.dropped_after}"
-        if entry.is_finished or not self.is_out_of_time:
+        if entry.is_finished:
             return "finished"
-        return f"{'stopped' if entry.rungs else 'not tried'}: the time was over"
+        if self.is_out_of_time:
+            return f"{'stopped' if entry.rungs else 'not tried'}: the time was over"
+        return "not chosen" if entry.rungs else "not tried yet"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values with the winner and the outcomes in words, for JSON.
@@ -145,9 +147,10 @@ def selection_table(record: SelectionRecord) -> tuple[list[str], list[list[str]]
         >>> entry = TriedMethod(method="vip-c", parameters=1200, rungs=rungs, cpu_seconds=2.5)
         >>> record = SelectionRecord(run="", metric="accuracy", rows="50 validation rows", tried=[entry])
         >>> selection_table(record)[1]
-        [['vip-c', '81.2 (step 40)', '-', '-', '1,200', '2', 'won']]
+        [['vip-c', '81.2 (step 40)', '1,200', '2', 'won']]
     """
-    columns = ["method", *(f"rung {number}" for number in range(1, NUM_RUNGS + 1))]
+    num_rungs = max((len(entry.rungs) for entry in record.tried), default=0)
+    columns = ["method", *(f"rung {number}" for number in range(1, num_rungs + 1))]
     rows = []
     for entry in record.tried:
         scores = [f"{rung.score:.1f} (step {rung.step:,})" for rung in entry.rungs]
@@ -155,7 +158,7 @@ def selection_table(record: SelectionRecord) -> tuple[list[str], list[list[str]]
             [
                 entry.method,
                 *scores,
-                *(["-"] * (NUM_RUNGS - len(scores))),
+                *(["-"] * (num_rungs - len(scores))),
                 f"{entry.parameters:,}" if entry.rungs else "-",
                 f"{entry.cpu_seconds:.0f}" if entry.rungs else "-",
                 record.outcome(entry),

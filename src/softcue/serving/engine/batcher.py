@@ -28,7 +28,11 @@ NEIGHBOURS = 64  # rows considered on either side in length, unless a batch may 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the queue and of a batch."""
+    """Limits of the queue and of a batch.
+
+    Example:
+        softcue.Engine("minilm", "cues", softcue.Limits(max_in_flight=2048, passes_at_once=None))
+    """
 
     max_in_flight: int = 512  # examples that wait or run
     token_budget: int | None = None  # of a batch: prompt, text and padding; None: the device's default
@@ -181,6 +185,9 @@ class Batcher:
                 raise draining()
             if not has_room:
                 raise busy(limit, expected_seconds=self.expected_seconds)
+            now = time.monotonic()
+            for row in rows:  # not when they were made: a long request waits here for room
+                row.arrived = now
             self.num_in_flight += len(rows)
             self._in_flight.update(rows)
             self._arrived.extend(rows)

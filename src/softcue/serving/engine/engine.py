@@ -154,6 +154,8 @@ class Engine:
             self._batcher = Batcher(limits or Limits(), PASS_TOKENS, num_passes)
             self._start_threads(num_threads, num_passes)
         self._is_measured.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _start_threads(self, num_threads: int, num_passes: int) -> None:
         """Start the inference threads, each with its share of torch's threads."""
@@ -164,18 +166,26 @@ class Engine:
         def run(number: int) -> None:
             torch.get_num_threads()  # else torch sets its common number in this thread once more, later
             torch.set_num_threads(shares[number])
-            are_ready.wait()  # the builder restores the common number
-            are_ready.wait()
+            try:
+                are_ready.wait()  # the builder restores the common number
+                are_ready.wait()
+            except threading.BrokenBarrierError:  # another thread did not start
+                return
             self._run(is_first=number == 0)
 
         self._threads = [
             threading.Thread(target=run, args=(number,), name=f"softcue-inference-{number}", daemon=True)
             for number in range(num_passes)
         ]
-        for thread in self._threads:
-            thread.start()
-        are_ready.wait()
-        torch.set_num_threads(num_threads)  # the number with which further threads begin
+        try:
+            for thread in self._threads:
+                thread.start()
+            are_ready.wait()
+        except BaseException:  # a thread that the system does not start
+            are_ready.abort()
+            raise
+        finally:
+            torch.set_num_threads(num_threads)  # the number with which further threads begin
         are_ready.wait()
 
     def _start_runtime(self, choice: RuntimeChoice) -> None:
@@ -423,10 +433,12 @@ class Engine:
             self._finish(row, deadline_exceeded())
         if batch:
             self._run_batch(batch)
-            served = {row.request_row for row in batch if isinstance(row.request_row.result, ServedPrediction)}
-            # The threads that were busy all the time did as many in their batches.
-            seconds = (time.monotonic() - began) / min(num_busy, self._num_busy)
-            self._batcher.record_speed(len(served), seconds)
+            rows = {row.request_row for row in batch}
+            num_served = sum(isinstance(row.result, ServedPrediction) for row in rows)
+            if num_served or any(row.result is None for row in rows):  # errors say nothing about the speed
+                # The threads that were busy all the time did as many in their batches.
+                seconds = (time.monotonic() - began) / min(num_busy, self._num_busy)
+                self._batcher.record_speed(num_served, seconds)
         return True
 
     @property

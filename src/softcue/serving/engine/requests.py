@@ -83,7 +83,7 @@ class RequestRow:
     example: Example
     options: Options
     deadline: float = math.inf  # on the monotonic clock
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float = field(default_factory=time.monotonic)  # in the queue
     result: Result | None = None  # None: it has none yet
     on_result: Callable[[], None] | None = None  # called once, when it has one
     predictions: list[Prediction | None] = field(default_factory=list)  # of its batch rows
@@ -91,7 +91,7 @@ class RequestRow:
     compute_seconds: float = 0.0  # of the passes of its batch rows
     is_truncated: bool = False
     is_dropped: bool = False  # no client waits for it any more
-    group: object = field(default_factory=object)  # equal for all cues of an ensemble: they share a batch
+    group: object = field(default_factory=object)  # equal for all cues of an ensemble: one thread prepares them
     streamer: TextStreamer | None = None  # receives generated tokens
     # How text is generated, if it is: generation takes many passes, so other rows do not share its batch.
     decoding: Decoding | None = field(init=False)

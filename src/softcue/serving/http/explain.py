@@ -1,7 +1,7 @@
 """Explain a cue's prompt for a text: the words its vectors are near to and, for a codebook, its codes.
 
 Backbones hold no task state, and prompts are injected through context variables. So an explanation may run beside the
-inference thread. It has one thread of its own: explanations wait for each other and take at most one core.
+inference threads. It has one thread of its own: explanations wait for each other and take at most one core.
 """
 
 from __future__ import annotations
