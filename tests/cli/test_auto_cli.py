@@ -37,7 +37,7 @@ def test_a_table_tells_what_was_tried(words: list[object], tmp_path: Path) -> No
     for name in ("linear-probe", "prompt-tuning", "vip-c", "CPU seconds", "won", "(step 2)"):
         assert name in result.out
     assert "accuracy of 40 training and validation rows in 3 folds" in result.out
-    assert "rung 1 of 3, vip-c: accuracy" in result.err
+    assert "rung 1 of 2, vip-c: accuracy" in result.err  # on folds it ends half way
     predicted = run("predict", tmp_path / "cue", "where is my parcel", "--json").json
     assert predicted
 
