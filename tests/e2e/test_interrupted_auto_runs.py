@@ -43,7 +43,7 @@ def test_kill_9_at_any_point_then_resume_gives_a_bit_identical_cue(
     tmp_path: Path, data: Path, model_folders: dict[str, Path]
 ) -> None:
     whole, broken = train_whole_and_killed(
-        tmp_path, lambda folder, *more: command(folder, model_folders["bert"], data, *more), (7, 45, 110, 170)
+        tmp_path, lambda folder, *more: command(folder, model_folders["bert"], data, *more), (7, 45, 80, 120)
     )
     for name in ("cue.json", "cue.safetensors"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
