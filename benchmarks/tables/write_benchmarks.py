@@ -256,8 +256,7 @@ def _format_serving(measurements: Measurements) -> list[str]:
             row["popularity"],
             f"{row['cues']:,}",
             str(row["inputs"]),
-            f"{row['answers_per_second']:.1f}",
-            f"{row['least']:.1f} to {row['most']:.1f}",
+            *_format_rate(row),
         ]
         for row in measurements["throughput"]
     ]
@@ -265,19 +264,8 @@ def _format_serving(measurements: Measurements) -> list[str]:
         [f"{row['load']:.0%}", f"{row['rate']:.1f}", *(f"{row[key]:.0f}" for key in LATENCIES)]
         for row in measurements["latency"]
     ]
-    switching = [
-        [name, f"{row['answers_per_second']:.1f}", f"{row['least']:.1f} to {row['most']:.1f}"]
-        for name, row in measurements["switching"].items()
-    ]
-    passes = [
-        [
-            str(row["clients"]),
-            row["server"],
-            f"{row['answers_per_second']:.1f}",
-            f"{row['least']:.1f} to {row['most']:.1f}",
-        ]
-        for row in measurements["passes"]
-    ]
+    switching = [[name, *_format_rate(row)] for name, row in measurements["switching"].items()]
+    passes = [[str(row["clients"]), row["server"], *_format_rate(row)] for row in measurements["passes"]]
     idle_memory, busy_memory = measurements["memory_mb"], measurements["memory_mb_while_asked"]
     return [
         f"Servers and offline engine with {setting['torch_threads']} torch thread(s) each, load from a process of its "
@@ -293,6 +281,11 @@ def _format_serving(measurements: Measurements) -> list[str]:
         f"{idle_memory[-1]:.1f} at last; with requests to other cues, {min(busy_memory):.1f} to "
         f"{max(busy_memory):.1f}. Answers compared: {measurements['answers']['compared']:,}.",
     ]
+
+
+def _format_rate(row: dict[str, Any]) -> list[str]:
+    """Answers a second, and their range over turns."""
+    return [f"{row['answers_per_second']:.1f}", f"{row['least']:.1f} to {row['most']:.1f}"]
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

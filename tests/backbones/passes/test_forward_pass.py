@@ -127,16 +127,13 @@ def test_a_pass_and_its_states_are_freed_without_a_search_for_cycles(family: str
     backbone = tiny(family)
     model = make_model(backbone, case)
     rows = model.rows(backbone, EXAMPLES, with_target=True)
+    requests = [(model, example) for example in EXAMPLES]
     gc.collect()
     gc.disable()
     try:
-        if is_training:
-            output = model(backbone, collate(rows, 0), with_features=True)
-            left = sum(isinstance(found, ForwardPass) for found in gc.get_objects())
-            output.losses.sum().backward()
-        else:
-            predict(backbone, [(model, example) for example in EXAMPLES])
-            left = sum(isinstance(found, ForwardPass) for found in gc.get_objects())
+        output = model(backbone, collate(rows, 0), with_features=True) if is_training else predict(backbone, requests)
+        left = sum(isinstance(found, ForwardPass) for found in gc.get_objects())
     finally:
         gc.enable()
     assert left == 0
+    del output  # the graph of a training pass lived until here
