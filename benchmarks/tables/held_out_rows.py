@@ -2,8 +2,8 @@
 
     python -m benchmarks.tables.held_out_rows DATA FOLDER
 
-Each task gets a folder with a training file and a test file of 500 rows, both drawn from its published training file. A
-study with `--data FOLDER` then trains, validates and scores on training rows only.
+Each task gets a folder with a training file and a file of 500 rows to score, both drawn from its published training
+file. A study with `--data FOLDER` then trains, validates and scores on training rows only.
 """
 
 from __future__ import annotations
@@ -11,25 +11,47 @@ from __future__ import annotations
 import argparse
 import random
 from pathlib import Path
+from typing import NamedTuple
 
-TASKS = ("cr", "mr", "sst2", "subj")
 NUM_HELD_OUT = 500
 
 
+class Files(NamedTuple):
+    """The files of a task."""
+
+    train: str
+    scored: str  # the file that a run scores at its end
+    first_text: int  # the column of the first text; columns before it may be numbers of rows
+
+
+SINGLE_TEXTS = Files("train.tsv", "test.tsv", first_text=0)
+TASKS = {
+    "cr": SINGLE_TEXTS,
+    "mr": SINGLE_TEXTS,
+    "sst2": SINGLE_TEXTS,
+    "subj": SINGLE_TEXTS,
+    "mrpc": Files("train.tsv", "test.tsv", first_text=3),
+    "qnli": Files("train_subset14k.tsv", "dev.tsv", first_text=0),
+    "qqp": Files("train_subset37k.tsv", "dev.tsv", first_text=0),
+    "rte": Files("train.tsv", "dev.tsv", first_text=1),
+    "sts-b": Files("train.tsv", "dev.tsv", first_text=7),
+}
+
+
 def hold_out_rows(published: Path, folder: Path) -> None:
-    """Write `folder`/TASK/train.tsv and test.tsv from the training file of each task.
+    """Write the files of each task below `folder`, both from its published training file.
 
     Example:
         hold_out_rows(Path("data"), Path("held-out"))
     """
-    for task in TASKS:
-        header, *rows = (published / task / "train.tsv").read_text("utf-8").split("\n")
-        rows = list({row.split("\t")[0]: row for row in rows if row}.values())  # no text on both sides
+    for task, files in TASKS.items():
+        header, *rows = (published / task / files.train).read_text("utf-8").split("\n")
+        rows = list({row.split("\t")[files.first_text]: row for row in rows if row}.values())  # no text on both sides
         random.Random(0).shuffle(rows)  # files may be sorted by label
         target = folder / task
         target.mkdir(parents=True)
-        (target / "test.tsv").write_text("\n".join([header, *rows[:NUM_HELD_OUT], ""]), "utf-8")
-        (target / "train.tsv").write_text("\n".join([header, *rows[NUM_HELD_OUT:], ""]), "utf-8")
+        (target / files.scored).write_text("\n".join([header, *rows[:NUM_HELD_OUT], ""]), "utf-8")
+        (target / files.train).write_text("\n".join([header, *rows[NUM_HELD_OUT:], ""]), "utf-8")
 
 
 def main() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -123,6 +125,21 @@ def read_memory() -> Memory:
             if line.strip().isdigit() and (total is None or int(line) / GIGABYTE < total):
                 limit = int(line) / GIGABYTE
     return Memory(total, available, limit)
+
+
+def reset_peak_memory() -> None:
+    """Let the peak memory of this process be counted from now on. Where the system cannot, it stays as it is.
+
+    A worker takes many runs one after the other. Without this, each would report the peak of those before it.
+
+    Example:
+        reset_peak_memory()     # before a run; softcue.training.loop.peak_megabytes after it
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)  # what earlier runs have freed goes back to the system
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of the resident memory (man 5 proc)
 
 
 def usable_cores() -> int:

@@ -32,17 +32,21 @@ minilm,tickets,tickets,compacter,K=100,,1,70.0,70.0,126,test,1,1,1,unknown,1.0,1
 def test_held_out_rows_are_all_training_rows_and_each_is_there_once(tmp_path: Path) -> None:
     lines = [f"text {number}\t{number % 2}" for number in range(NUM_HELD_OUT + 40)]
     repeated = [*lines, "text 3\t0"]  # the same text under another label: it must not be on both sides
-    for task in TASKS:
+    for task, columns in TASKS.items():
         (tmp_path / "published" / task).mkdir(parents=True)
-        text = "\n".join(["sentence\tlabel", *repeated])  # without a line break at the end, as SST-2's file
-        (tmp_path / "published" / task / "train.tsv").write_text(text, "utf-8")
+        before = [f"{column}\t" for column in range(columns.first_text)]
+        text = "\n".join(
+            "".join(before) + line for line in ["sentence\tlabel", *repeated]
+        )  # no last line break, as SST-2
+        (tmp_path / "published" / task / columns.train).write_text(text, "utf-8")
     hold_out_rows(tmp_path / "published", tmp_path / "held-out")
-    for task in TASKS:
-        files = [(tmp_path / "held-out" / task / f"{name}.tsv").read_text("utf-8") for name in ("test", "train")]
+    for task, columns in TASKS.items():
+        files = [(tmp_path / "held-out" / task / name).read_text("utf-8") for name in (columns.scored, columns.train)]
         (header, *test), (same_header, *train) = (text.splitlines() for text in files)
-        assert header == same_header == "sentence\tlabel"
+        assert header == same_header
+        assert header.endswith("sentence\tlabel")
         assert len(test) == NUM_HELD_OUT
-        texts = [line.split("\t")[0] for line in test + train]
+        texts = [line.split("\t")[columns.first_text] for line in test + train]
         assert sorted(texts) == sorted(line.split("\t")[0] for line in lines)
 
 

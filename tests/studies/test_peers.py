@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,18 @@ def test_a_peer_gets_the_rows_of_the_study_and_its_predictions_are_scored(tmp_pa
     assert result["scores"]["desk"]["main"] == 50.0  # two labels, twelve rows
     assert result["scores"]["desk"]["rows"] == 12
     assert result["trainable"] == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot count the peak again from a moment on")
+def test_the_memory_of_a_run_is_not_that_of_the_runs_before_it(tmp_path: Path) -> None:
+    large = {"name": "large", "function": "study_grids:guess_with_much_memory"}
+    study = small_study(tmp_path, methods=[large, PEER], seeds=1)
+    peaks = {
+        run.axes["method"]: execute(run, tmp_path / run.id, tmp_path, BackbonePool())["peak_megabytes"]
+        for run in plan_runs(study, {}).runs
+    }
+    assert peaks["guesser"] < peaks["large"] - 200
+    assert peaks["guesser"] > 0
 
 
 def test_a_report_has_a_line_for_the_peer(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from softcue.cue.cue_file import package_versions
 from softcue.errors import RunError, TrainingError
 from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, check_metric, mean, score, vote
 from softcue.files import remove
-from softcue.machine import processor_name
+from softcue.machine import processor_name, reset_peak_memory
 from softcue.run import Run, splits_of_run
 from softcue.studies.peers import PeerRun, find_peer
 from softcue.studies.runs import Result, StudyRun
@@ -62,6 +62,7 @@ def execute(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackboneP
         execute(run, Path("studies/mine/runs") / run.id, Path("studies/mine/runs"), BackbonePool())
     """
     started, processor_started = time.monotonic(), time.process_time()
+    reset_peak_memory()
     try:
         facts = _execute(run, folder, runs_folder, backbones)
     except TrainingError as error:

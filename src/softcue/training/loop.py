@@ -789,7 +789,7 @@ def _rates_to_try(model: TaskModel, config: TrainingConfig) -> list[str]:
 
 
 def peak_megabytes(device: torch.device) -> float:
-    """Peak memory: on a GPU since the run began, on the CPU since the process began."""
+    """Peak memory: on a GPU since the run began, on the CPU since the process or its run of a study began."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
