@@ -50,6 +50,7 @@ RULES: dict[str, Settings] = {
     "context": {"codes_from": "context", "fill_after": 2},
     "dedicated context": {"codes_from": "context", "fill_after": 2, "dedicated": True},
     "reset": {"reset_below": 0.5, "decay": 0.5},
+    "input part": {"codes_from": "context", "fill_after": 2, "input_gain": 0.2},
 }
 
 
@@ -227,6 +228,7 @@ SHARED_RUNS: dict[str, tuple[Settings, Settings, str]] = {
     "context": ({}, {"codes_from": "context", "fill_after": 2}, "gpt2"),
     "reset": ({}, {"reset_below": 0.5, "decay": 0.5}, "bert"),
     "noise": ({"micro_batch_size": 1}, {"noise_resilience": 1.0}, "bert"),
+    "input part": ({"micro_batch_size": 1}, RULES["input part"], "bert"),
     "one row": ({"batch_size": 1}, {"codes_from": "context", "fill_after": 2}, "bert"),
 }
 
@@ -306,6 +308,7 @@ RESUMED: dict[str, Settings] = {
     "filled before": {"codes_from": "context", "fill_after": 2},
     "filled after": {"codes_from": "context", "fill_after": 5},
     "reset": {"reset_below": 0.5, "decay": 0.5},
+    "input part": RULES["input part"],
     "mixed": {"soft_tokens": 2, "hard_prompt": "task", "scale": 0, "noise_resilience": 1.0},
 }
 

@@ -13,7 +13,7 @@ from softcue.errors import ConfigurationError
 from softcue.methods.hard_prompt import hard_text, hard_vectors
 from softcue.methods.method import MOST_LAYERS, MOST_SEED, MOST_WIDTH, MethodConfig, Prompted, PromptedConfig
 from softcue.methods.prompt_tuning import InitConfig, initial_prompt
-from softcue.prompts import VIP, VIPIDP, ContextShape, LossWeights, Quantizer, QuantizerShape
+from softcue.prompts import VIP, VIPIDP, ContextShape, InputPart, LossWeights, Quantizer, QuantizerShape
 from softcue.sentence_vectors import SentenceVector
 from softcue.tasks import Task
 from softcue.types import WordVectors
@@ -25,7 +25,7 @@ MOST_CODES = 65_536
 class ContextConfig(InitConfig):
     """Settings that VIP and VIP-C share: soft and contextualised prompt vectors, and the contextualiser."""
 
-    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("hard_prompt", "noise_resilience", "noise_self")
+    fields_free_to_differ: ClassVar[tuple[str, ...]] = ("hard_prompt", "input_decay", "noise_resilience", "noise_self")
 
     prompt_length: int = Field(100, ge=1, le=1000, description="number of prompt vectors, with the soft ones")
     soft_tokens: int = Field(
@@ -42,6 +42,14 @@ class ContextConfig(InitConfig):
     dropout: float = Field(0.1, ge=0, lt=1, description="in the contextualiser")
     scale: float = Field(
         1.0, ge=0, description="unit of the contextualiser's inputs and outputs; 0 measures the backbone's word vectors"
+    )
+    input_gain: float = Field(
+        0.0,
+        ge=0,
+        description="0: P^c as in the paper; above 0 only what the input changes in P^c, at this size in units of scale",
+    )
+    input_decay: float = Field(
+        0.5, ge=0, lt=1, description="input_gain above 0: decay of the running mean and variance of P^c over inputs"
     )
     noise_resilience: float = Field(0.0, ge=0, description="weight of the noise resilience loss (equation 9); paper: 1")
     noise_self: bool = Field(False, description="include the term j = i of the same view in equation 9")
@@ -141,6 +149,8 @@ class _ContextualizedMethod(Prompted):
             config.skip,
             _loss_weights(config),
             hard_vectors(config.hard_prompt, backbone),
+            _make_input_part(config, backbone),
+            config.input_gain,
         )
         if generator is not None:
             encoder.contextualizer.initialize(generator)
@@ -190,6 +200,13 @@ def _check(config: ContextConfig) -> None:
             expected="none with method.tune_backbone, which changes the words that T would keep frozen",
             fix="set method.hard_prompt='' in this stage",
         )
+    if isinstance(config, VIPConfig) and config.input_gain and config.codes_from != "context":
+        raise ConfigurationError(
+            setting="method.codes_from",
+            got=config.codes_from,
+            expected="context with method.input_gain, whose codes are no words",
+            fix="set method.codes_from=context",
+        )
     if isinstance(config, VIPConfig) and config.dedicated and config.codes % num_contextualized(config):
         raise ConfigurationError(
             setting="method.codes",
@@ -213,6 +230,12 @@ def _loss_weights(config: ContextConfig) -> LossWeights:
     if isinstance(config, VIPConfig):
         return LossWeights(config.commitment, config.commitment_reduction, config.noise_resilience, config.noise_self)
     return LossWeights(noise_resilience=config.noise_resilience, noise_self=config.noise_self)
+
+
+def _make_input_part(config: ContextConfig, backbone: Backbone) -> InputPart | None:
+    if not config.input_gain:
+        return None
+    return InputPart(num_contextualized(config), backbone.width, config.input_decay)
 
 
 def _make_quantizer(config: VIPConfig, backbone: Backbone, is_new: bool) -> Quantizer:

@@ -5,6 +5,7 @@ from softcue.prompts.deep import DeepPrompt, PromptedLayers, ReparameterisedProm
 from softcue.prompts.encoder import PromptEncoder
 from softcue.prompts.hard_prompt import HardPrompt
 from softcue.prompts.idpg import IDPG, GeneratorShape
+from softcue.prompts.input_part import InputPart
 from softcue.prompts.prompt_tuning import StaticPrompt
 from softcue.prompts.quantizer import Quantizer, QuantizerShape
 from softcue.prompts.vip import VIP, VIPIDP, LossWeights
@@ -17,6 +18,7 @@ __all__ = [
     "DeepPrompt",
     "GeneratorShape",
     "HardPrompt",
+    "InputPart",
     "LossWeights",
     "PromptEncoder",
     "PromptedLayers",

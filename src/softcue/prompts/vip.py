@@ -6,6 +6,7 @@
 
 CQ is a small transformer over prompt and text (contextualizer.py) whose outputs at the prompt, P^c, are quantised
 (quantizer.py). VIP-C has no quantiser. VIP-IDP generates the prompt from the backbone's states instead.
+Beyond the paper, only what the input changes in P^c can be quantised (input_part.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from softcue.prompts.contextualizer import ContextShape, Contextualizer, initialize_linear
 from softcue.prompts.encoder import PromptEncoder, make_prompt
+from softcue.prompts.input_part import InputPart
 from softcue.prompts.quantizer import Quantizer
 from softcue.randomness import RowDraws, row_draws
 from softcue.types import Instance, Prompt
@@ -50,9 +52,12 @@ class VIP(PromptEncoder):
         skip: bool,
         weights: LossWeights,
         hard: Tensor,
+        input_part: InputPart | None = None,
+        input_gain: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_soft, self.skip, self.weights = num_soft, skip, weights
+        self.input_part, self.input_gain = input_part, input_gain
         self.prompt = nn.Parameter(initial.clone())  # P [soft+n D]
         self.contextualizer = Contextualizer(context)
         self.quantizer = quantizer
@@ -92,19 +97,28 @@ class VIP(PromptEncoder):
     def assignment(self, instance: Instance) -> Tensor:
         """Return the probability of each code for each VIP token. [B n K]"""
         assert self.quantizer is not None, "there is no codebook"
-        return self.quantizer.assignment(self.contextualize(instance))
+        context = self.contextualize(instance)
+        return self.quantizer.assignment(context if self.input_part is None else self.input_part(context))
 
     def forward(self, instance: Instance) -> Prompt:
         """Return the prompt of each row."""
         num_rows = instance.mask.shape[0]
         draws = row_draws(num_rows, instance.mask.device) if self.training else None
         context = self.contextualize(instance, draws)  # P^c [B n D]
-        tokens, statistics, losses = context, {}, {}
-        if self.quantizer is not None:
-            tokens, statistics = self.quantizer(context, draws)  # P^q
+        statistics: dict[str, Tensor] = {}
+        losses = {}
         scale = self.contextualizer.shape.scale
+        values, unit = context, scale
+        if self.input_part is not None:
+            values, unit = self.input_part(context), 1.0
+        tokens = values
+        if self.quantizer is not None:
+            tokens, statistics = self.quantizer(values, draws)  # P^q
         if self.training and self.quantizer is not None:
-            losses["commitment"] = commitment(context / scale, tokens / scale, self.weights.reduction)
+            losses["commitment"] = commitment(values / unit, tokens / unit, self.weights.reduction)
+        if self.input_part is not None:
+            tokens = tokens * (self.input_gain * scale)
+            statistics |= self.input_part.statistics(context) if self.training else {}
         compared = None
         if self.training and self.weights.noise_resilience:
             second_view = self.contextualize(instance, draws)  # each call draws again, so the noise differs
@@ -135,6 +149,8 @@ class VIP(PromptEncoder):
     def zero_statistics(self) -> dict[str, Tensor]:
         """Return zeros for the sums of a step."""
         statistics = {} if self.quantizer is None else self.quantizer.zero_statistics()
+        if self.input_part is not None:
+            statistics |= self.input_part.zero_statistics()
         return statistics | {name: self.prompt.new_zeros(()) for name in ("rows", "energy", *self._loss_names)}
 
     @property
@@ -148,6 +164,8 @@ class VIP(PromptEncoder):
         """Update the codebook, and return how it and the prompt are doing."""
         health = {} if self.quantizer is None else self.quantizer.update_state(statistics, epoch_begins)
         rows = statistics["rows"]
+        if self.input_part is not None:
+            self.input_part.update_state(statistics, rows)
         static_norm = self.prompt[self.num_soft :].square().sum(-1).mean().sqrt()
         ratio = (statistics["energy"] / rows).sqrt() / static_norm.clamp(min=1e-12)  # |P^q| / |P|
         health["prompt_ratio"] = ratio
