@@ -35,7 +35,8 @@ BENCHMARKS = (
     "serve",
     "runtimes",
 )
-WITH_NAMES = ("models", "runtimes")  # of real models
+# Benchmarks of real models: those that pip installs, and a folder that is taken if it exists.
+REAL_MODELS = {"models": (["minilm", "smollm2"], "models/t5"), "runtimes": (["minilm"], "models/mpnet")}
 WITHOUT_DATA = ("growth", "start", "classifiers")  # they set their texts themselves, or take the sample tasks
 PACKAGES = ("torch", "transformers", "peft", "setfit", "openvino")
 END = "<!-- end -->"
@@ -71,7 +72,7 @@ def measure(name: str, folder: Path, data: Path | None = None, repeats: int | No
         "-m",
         "benchmarks",
         name,
-        *(_available_models(name) if name in WITH_NAMES else ()),
+        *_available_models(name),
         "--json",
         *(["--data", str(data)] if data and name not in WITHOUT_DATA else []),
         *(["--repeats", str(repeats)] if repeats else []),
@@ -87,11 +88,9 @@ def measure(name: str, folder: Path, data: Path | None = None, repeats: int | No
 
 
 def _available_models(benchmark: str) -> list[str]:
-    """Real weights: models from pip, and larger ones if their folder exists."""
-    installed, folder = (
-        (["minilm"], "models/mpnet") if benchmark == "runtimes" else (["minilm", "smollm2"], "models/t5")
-    )
-    return [*installed, *([folder] if Path(folder).is_dir() else [])]
+    """The real models of a benchmark that are there; none if it takes random weights."""
+    installed, folder = REAL_MODELS.get(benchmark, ([], ""))
+    return [*installed, *([folder] if folder and Path(folder).is_dir() else [])]
 
 
 def describe_machine(load: float) -> str:

@@ -85,7 +85,7 @@ class AutoRun:
         self._settings = settings_of_candidates(settings, self.backbone.kind)
         self.folds = make_folds(self.splits, self.config.folds, requested.task.sample_seed)
         # The last rung is the winner's own training, and would be nobody's on folds, after which it begins anew.
-        self._num_rungs = NUM_RUNGS if len(self.folds) == 1 else NUM_RUNGS - 1
+        self._num_rungs = NUM_RUNGS - 1 if self._has_folds else NUM_RUNGS
         self._left_out: dict[str, str] = {}
         self._runs = self._make_candidates()
         self._trainers: dict[str, list[Trainer]] = {}
@@ -114,6 +114,11 @@ class AutoRun:
             cues = winner.complete(trainer, resume=True, progress=progress)
             remove(self.candidates_folder)
         return cues
+
+    @property
+    def _has_folds(self) -> bool:
+        """Whether methods are compared on several folds. The cue is then trained anew, on all training rows."""
+        return len(self.folds) > 1
 
     def _make_candidates(self) -> dict[str, Run]:
         """A run of each method on all rows. One that does not work on this backbone or task is left out."""
@@ -146,7 +151,7 @@ class AutoRun:
         facts = json.dumps([digests, self._left_out, len(self.folds)], sort_keys=True)
         num_rows = len(self.splits.validation)
         rows = f"{num_rows:,} validation rows"
-        if len(self.folds) > 1:
+        if self._has_folds:
             num_rows += len(self.splits.train)
             rows = f"{num_rows:,} training and validation rows in {len(self.folds)} folds"
         tried = []
@@ -253,10 +258,10 @@ class AutoRun:
         trainers = self._trainers.setdefault(name, [])
         run = self._runs[name]
         folder = run.folder
-        if len(self.folds) > 1:
+        if self._has_folds:
             folder = self.candidates_folder / f"{name}-fold-{number + 1}"
         if number == len(trainers):
-            if len(self.folds) > 1:
+            if self._has_folds:
                 run = self._make_candidate(folder.name, self._settings[name], self.folds[number])
             trainer = run.make_trainer()
             folder.mkdir(parents=True, exist_ok=True)
@@ -273,7 +278,7 @@ class AutoRun:
 
     def _hand_over(self, candidate: Run) -> None:
         """Move what the winner has done on all rows into the output folder. If that is done already, nothing moves."""
-        if len(self.folds) > 1 or not candidate.checkpoints.exist():
+        if self._has_folds or not candidate.checkpoints.exist():
             return
         for name in ("metrics.jsonl", "checkpoints"):  # checkpoints last: they say that there is something to move
             if (candidate.folder / name).exists():
