@@ -46,8 +46,8 @@ class ContextConfig(InitConfig):
     input_gain: float = Field(
         0.0,
         ge=0,
-        description="above 0 the prompt has only what the input changes in P^c, at this size in units of scale; 0: P^c as "
-        "in the paper",
+        description="0: P^c as in the paper; above 0: only what the input changes in P^c, at this size in units "
+        "of scale",
     )
     input_decay: float = Field(
         0.5, ge=0, lt=1, description="input_gain above 0: decay of the running mean and variance of P^c over inputs"

@@ -1,6 +1,7 @@
 """What the input changes in a contextualised prompt: P^c less its running mean over inputs, in units of its spread.
 
-Nearly all of VIP's P^c belongs to the token and not to the text, so a codebook of P^c describes the token. This part is beyond Bhardwaj et al. 2022: with m_i and s_i the running mean and variance of token i over inputs,
+Nearly all of VIP's P^c belongs to the token and not to the text, so a codebook of P^c describes the token. This part is
+beyond Bhardwaj et al. 2022: with m_i and s_i the running mean and variance of token i over inputs,
 
     z_i = (p^c_i - m_i) / sqrt(s_i)
 
