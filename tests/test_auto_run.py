@@ -320,6 +320,17 @@ def test_one_method_is_tried_however_short_the_time_is(tmp_path: Path) -> None:
     assert cue.cue_file.method["name"] == "linear-probe"
 
 
+def test_a_short_time_is_enough_for_a_probe_although_others_are_named_before_it(tmp_path: Path) -> None:
+    methods = {"selection.methods": "prompt-tuning,vip-c,linear-probe", "selection.seconds": 1e-6}
+    cue = run(tmp_path / "cue", overrides=methods)
+    assert cue.selection is not None
+    assert {entry.method: bool(entry.rungs) for entry in cue.selection.tried} == {
+        "prompt-tuning": False,
+        "vip-c": False,
+        "linear-probe": True,
+    }
+
+
 # --- interruptions ---
 
 

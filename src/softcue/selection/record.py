@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from softcue.files import METADATA_LIMIT, read_within, write_json
-from softcue.selection.halving import Standing, rank
+from softcue.selection.halving import Standing, rank, standard_error
 
 CANDIDATES = "candidates"  # the folder of an unfinished choice, below that of the run
 FILE = "selection.json"  # in it
@@ -68,13 +68,17 @@ class SelectionRecord(BaseModel):
     is_out_of_time: bool = False  # so it ended before all rungs
 
     @property
+    def scored(self) -> list[TriedMethod]:
+        """The candidates that have a score and were not given up."""
+        return [entry for entry in self.tried if entry.standing is not None]
+
+    @property
     def winner(self) -> str:
         """The first named method within one standard error of the best score; empty if none has a score.
 
         One that was dropped cannot win, unless all that went on have been given up.
         """
-        scored = [entry for entry in self.tried if entry.standing is not None]
-        going_on = [entry for entry in scored if not entry.dropped_after] or scored
+        going_on = [entry for entry in self.scored if not entry.dropped_after] or self.scored
         ranked = rank([entry.standing for entry in going_on if entry.standing is not None], self.num_rows)
         return ranked[0].name if ranked else ""
 
@@ -175,7 +179,8 @@ def selection_notes(record: SelectionRecord) -> list[str]:
     """
     notes = [f"{record.metric} of {record.rows}; each score is the best up to its step"]
     if record.num_rows:
-        notes.append("of methods within one standard error of the best, the first named wins")
+        margin = standard_error(max((entry.rungs[-1].score for entry in record.scored), default=0.0), record.num_rows)
+        notes.append(f"of methods within one standard error ({margin:.1f} points) of the best, the first named wins")
     if record.is_out_of_time:
         notes.append(f"the time was over after {record.seconds:.0f} seconds: the best so far was trained to its end")
     return notes
