@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,42 @@ def test_a_learning_rate_without_effect_is_reported(
     assert f"warning: training.{setting} has no effect on {method}" in capsys.readouterr().err
     quick(tmp_path / "right", **arguments, **{other: 0.01})
     assert "has no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("linear-probe", "it is solved in closed form, which has no learning rate"),
+        ("manual-prompt", "it trains nothing"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["learning_rate", "network_learning_rate"])
+def test_a_method_without_steps_has_no_learning_rate(
+    method: str, reason: str, setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family = "bert" if method == "linear-probe" else "gpt2"
+    arguments: dict[str, Any] = {"backbone": tiny(family), "method": method, "overrides": {}, "train": ROWS}
+    quick(tmp_path / "cue", **arguments, **{setting: 0.1})
+    lines = [line for line in capsys.readouterr().err.splitlines() if "has no effect" in line]
+    assert lines == [f"warning: training.{setting} has no effect on {method}: {reason}"]
+
+
+def test_a_head_that_was_solved_again_at_the_end_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    still = {"training.learning_rate": 0.0, "training.network_learning_rate": 0.0, "readout.head_start": "random"}
+    cue = quick(
+        tmp_path / "cue",
+        train=ROWS,
+        validation=ROWS,
+        progress=True,
+        overrides={**QUICK, **still, "readout.refit": True},
+    )
+    metrics = json.loads((tmp_path / "cue" / "metrics.json").read_text("utf-8"))
+    assert metrics["refit_gain"] > 0  # a random head was not the best
+    before, after = metrics["history"][-1]["score"], cue.scores["validation"]["accuracy"]
+    line = f"the head was solved again at the end (best step 1): accuracy {before:.1f} -> {after:.1f}"
+    assert line in capsys.readouterr().err
 
 
 def test_epochs_win_over_the_steps_of_a_file_and_clash_with_those_of_an_override(settings_of: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +21,14 @@ from softcue.configuration import RunConfig, Settings, merged, read_settings, re
 from softcue.cue import Cue, CueFile, load, read_cue_file, start_from
 from softcue.cue.cue_file import FORMAT, CueBackbone, CueRecipe, package_versions
 from softcue.errors import ConfigurationError, RunError, SoftcueError
-from softcue.evaluation import Evaluation, check_metric, constant_prediction, predict_baselines, score
+from softcue.evaluation import (
+    Evaluation,
+    check_metric,
+    constant_prediction,
+    describe_better_baselines,
+    predict_baselines,
+    score,
+)
 from softcue.files import (
     TEMPORARY_SUFFIX,
     convert_disk_errors,
@@ -45,6 +53,7 @@ from softcue.training.shares import baseline_predictions, evaluate_examples
 from softcue.training.trackers import Reports, TrackedRun, check_installed, flatten, name_run
 
 Config = TypeVar("Config", bound=BaseModel)
+RATES = ("learning_rate", "relative_rate", "network_learning_rate")  # of which the recipe's are known to the trainer
 MIN_ROWS_PER_PROCESS = 4  # of a step: with fewer, messages between processes take more time than the rows
 
 
@@ -85,6 +94,7 @@ class Run:
         self.config: RunConfig = resolve(settings, self.backbone.kind, recipe, form)  # with the recipe for this kind
         self._keep_in_step()
         self.models = self._build_models()
+        self.recipe_rates = self._recipe_rates(settings, form)
         self.config = self._replace_auto(self.config)
         paper = paper_recipe(self.config.method.name, self.backbone.kind, form)
         self.recipe_summary = summarise(recipe, paper, self.config.as_settings())
@@ -121,6 +131,7 @@ class Run:
             processes=self.processes,
             mixture=self.config.mixture,
             backbone_dropout=self.config.backbone.dropout,
+            recipe_rates=self.recipe_rates,
         )
 
     def execute(self, *, resume: bool = False, overwrite: bool = False, progress: bool = True) -> list[Cue]:
@@ -177,14 +188,26 @@ class Run:
                 self._make_cue(model, splits, evaluation, result)
                 for model, splits, evaluation in zip(self.models, self.splits, result.evaluations, strict=True)
             ]
+            result = replace(result, warnings=[*result.warnings, *self._baseline_warnings(cues, result)])
             if recorder is not None:
                 self._write(cues, result)
+                if result.refit_gain:
+                    recorder.note(_describe_refit(recorder.score_name, result))
                 recorder.warn(result.warnings)
                 recorder.final_scores = self._final_scores(cues)
             self.processes.wait()
         for cue, folder in zip(cues, self.cue_folders, strict=True):
             cue.path = folder
         return cues
+
+    def _baseline_warnings(self, cues: Sequence[Cue], result: TrainingResult) -> list[str]:
+        """Warnings about cues that validation rows do not show to be better than baselines."""
+        warnings = []
+        for cue, evaluation in zip(cues, result.evaluations, strict=True):
+            prefix = f"{cue.task.name}: " if self.is_joint else ""
+            if warning := describe_better_baselines(cue.task, evaluation, cue.cue_file.baselines["validation"]):
+                warnings.append(prefix + warning)
+        return warnings
 
     def _read_rows(self, config: RunConfig, tables: Mapping[str, Any]) -> list[Splits]:
         """The rows of each task. The metric of a task is checked before its rows are read."""
@@ -255,6 +278,17 @@ class Run:
                 update={"learning_rate": prompt_rate(self.models[0].method, config.training), "relative_rate": 0.0}
             ),
         )
+
+    def _recipe_rates(self, settings: Settings, form: TaskForm) -> dict[str, float]:
+        """The learning rates that the recipe alone has for parameters of the model, by the name of their setting."""
+        training = {name: value for name, value in settings.get("training", {}).items() if name not in RATES}
+        recipe = resolve({**settings, "training": training}, self.backbone.kind, self.recipe, form).training
+        groups = group_parameters(self.models[0])
+        uses_network_rate = groups["network_learning_rate"] or (
+            groups["head_learning_rate"] and self.config.training.head_learning_rate is None
+        )
+        rates = {"learning_rate": prompt_rate(self.models[0].method, recipe)} if groups["learning_rate"] else {}
+        return rates | ({"network_learning_rate": recipe.network_learning_rate} if uses_network_rate else {})
 
     def _describe(self) -> list[str]:
         """Lines for the user: what is trained on what, with what each `auto` became."""
@@ -535,6 +569,11 @@ def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
     given = settings.get("training", {})
     groups = group_parameters(model)
     name = model.method.config.name
+    has_closed_form = model.method.closed_form_solutions(model.readout, []) is not None
+    if has_closed_form or not model.method.needs_training:
+        reason = "it is solved in closed form, which has no learning rate" if has_closed_form else "it trains nothing"
+        rates = [rate for rate in groups if given.get(rate) is not None]
+        return [f"training.{rate} has no effect on {name}: {reason}" for rate in rates]
     warnings = []
     if "learning_rate" in given and not groups["learning_rate"]:
         warnings.append(f"training.learning_rate has no effect on {name}: set training.network_learning_rate")
@@ -551,6 +590,15 @@ def _settings_without_effect(settings: Settings, model: TaskModel) -> list[str]:
         advice = "training.learning_rate is its rate" if has_weights else "set method.tune_backbone=true"
         warnings.append(f"training.backbone_learning_rate has no effect on {name}: {advice}")
     return warnings
+
+
+def _describe_refit(score_name: str, result: TrainingResult) -> str:
+    """Why the scores of the cue are higher than those of its best step."""
+    score = fmean(evaluation.main for evaluation in result.evaluations)
+    return (
+        f"the head was solved again at the end (best step {result.state.best_step}): {score_name} "
+        f"{score - result.refit_gain:.1f} -> {score:.1f} on the validation rows"
+    )
 
 
 def _list_text(items: Iterable[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ from tiny import tiny
 
 import softcue
 from softcue.backbones import Backbone
-from softcue.evaluation import baselines, constant_prediction, predict_baselines, score, why_no_zero_shot
+from softcue.evaluation import (
+    baselines,
+    constant_prediction,
+    describe_better_baselines,
+    predict_baselines,
+    score,
+    why_no_zero_shot,
+)
 from softcue.tasks import Label, Task
 from softcue.types import Example, Prediction
 
@@ -140,3 +148,37 @@ def test_only_so_many_zero_shot_predictions_are_kept(monkeypatch: pytest.MonkeyP
     for size in (1, 2, 1, 3, 1, 2):  # 2 is the one that was not used for the longest time
         predict_baselines(backbone, TASK, "a", EXAMPLES[:size])
     assert passes == [1, 2, 3, 2]
+
+
+def test_a_score_below_a_baseline_is_described_with_both_numbers() -> None:
+    evaluation = score(TASK, [Prediction("a")] * 9, EXAMPLES)  # 6 of 9
+    better = {"majority_class": {"accuracy": evaluation.main}, "zero_shot": {"accuracy": 77.8}}
+    assert describe_better_baselines(TASK, evaluation, better) == (
+        "accuracy is 66.7 on 9 validation rows, below zero-shot (77.8), not above majority class (66.7): "
+        "other settings or another method may do better"
+    )
+    equal = {"majority_class": {"accuracy": 60.0}, "zero_shot": {"accuracy": evaluation.main}}
+    assert describe_better_baselines(TASK, evaluation, equal) == ""
+    assert describe_better_baselines(TASK, evaluation, {"zero_shot": {}}) == ""  # not scored by the task's metric
+
+
+def test_rows_of_one_label_say_nothing_about_the_majority_class() -> None:
+    rows = [Example((f"order {number}",), "a") for number in range(3)]
+    evaluation = score(TASK, [Prediction("a")] * 3, rows)
+    assert describe_better_baselines(TASK, evaluation, {"majority_class": {"accuracy": 100.0}}) == ""
+
+
+def test_a_run_warns_if_its_cue_is_not_better_than_the_majority_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    still = {"training.steps": 1, "training.learning_rate": 0.0, "training.network_learning_rate": 0.0}
+    overrides = {**still, "method.prompt_length": 2, "readout.head_start": "random", "readout.refit": False}
+    cue = softcue.train(
+        tmp_path / "cue", backbone=tiny("bert"), train=ROWS, validation=ROWS, overrides=overrides, progress=False
+    )
+    majority = cue.cue_file.baselines["validation"]["majority_class"]["accuracy"]
+    assert cue.scores["validation"]["accuracy"] <= majority  # a random head
+    recorded = json.loads((tmp_path / "cue" / "metrics.json").read_text("utf-8"))["warnings"]
+    [warning] = [text for text in recorded if "validation rows, " in text]
+    assert f"majority class ({majority:.1f})" in warning
+    assert f"warning: {warning}" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from command import check_error, run
 from tiny import tiny
 
 import softcue
-from softcue.inspection import check_rows, cue_page
+from softcue.inspection import AT_START, check_rows, cue_page
 
 ROWS = [
     {"text": f"{text} {number}", "label": label, "stars": float(number), "answer": text}
@@ -167,3 +167,32 @@ def test_a_page_without_matplotlib_lacks_only_the_map(tmp_path: Path, monkeypatc
     assert "no map of the codes" in shown.err and "plots" in shown.err
     assert "perplexity of the codes" in (tmp_path / "page" / "index.html").read_text("utf-8")
     check_error(run("evaluate", *words[1:], "--output", tmp_path / "matrix.png"), "plots")
+
+
+def test_vectors_that_kept_their_start_are_not_explained_by_their_words(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    moved = run("inspect", folders["teams"])
+    assert "clusters of nearest words" in moved.out and AT_START not in moved.out
+    kept = tmp_path / "kept"
+    softcue.train(
+        kept,
+        backbone=str(folders["backbone"]),
+        method="prompt-tuning",
+        train=ROWS,
+        validation=ROWS,
+        overrides={
+            "training.steps": 2,
+            "training.learning_rate": 1000.0,
+            "training.network_learning_rate": 1000.0,
+            "readout.head_start": "solved",
+            "method.prompt_length": 3,
+        },
+        progress=False,
+    )
+    shown = run("inspect", kept, "--output-dir", tmp_path / "page")
+    assert AT_START in shown.out
+    assert "prompt-tuning is as it began" in shown.out
+    assert "clusters of nearest words" not in shown.out and "labels in the prompt" not in shown.out
+    assert AT_START in (tmp_path / "page" / "index.html").read_text("utf-8")
+    assert run("inspect", kept, "--json").json["clusters"] is None

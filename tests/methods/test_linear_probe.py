@@ -12,7 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from tiny import ONE_OF_EACH_KIND, tiny
 from tolerance import REORDERED_PROBABILITIES
-from toy import PAIRS, TASK, make_model
+from toy import EXAMPLES, PAIRS, TASK, make_model
 
 import softcue
 from softcue.backbones import Backbone
@@ -195,3 +195,12 @@ def test_a_task_of_scores_has_one_output() -> None:
     task = Task(name="stars", kind="regression")
     model = make_model(tiny("bert"), "linear-probe", task=task)
     assert model.counts().head == 33
+
+
+def test_the_steps_of_a_probe_are_its_solutions() -> None:
+    backbone = tiny("bert")
+    trainer = Trainer(
+        backbone, [TaskData(make_model(backbone, "linear-probe"), EXAMPLES, EXAMPLES)], TrainingConfig(epochs=60)
+    )
+    assert trainer.num_steps == len(STRENGTHS)
+    assert trainer.run().state.step == len(STRENGTHS)

@@ -121,6 +121,23 @@ def test_a_file_gets_a_line_between_evaluations_that_are_far_apart(
     assert "step 3/9, loss 0.250" in capsys.readouterr().err
 
 
+def test_a_line_has_the_mean_loss_of_the_steps_since_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = {"score": 50.0, "best_score": 75.0}
+    with ProgressRecorder(tmp_path, 9, show_progress=True) as recorder:
+        recorder.start(0)
+        for step, loss in enumerate([4.0, 1.0, 1.0, 0.5, 0.1], start=1):
+            recorder("step", {"step": step, **STEP, "loss": loss})
+            if step in (3, 5):
+                recorder("evaluation", {"step": step, **evaluation})
+        recorder("evaluation", {"step": 5, **evaluation})
+    shown = [line.split(", ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["loss 2.000", "loss 0.300", "loss 0.300"]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert [line["loss"] for line in lines if line["kind"] == "step"] == [4.0, 1.0, 1.0, 0.5, 0.1]
+
+
 def test_without_progress_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressRecorder(tmp_path, 9, show_progress=False) as recorder:
         recorder.note("prompt-tuning")

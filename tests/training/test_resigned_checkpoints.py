@@ -42,6 +42,7 @@ CHANGES = {
     "a best step that is still to come": change_state(best_step=10**6),
     "a history that is no list": change_state(history=7),
     "a counter beyond all evaluations": change_state(num_worse=10**6),
+    "more collapsed evaluations than all": change_state(num_collapsed=10**6),
     "more steps skipped than taken": change_state(num_skipped=10**6),
     "a model of another shape": change_tensor("model/", lambda value: value[:1]),
     "a best model of another shape": change_tensor("best/", lambda value: torch.cat([value, value])),

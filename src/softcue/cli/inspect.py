@@ -61,7 +61,15 @@ def inspect(
     from softcue.cli.scores import print_curve, print_scores, score_facts
     from softcue.cue.cue import load
     from softcue.cue.hub import find_cue_folder
-    from softcue.inspection import check_rows, label_places, nearest_words, pair_parts, word_clusters, word_parts
+    from softcue.inspection import (
+        AT_START,
+        check_rows,
+        label_places,
+        nearest_words,
+        pair_parts,
+        word_clusters,
+        word_parts,
+    )
     from softcue.tasks.columns import rename_columns
 
     source = PairSource(pairs, pairs_task, pairs_top, columns or [], skip_bad_rows)
@@ -81,8 +89,9 @@ def inspect(
         checked = check_rows(loaded, data, num_wrong=top, row_task=row_task, skip_bad_rows=skip_bad_rows)
     encoder = loaded.model.method.prompt_encoder()
     words = None if encoder is None or encoder.static_vectors() is None else nearest_words(loaded, top)
-    clusters = None if words is None else word_clusters(loaded, top)
-    places = [] if words is None else label_places(loaded, top)
+    has_moved = words is not None and not loaded.cue_file.has_kept_start
+    clusters = word_clusters(loaded, top) if has_moved else None
+    places = label_places(loaded, top) if has_moved else []
     codes = _codes(loaded, folder, data, row_task, skip_bad_rows)
     recipe = loaded.cue_file.recipe
     study = None if pairs is None else source.study([loaded])
@@ -118,6 +127,8 @@ def inspect(
         _print_checked(loaded, checked)
     if words is not None:
         _print_words(cue, words, top)
+        if not has_moved:
+            typer.echo(AT_START)
         if clusters is not None:
             print_clusters(clusters)
         if places:

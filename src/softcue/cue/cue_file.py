@@ -100,6 +100,12 @@ class CueFile(BaseModel):
         """Where the parameters come from if softcue has not trained them; else empty."""
         return str(self.training.get("imported_from", ""))
 
+    @property
+    def has_kept_start(self) -> bool:
+        """Whether training took steps and none was better than the start, so that the parameters are as they began."""
+        best_step, num_steps = self.training.get("best_step"), self.training.get("steps_done")
+        return best_step == 0 and isinstance(num_steps, int) and num_steps > 0
+
     def num_rows(self, split: str) -> int | None:
         """The number of rows of a split; None if the cue does not say it (the test rows of version 0.1).
 

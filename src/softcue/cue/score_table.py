@@ -48,6 +48,8 @@ def score_table(cue_file: CueFile) -> ScoreTable:
         for name, scores in by_name.items()
     ]
     notes = few_rows_notes(cue_file.num_rows(split) for split in cue_file.scores)
+    if cue_file.has_kept_start:
+        notes.append(f"{cue_file.method['name']} is as it began: no step of its training was better than the start")
     if "constant_prediction" in cue_file.training:
         notes += baseline_notes(cue_file)
     elif cue_file.scores:

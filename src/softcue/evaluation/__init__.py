@@ -2,6 +2,7 @@
 
 from softcue.evaluation.baselines import (
     constant_prediction,
+    describe_better_baselines,
     is_constant_zero_shot,
     linear_probe,
     predict_baselines,
@@ -37,6 +38,7 @@ __all__ = [
     "check_one_task",
     "constant_prediction",
     "count_rows",
+    "describe_better_baselines",
     "evaluate",
     "format_score",
     "format_scores",

@@ -7,7 +7,7 @@ import math
 import warnings
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,8 @@ import torch
 
 from softcue.backbones import Backbone
 from softcue.errors import ConfigurationError, SoftcueError
-from softcue.evaluation.report import Evaluation, evaluate, score
+from softcue.evaluation.report import BASELINES, Evaluation, evaluate, score
+from softcue.evaluation.scoring import format_score
 from softcue.inference import PreparedRequests, TaskModel, make_task_model, predict
 from softcue.methods import METHODS
 from softcue.readouts import ReadoutConfig
@@ -108,6 +109,45 @@ def constant_prediction(task: Task, train: Sequence[Example]) -> ConstantPredict
         numbers = array("d", map(float, targets))
         return fmean(numbers) if numbers else None
     return None
+
+
+def describe_better_baselines(task: Task, evaluation: Evaluation, baselines: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a warning about an evaluation below the zero-shot score, or not above a constant prediction; else empty.
+
+    `baselines` are scores on the same rows, by the keys of `BASELINES`. Rows that all have one label say nothing.
+
+    Example:
+        >>> from softcue.tasks import Label
+        >>> task = Task(name="t", labels={"a": Label(words="a"), "b": Label(words="b")}, metric="accuracy")
+        >>> rows = [Example(("x",), "a"), Example(("y",), "b")]
+        >>> evaluation = score(task, [Prediction("b"), Prediction("b")], rows)
+        >>> describe_better_baselines(task, evaluation, {"zero_shot": {"accuracy": 60.0}})
+        'accuracy is 50.0 on 2 validation rows, below zero-shot (60.0): other settings or another method may do better'
+    """
+    if evaluation.num_true_labels == 1:
+        return ""
+    below, not_above = [], []
+    for key, scores in baselines.items():
+        values = [scores.get(metric) for metric in task.main_metrics]
+        numbers = [value for value in values if value is not None and math.isfinite(value)]
+        if len(numbers) < len(values):
+            continue
+        main = fmean(numbers)
+        text = f"{BASELINES.get(key, key)} ({format_score(task.main_metric, main)})"
+        if evaluation.main < main:
+            below.append(text)
+        elif evaluation.main == main and key != "zero_shot":
+            not_above.append(text)
+    parts = ([f"below {' and '.join(below)}"] if below else []) + (
+        [f"not above {' and '.join(not_above)}"] if not_above else []
+    )
+    if not parts:
+        return ""
+    main_score = format_score(task.main_metric, evaluation.main)
+    return (
+        f"{task.main_metric} is {main_score} on {evaluation.num_rows:,} validation rows, {', '.join(parts)}: "
+        "other settings or another method may do better"
+    )
 
 
 def zero_shot(backbone: Backbone, task: Task, examples: Sequence[Example], sentinel: bool = False) -> Evaluation:

@@ -8,7 +8,7 @@ from softcue.inspection.comparison import CueComparison, compare_cues
 from softcue.inspection.comparison_page import comparison_page
 from softcue.inspection.comparison_pictures import curves_picture, similarity_picture
 from softcue.inspection.kept_labels import LabelPlace, label_places
-from softcue.inspection.nearest import NearestWords, nearest_words
+from softcue.inspection.nearest import AT_START, NearestWords, nearest_words
 from softcue.inspection.page import cue_page, evaluation_page
 from softcue.inspection.pair_page import length_page, pair_parts
 from softcue.inspection.pair_pictures import length_picture, pair_picture
@@ -21,6 +21,7 @@ from softcue.inspection.word_pictures import words_picture
 from softcue.inspection.words_page import word_parts
 
 __all__ = [
+    "AT_START",
     "CheckedRows",
     "Code",
     "CodesByLabel",

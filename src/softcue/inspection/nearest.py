@@ -17,6 +17,7 @@ from softcue.tasks import Task
 from softcue.types import WordVectors
 
 ROUNDING = 1e-6  # between two ways to compute one cosine
+AT_START = "these vectors are as they began, so the words say nothing about training: no step was better than the start"
 WORDS_AT_ONCE = 16384  # words compared at once: a copy of a large vocabulary would not fit into memory
 
 

@@ -15,7 +15,7 @@ from softcue.evaluation.report import compare_rows, confusion_table, label_table
 from softcue.inspection.checked_rows import CheckedRows, Residuals
 from softcue.inspection.codebook_curves import codebook_curves
 from softcue.inspection.codes import CodesByLabel
-from softcue.inspection.nearest import NearestWords
+from softcue.inspection.nearest import AT_START, NearestWords
 
 MANY_VECTORS = 12  # from here on the table of nearest words is closed until it is clicked
 MAX_TEXT = 400  # characters of a row's text on the page
@@ -80,7 +80,7 @@ def cue_page(
     images = [_picture(caption, image) for caption, image in pictures.items()]
     parts += images if codes is None else _codes(codes, images, top)
     if words is not None:
-        parts += _words(words)
+        parts += _words(words, [AT_START] if cue_file.has_kept_start else [])
     if cue.model.method.prompt_text:
         parts += ["<h2>Prompt</h2>", f"<pre>{escape(cue.model.method.prompt_text)}</pre>"]
     return html_page(cue.name, [*parts, *more_parts])
@@ -149,7 +149,7 @@ def _wrong_parts(wrong: Sequence[WrongRow], is_error: bool) -> list[str]:
     return [f"<h3>{title}</h3>", f'<ol class="wrong">{"".join(items)}</ol>']
 
 
-def _words(words: NearestWords) -> list[str]:
+def _words(words: NearestWords, notes: Sequence[str]) -> list[str]:
     rows = [
         [vector.position, vector.norm, ", ".join(f"{n.word} {n.cosine:.2f}" for n in vector.neighbours)]
         for vector in words.vectors
@@ -157,7 +157,7 @@ def _words(words: NearestWords) -> list[str]:
     table = html_table(["#", "norm", "words (cosine)"], rows)
     if len(rows) > MANY_VECTORS:
         table = f"<details><summary>{len(rows)} vectors</summary>{table}</details>"
-    return ["<h2>Nearest words of the prompt vectors</h2>", table]
+    return ["<h2>Nearest words of the prompt vectors</h2>", *note_parts(notes), table]
 
 
 def _codes(codes: CodesByLabel, images: Sequence[str], top: int) -> list[str]:

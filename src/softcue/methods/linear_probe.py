@@ -67,3 +67,9 @@ class LinearProbe(NoPrompt):
         for strength in self.config.strengths:
             readout.solve(features, labels, strength, [row.weight for row in rows])
             yield
+
+    @property
+    def num_solutions(self) -> int:
+        """One for each strength."""
+        assert isinstance(self.config, LinearProbeConfig)
+        return len(self.config.strengths)

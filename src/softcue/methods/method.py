@@ -244,6 +244,11 @@ class Method(nn.Module, ABC):
         """
         return None
 
+    @property
+    def num_solutions(self) -> int:
+        """Return how many closed-form solutions there are, for methods that have them."""
+        return 0
+
 
 class PromptedConfig(MethodConfig):
     """Settings of every method that puts prompt vectors beside the text."""

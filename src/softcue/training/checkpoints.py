@@ -170,6 +170,7 @@ class TrainingState(RunState):
     best_score: float | None = None
     best_step: int = 0
     num_worse: int = 0  # evaluations since the best
+    num_collapsed: int = 0  # of the last evaluations in a row: all rows of each task got the same label
     is_over: bool = False  # stopped early
     num_skipped: int = 0  # steps since the last one whose loss was finite
     total_skipped: int = 0  # steps whose loss was not finite
@@ -182,14 +183,16 @@ class TrainingState(RunState):
             >>> TrainingState(step=3, best_step=2).is_possible(4), TrainingState(step=3, best_step=5).is_possible(4)
             (True, False)
         """
-        counters = (self.step, self.best_step, self.num_worse, self.num_skipped, self.total_skipped)
+        of_evaluations = (self.num_worse, self.num_collapsed)
+        counters = (self.step, self.best_step, *of_evaluations, self.num_skipped, self.total_skipped)
         if any(type(counter) is not int or counter < 0 for counter in counters):
             return False
         if not isinstance(self.history, list) or not all(isinstance(entry, dict) for entry in self.history):
             return False
         has_score = self.best_score is None or isinstance(self.best_score, (int, float))
         is_in_order = max(self.best_step, self.total_skipped) <= self.step <= num_steps
-        is_in_order = is_in_order and self.num_skipped <= self.total_skipped and self.num_worse <= len(self.history)
+        is_in_order = is_in_order and self.num_skipped <= self.total_skipped
+        is_in_order = is_in_order and max(of_evaluations) <= len(self.history)
         return has_score and is_in_order and type(self.is_over) is bool
 
 

@@ -110,6 +110,15 @@ class TrainingConfig(BaseModel):
         "", description="trackers show runs of one group together; a comparison takes the name of its folder"
     )
 
+    def takes_min_steps(self, steps_per_epoch: int) -> bool:
+        """Return whether `min_steps` decides how long a run is, because its epochs have fewer steps.
+
+        Example:
+            >>> TrainingConfig(epochs=10, min_steps=150).takes_min_steps(steps_per_epoch=7)
+            True
+        """
+        return not self.steps and self.epochs * steps_per_epoch < self.min_steps
+
     def without_reporting(self) -> dict[str, Any]:
         """Plain values of the settings that decide what is learned: all but where it is reported and how long it waits.
 

@@ -25,6 +25,7 @@ from softcue.inputs.packed_rows import join_rows, lengths_of, num_truncated, wei
 from softcue.prompts import PromptEncoder
 from softcue.randomness import Dropout, rows_of_global_batch
 from softcue.readouts import Readout
+from softcue.training.advice import describe_cut, describe_start, length_to_try, rates_to_try
 from softcue.training.batches import EpochBatches, micro_batches, stream_seed
 from softcue.training.checkpoints import Checkpoint, Checkpoints, TrainingState, other_run_error
 from softcue.training.config import TrainingConfig
@@ -92,7 +93,7 @@ def plan_steps(config: TrainingConfig, steps_per_epoch: int) -> tuple[int, int]:
     """
     num_steps = config.steps or config.epochs * steps_per_epoch
     evaluate_every = config.evaluate_every or steps_per_epoch
-    if config.steps or num_steps >= config.min_steps:
+    if not config.takes_min_steps(steps_per_epoch):
         return num_steps, evaluate_every
     return config.min_steps, config.evaluate_every or math.ceil(config.min_steps / NUM_EVALUATIONS)
 
@@ -118,6 +119,8 @@ def scaled_weights(readout: Readout, rows: Sequence[TokenizedRow]) -> list[float
 class Trainer:
     """Trains the model of a task on a frozen backbone, or the models of several tasks that share a method.
 
+    `recipe_rates` are the learning rates of the recipe by the name of their setting, for advice alone.
+
     Example:
         result = Trainer(backbone, [TaskData(model, train, validation)], TrainingConfig(epochs=3)).run()
     """
@@ -132,6 +135,7 @@ class Trainer:
         processes: Processes | None = None,
         mixture: MixtureConfig | None = None,
         backbone_dropout: float = 0.0,
+        recipe_rates: Mapping[str, float] | None = None,
     ) -> None:
         self._started = time.monotonic()  # tokenizing and computing M(x) count as training time
         self.backbone, self.tasks, self.config = backbone, tasks, config
@@ -139,6 +143,7 @@ class Trainer:
         self.model: TaskModel | JointModel = self.models[0] if len(tasks) == 1 else JointModel(self.models)
         self.mixture = mixture or MixtureConfig()
         self.backbone_dropout = backbone_dropout
+        self.recipe_rates = recipe_rates or {}
         self.checkpoints = checkpoints
         self.processes = processes or Processes()
         self.listener = listener or (lambda kind, values: None)
@@ -165,6 +170,8 @@ class Trainer:
         self.num_steps, self.evaluate_every = plan_steps(config, self.steps_per_epoch)
         if not self.needs_training:
             self.num_steps = 0
+        elif self._closed_form() is not None:
+            self.num_steps = self.model.method.num_solutions or self.num_steps
         self.optimizer = make_optimizer(self.model, config)
         self._memory_ran_out = False
         self.rows_at_once = self._size_pieces()  # 0: as many as the configuration allows
@@ -273,7 +280,7 @@ class Trainer:
         """What comes before the first step of this process: closed forms, or the start of a run by steps."""
         self._has_begun = True
         self.processes.share_first(list(self._tensors().values()))
-        closed_form_solutions = self.model.method.closed_form_solutions(self.models[0].readout, self.rows)
+        closed_form_solutions = self._closed_form()
         self._has_closed_form = closed_form_solutions is not None
         if self._has_closed_form and len(self.models) > 1:
             raise ConfigurationError(
@@ -290,6 +297,10 @@ class Trainer:
             self._evaluate()
         elif not self._has_closed_form and self.state.step == 0:
             self._start()
+
+    def _closed_form(self) -> Iterator[None] | None:
+        """What solves the model in closed form, if its method has such solutions."""
+        return self.model.method.closed_form_solutions(self.models[0].readout, self.rows)
 
     def _start(self) -> None:
         """Fit and solve the heads whose settings ask for it, and evaluate the model before its first step."""
@@ -656,6 +667,8 @@ class Trainer:
             state.best_score, state.best_step = mean_score, state.step
             self._best_evaluations = evaluations
             self.best = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        has_collapsed = all(evaluation.has_collapsed for evaluation in evaluations)
+        state.num_collapsed = state.num_collapsed + 1 if has_collapsed else 0
         state.is_over = bool(self.config.patience) and state.num_worse >= self.config.patience
         entry = {"step": state.step, "score": mean_score}
         for model, evaluation in zip(self.models, evaluations, strict=True):
@@ -730,6 +743,10 @@ class Trainer:
                 f"{self.state.total_skipped} of {self.state.step} steps changed nothing, because their loss was not "
                 f"finite: {self._slower}; rows that always give such a loss were not learned"
             )
+        if start := "" if self._has_closed_form else describe_start(self.models[0], self.config, self.state):
+            settings = self._settings_to_try(self.models[0], only_lower=True)
+            has_advice = any(evaluation.has_collapsed for evaluation in evaluations)  # with that warning
+            warnings.append(start if has_advice else f"{start}. Try one of: {', '.join(settings)}")
         for number, (model, evaluation) in enumerate(zip(self.models, evaluations, strict=True)):
             rows = self._rows_of_task(number)
             prefix = "" if len(self.models) == 1 else f"{model.task.name}: "
@@ -747,29 +764,20 @@ class Trainer:
                 + (f". Try one of: {settings}" if settings else "")
             )
         if num_cut := num_truncated(rows):
-            warnings.append(
-                f"{num_cut} of {len(rows)} training rows were cut: texts to {model.formatter.limit} tokens "
-                f"({model.max_length} less prompt and answer), answers to {model.readout.max_target_length}"
-            )
+            warnings.append(f"{num_cut} of {len(rows)} training rows were cut: {describe_cut(model)}")
         if evaluation.num_truncated:
             warnings.append(f"{evaluation.num_truncated} of {evaluation.num_rows} validation texts were cut likewise")
         return warnings
 
-    def _settings_to_try(self, model: TaskModel) -> list[str]:
+    def _settings_to_try(self, model: TaskModel, only_lower: bool = False) -> list[str]:
         """Settings that may help when nothing was learned. Only those that have an effect on this model."""
         if not self.needs_training:
             return model.method.config.settings_to_try(model.task)
-        if model.method.closed_form_solutions(model.readout, self.rows) is not None:
+        if self._closed_form() is not None:
             return []  # there are no steps to change
-        config = self.config
-        num_steps = f"more training.steps (now {config.steps})"
-        num_epochs = f"more training.epochs (now {config.epochs})"
-        longer = num_steps if config.steps else num_epochs
-        if self.state.is_over and not self.state.num_skipped:
-            longer = f"a higher training.patience (now {config.patience}, it stopped at step {self.state.step})"
         return [
-            *_rates_to_try(model, config),
-            longer,
+            *rates_to_try(model, self.config, self.recipe_rates, only_lower),
+            length_to_try(self.config, self.steps_per_epoch, self.state),
             *model.method.config.settings_to_try(model.task),
             *model.readout.settings_to_try(),
         ]
@@ -779,13 +787,6 @@ def _add(totals: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:
     """Add sums to the totals of the same names."""
     for name, value in sums.items():
         totals[name] += value
-
-
-def _rates_to_try(model: TaskModel, config: TrainingConfig) -> list[str]:
-    """A third and three times the learning rate, of prompt vectors if there are any, else of networks."""
-    name = "learning_rate" if model.method.prompt_parameters() else "network_learning_rate"
-    rate: float = getattr(config, name)
-    return [f"training.{name}={rate / 3:.2g} or {rate * 3:.2g}"] if rate else [f"training.{name} above 0"]
 
 
 def peak_megabytes(device: torch.device) -> float:

@@ -33,8 +33,9 @@ class ProgressRecorder:
     """Records the steps and evaluations of a trainer. Text goes to standard error; standard output is for results.
 
     A terminal gets a progress bar. A file, a pipe or a log gets a line per evaluation, and one every 30 seconds
-    between them. `score_name` and `num_validation_rows` say what the scores of evaluations are. `reports` are the
-    trackers, if there are any.
+    between them. The loss is the mean of the steps since the last line or evaluation; metrics.jsonl has that of each
+    step. `score_name` and `num_validation_rows` say what the scores of evaluations are. `reports` are the trackers, if
+    there are any.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class ProgressRecorder:
         self._first_step = 0
         self._started = self._last_line = time.monotonic()
         self._num_rows = 0
-        self._loss = math.nan
+        self._loss = math.nan  # mean over these steps
+        self._num_losses = 0
 
     def start(self, step: int) -> None:
         """Show progress from a step on. Lines in metrics.jsonl of later steps are removed: those steps run again."""
@@ -87,7 +89,7 @@ class ProgressRecorder:
             return
         if kind == "step":
             self._num_rows += values["rows"]
-            self._loss = values["loss"]
+            self._add_loss(values["loss"])
             self.bar.update(
                 self._bar_task,
                 completed=values["step"],
@@ -97,6 +99,7 @@ class ProgressRecorder:
             is_line_due = time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         else:
             self.bar.update(self._bar_task, score=self._score_text(values, "rows"))
+            self._num_losses = 0  # the next step begins another mean
             is_line_due = True
         if is_line_due and self.show_progress and not self.has_bar:
             self._print_line(values)
@@ -114,6 +117,7 @@ class ProgressRecorder:
     def _print_line(self, values: dict[str, Any]) -> None:
         """Print the progress as one line of plain text."""
         self._last_line = time.monotonic()
+        self._num_losses = 0
         step = values["step"]
         parts = [f"{self.title}: step {step}/{self.num_steps}"]
         if not math.isnan(self._loss):
@@ -124,6 +128,11 @@ class ProgressRecorder:
             seconds = (self._last_line - self._started) / (step - self._first_step) * (self.num_steps - step)
             parts += [f"{self._rows_per_second():.0f} rows/s", f"{timedelta(seconds=round(seconds))} left"]
         self.console.print(", ".join(parts), highlight=False, soft_wrap=True)
+
+    def _add_loss(self, loss: float) -> None:
+        """Take the loss of a step into the mean."""
+        self._num_losses += 1
+        self._loss = loss if self._num_losses == 1 else self._loss + (loss - self._loss) / self._num_losses
 
     def _score_text(self, values: dict[str, Any], rows: str) -> str:
         count = f" on {self.num_validation_rows} {rows}" if self.num_validation_rows else ""
