@@ -1,5 +1,6 @@
 """Metrics as pure functions, scores of predictions, ensembles and baselines."""
 
+from softcue.evaluation.baseline_lines import BaselineLine, baseline_lines
 from softcue.evaluation.baselines import (
     constant_prediction,
     is_constant_zero_shot,
@@ -18,6 +19,7 @@ from softcue.evaluation.report import (
     count_rows,
     evaluate,
     format_scores,
+    main_of_scores,
     name_baselines,
     score,
 )
@@ -27,12 +29,14 @@ from softcue.evaluation.wrong_rows import WrongRow, wrong_rows
 __all__ = [
     "BASELINES",
     "FEW_ROWS",
+    "BaselineLine",
     "ConfusionMatrix",
     "Evaluation",
     "EvaluationSet",
     "LabelMapping",
     "LabelScores",
     "WrongRow",
+    "baseline_lines",
     "check_metric",
     "check_one_task",
     "constant_prediction",
@@ -42,6 +46,7 @@ __all__ = [
     "format_scores",
     "is_constant_zero_shot",
     "linear_probe",
+    "main_of_scores",
     "match_labels",
     "mean",
     "name_baselines",
