@@ -290,7 +290,7 @@ class Run:
         rates = {"learning_rate": prompt_rate(self.models[0].method, recipe)} if groups["learning_rate"] else {}
         return rates | ({"network_learning_rate": recipe.network_learning_rate} if uses_network_rate else {})
 
-    def _describe(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Lines for the user: what is trained on what, with what each `auto` became."""
         backbone, model, config = self.backbone, self.models[0], self.config
         counts = model.counts()
@@ -302,14 +302,12 @@ class Run:
         pooling = model.readout.config.pooling
         readout = model.readout.config.name + (f" with {pooling} pooling" if model.readout.summary == pooling else "")
         lines = [
-            f"{config.method.name} on {backbone.name}: {backbone.kind}, {backbone.device.type}, "
-            f"{_dtype_name(backbone)}, {backbone.attention} attention",
+            f"{config.method.name} on {describe_backbone(backbone)}",
             f"readout {readout}; {parameters}",
             self.recipe_summary.line,
         ]
         for splits in self.splits:
-            sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
-            rows = ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
+            rows = describe_rows(splits)
             lines.append(f"{splits.task.name}: {rows} rows" if self.is_joint else f"rows: {rows}")
         for other in self.models:
             prefix = f"{other.task.name}: " if self.is_joint else ""
@@ -356,7 +354,7 @@ class Run:
             num_validation_rows=sum(len(splits.validation) for splits in self.splits),
             reports=self._reports(),
         )
-        for line in self._describe():
+        for line in self.describe():
             recorder.note(line)
         stack.enter_context(recorder)
         recorder.start(trainer.state.step)
@@ -502,6 +500,28 @@ class Run:
             tensors_sha256="",
         )
         return Cue(model, backbone, cue_file)
+
+
+def describe_backbone(backbone: Backbone) -> str:
+    """The name of a backbone with its kind, device, number format and attention, in one line.
+
+    Example:
+        describe_backbone(softcue.load_backbone("minilm"))     # "minilm: encoder, cpu, float32, sdpa attention"
+    """
+    return (
+        f"{backbone.name}: {backbone.kind}, {backbone.device.type}, {_dtype_name(backbone)}, "
+        f"{backbone.attention} attention"
+    )
+
+
+def describe_rows(splits: Splits) -> str:
+    """The number of rows of each split that has some.
+
+    Example:
+        describe_rows(splits_of_run("cues/tickets"))     # "252 training, 54 validation, 126 test"
+    """
+    sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
+    return ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
 
 
 def check_output(folder: Path, cue_folders: Sequence[Path]) -> None:

@@ -237,9 +237,39 @@ def test_tasks_that_were_trained_together_also_have_a_mean_curve(tmp_path: Path)
     assert name == "joint: prompt-tuning, mean of 2 tasks"
     curves = [dict(cue.curve.scores) for cue in comparison.cues]
     assert points == [(step, (curves[0][step] + curves[1][step]) / 2) for step in (0, 1, 2)]
-    assert comparison_page(comparison).count("<polyline") == 3
+    page = comparison_page(comparison)
+    assert page.count("<polyline") == 3
+    [*_, first, second, third, fourth] = comparison.score_rows()[1]  # each task has its own baselines
+    assert [line[:2] for line in (first, second, third, fourth)] == [
+        [name, task] for task in ("tickets", "urgency") for name in ("majority class", "zero-shot")
+    ]
+    assert first[-1] == "16.7\N{NO-BREAK SPACE}(126)" and third[-1] == "33.3\N{NO-BREAK SPACE}(126)"
+    assert page.count(">zero-shot<") == 2
     assert curves_picture(comparison).startswith(PNG)
     assert comparison.similarity.best_match[0][1] == pytest.approx(1.0, abs=1e-5)  # they share their parameters
+
+
+def test_baselines_stand_below_the_scores_as_the_cues_record_them(folders: dict[str, Path], tmp_path: Path) -> None:
+    words = ["inspect", folders["a"], folders["b"]]
+    shown = run(*words, "--output-dir", tmp_path).out
+    page = (tmp_path / "index.html").read_text("utf-8")
+    for part in (shown, page):
+        assert part.index("prompt-tuning") < part.index("majority class") < part.index("zero-shot")
+    recorded = softcue.load(folders["a"]).cue_file.baselines
+    assert run(*words, "--json").json["cues"][0]["baselines"] == recorded
+    comparison = compare_cues([folders["a"], folders["b"]])
+    [majority, zero_shot] = comparison.score_rows()[1][2:]
+    assert majority[-1].startswith(f"{recorded['validation']['majority_class']['accuracy']:.1f}")
+    assert zero_shot[4] == comparison.cues[0].cue_file.backbone.name
+
+
+def test_baselines_that_differ_say_whose_they_are(folders: dict[str, Path], tmp_path: Path) -> None:
+    first, second, third = compare_cues([folders["a"], folders["b"], folders["vip"]]).cues
+    changed = {"validation": {"majority_class": {"accuracy": 12.5}}}
+    other = replace(second, cue_file=second.cue_file.model_copy(update={"baselines": changed}))
+    comparison = replace(compare_cues([folders["a"], folders["b"]]), cues=[first, other, third])
+    names = [line[0] for line in comparison.score_rows()[1][3:]]
+    assert names == ["majority class (a, vip)", "majority class (b)", "zero-shot (a, vip)"]
 
 
 def test_a_page_without_matplotlib_lacks_only_the_pictures(

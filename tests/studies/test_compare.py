@@ -16,6 +16,8 @@ from tiny import tiny
 
 import softcue
 from softcue.cli.compare import compare as command
+from softcue.cli.train import train as train_command
+from softcue.cli.tune import tune as tune_command
 from softcue.errors import ConfigurationError, DataError, MissingExtraError
 from softcue.studies import Comparison, MethodComparison, PredictionComparison
 
@@ -268,5 +270,15 @@ def test_the_command_has_the_same_arguments_and_errors(tmp_path: Path) -> None:
     options, keywords = set(inspect.signature(command).parameters), set(inspect.signature(softcue.compare).parameters)
     assert keywords - options == {"cues", "arguments"}
     check_error(run("compare", "a", "b", "--seeds", "2"), "--seeds: got 2", "--methods beside it")
+    check_error(run("compare", "a", "b", "--epochs", "2"), "--epochs: got 2", "--methods beside it")
     check_error(run("compare", "--methods", "vip", "--output-dir", tmp_path, "--rows", "2"), "--rows: got 2")
     check_error(run("compare"), "at least two cues", "--methods A,B")
+
+
+def test_commands_that_train_several_runs_have_the_common_options_of_train() -> None:
+    def options_of(function: Any) -> set[str]:
+        return set(inspect.signature(function).parameters)
+
+    instead = {"method", "backbone", "seed"}  # methods, backbones and seeds
+    assert options_of(train_command) - options_of(command) == {*instead, "tasks", "resume", "init_from"}
+    assert options_of(train_command) - options_of(tune_command) == {"tasks", "resume"}

@@ -82,16 +82,33 @@ def test_cues_on_different_backbones_are_compared(folders: dict[str, Path], tmp_
     for part in ("3 cues on", "seed0", "decoder", "McNemar", "the cues differ on", "95 % interval"):
         assert part in shown.out
     page = (tmp_path / "page" / "index.html").read_text("utf-8")
+    for part in (page, shown.out):
+        assert part.index("decoder") < part.index("majority class") < part.index("zero-shot")
     assert page.count("<table") == (3 if "differ on 0" not in shown.out else 2)
     assert not re.search(r"(src|href)=[\"'](?!data:)", page)
     printed = run(*words, "--json").json
     assert list(printed["cues"]) == ["seed0", "seed1", "decoder"]
     assert len(printed["pairs"]) == 3
+    baselines = softcue.load(folders["decoder"]).evaluate(ROWS).baselines
+    majority, *_, zero_shot = printed["baselines"]  # the last line is that of the last cue
+    assert (majority["baseline"], majority["main"]) == ("majority_class", 50.0)
+    assert zero_shot["baseline"] == "zero_shot"
+    assert zero_shot["accuracy"] == zero_shot["main"] == pytest.approx(baselines["zero_shot"]["accuracy"])
     with (tmp_path / "page" / "different-rows.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(printed["different_rows"])
     for name, cue in printed["cues"].items():
         assert cue["main"] == pytest.approx(softcue.load(folders[name]).evaluate(ROWS, baselines=False).main), name
+
+
+def test_baselines_of_the_same_scores_are_one_line(folders: dict[str, Path]) -> None:
+    comparison = softcue.compare([folders["seed0"], folders["seed1"]], data=ROWS)
+    assert comparison.baselines["cue"] == ["majority class", "zero-shot"]
+    assert len(comparison) == 2 and "zero-shot" in repr(comparison)
+    cues = load_cues_of_one_task([folders["seed0"], folders["seed1"]])
+    rows = read_evaluation_set(cues["seed0"].task, ROWS)
+    predictions = {name: cue.evaluate_set(rows, baselines=False)[1] for name, cue in cues.items()}
+    assert len(compare_predictions(cues, rows, predictions).baselines) == 0
 
 
 def test_other_column_names_are_read(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -193,6 +193,37 @@ def test_a_result_is_a_table_with_sentences(tuning: Any) -> None:
     assert tuning.title.startswith("5 trials of prompt-tuning on ")
 
 
+def test_baselines_on_the_validation_rows_stand_below_the_trials(tuning: Any) -> None:
+    recorded = tuning.cue.cue_file.baselines["validation"]
+    expected = {name: pytest.approx(scores["accuracy"]) for name, scores in recorded.items()}
+    assert dict(zip(tuning.baselines["baseline"], tuning.baselines["score"], strict=True)) == expected
+    assert {"majority_class", "zero_shot"} == expected.keys() and len(tuning) == NUM_TRIALS
+    for shown in (repr(tuning), tuning._repr_html_()):
+        assert shown.index("1 (preset)") < shown.index("majority class") < shown.index("zero-shot")
+    assert any("(majority class " in sentence and "test rows" in sentence for sentence in tuning.sentences)
+
+
+def test_warnings_of_trials_stand_below_the_table_once(
+    arguments: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {**arguments, "progress": True, "max_length": 24}
+    tuning = softcue.tune(tmp_path, space={"method.prompt_length": [20, 21]}, **settings)
+    shown = [note for note in tuning.notes if "validation texts were cut" in note]
+    assert len(shown) == 1 and shown[0].startswith("all runs: ")
+    assert shown[0] in repr(tuning) and shown[0] in tuning.as_dict()["notes"]
+    lines = capsys.readouterr().err.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("trial 1 "))
+    assert "bert: encoder, cpu, float32, sdpa attention" in lines[0]
+    described = [number for number, line in enumerate(lines) if "attention" in line or line.startswith("rows: ")]
+    assert len(described) == 2 and max(described) < first
+    content = read_file(tmp_path)
+    for trial in content["trials"]:  # as an earlier version wrote them
+        del trial["warnings"]
+    (tmp_path / FILE).write_text(json.dumps(content))
+    again = softcue.tune(tmp_path, space={"method.prompt_length": [20, 21]}, **settings)
+    assert [trial.warnings for trial in again.trials] == [()] * len(tuning.trials)
+
+
 def test_the_command_trains_the_same_cue(tuning: Any, place: Path) -> None:
     words = shlex.split(tuning.command)
     assert words[:2] == ["softcue", "train"] and words[-2:] == ["--output-dir", "NEW"]
@@ -410,6 +441,17 @@ def test_the_command_prints_the_table_and_how_to_train_the_best(
     printed = run(*words, "--json").json
     assert printed["best"] == tuning.best and len(printed["trials"]) == NUM_TRIALS
     assert printed["command"] == tuning.command and printed["scores"] == tuning.cue.scores
+
+
+def test_common_settings_are_options_that_are_not_searched(arguments: dict[str, Any], tmp_path: Path) -> None:
+    words = [word for word in words_of(arguments, tmp_path / "cue") if "=" not in word and word != "--search"]
+    options = ["--epochs", "1", "--batch-size", "4", "--learning-rate", "0.02", "--shots-per-class", "2"]
+    printed = run(*words, *options, "--search", "method.prompt_length=2,3", "--json").json
+    assert all(list(trial["settings"]) == ["method.prompt_length"] for trial in printed["trials"])
+    assert printed["baselines"][0]["trial"] == "majority class"
+    config = yaml.safe_load((tmp_path / "cue" / "config.yaml").read_text("utf-8"))
+    assert (config["training"]["epochs"], config["training"]["learning_rate"]) == (1, 0.02)
+    assert config["task"]["shots_per_class"] == 2
 
 
 def test_errors_of_the_command_name_its_options(arguments: dict[str, Any], tmp_path: Path) -> None:

@@ -9,9 +9,25 @@ from typing import Annotated, Any
 
 import typer
 
-from softcue.cli.completion import complete_backbone, complete_method, complete_task
+from softcue.cli.completion import complete_backbone, complete_method
 from softcue.cli.config import KindOfRecipe
-from softcue.cli.options import AllowPickle, Columns, SkipBadRows, split_names
+from softcue.cli.options import (
+    AllowPickle,
+    Columns,
+    Epochs,
+    LabelColumn,
+    LearningRate,
+    MaxLength,
+    MultiLabel,
+    NetworkLearningRate,
+    PromptLength,
+    Separator,
+    ShotsPerClass,
+    SkipBadRows,
+    TaskName,
+    TextColumns,
+    split_names,
+)
 
 
 def compare(
@@ -32,10 +48,7 @@ def compare(
         int | None, typer.Option(min=1, help="Runs of each method, with seeds 0, 1, ...; 3 if not given.")
     ] = None,
     recipe: Annotated[KindOfRecipe | None, typer.Option(help="default: presets. paper: the papers' settings.")] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
-    ] = None,
+    task: TaskName = None,
     data: Annotated[
         str | None,
         typer.Option(help="Rows with targets for finished cues; with --methods, a folder with the task's files."),
@@ -43,11 +56,19 @@ def compare(
     train: Annotated[str | None, typer.Option(help="Training rows.")] = None,
     validation: Annotated[str | None, typer.Option(help="Validation rows.")] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, on which methods are compared.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    multi_label: MultiLabel = False,
+    separator: Separator = None,
+    epochs: Epochs = None,
+    learning_rate: LearningRate = None,
+    network_learning_rate: NetworkLearningRate = None,
+    prompt_length: PromptLength = None,
+    max_length: MaxLength = None,
     few_shot: Annotated[
         int | None, typer.Option("--few-shot", help="Train on this many rows only; each seed has its own sample.")
     ] = None,
+    shots_per_class: ShotsPerClass = None,
     split: Annotated[str, typer.Option(help="Finished cues: a split of the task's own rows.")] = "",
     rows: Annotated[int, typer.Option(min=0, help="Finished cues: a sample of this many rows; 0 takes all.")] = 0,
     columns: Columns = None,
@@ -59,6 +80,9 @@ def compare(
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", help="A folder for index.html, tables and, with --methods, the cues.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --methods: train finished runs of --output-dir again.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare finished cues on the same rows, or train methods and compare those (--methods)."""
@@ -81,7 +105,16 @@ def compare(
         "test": test,
         "text": text,
         "label": label,
+        "multi_label": multi_label or None,
+        "separator": separator,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "network_learning_rate": network_learning_rate,
+        "prompt_length": prompt_length,
+        "max_length": max_length,
         "few_shot": few_shot,
+        "shots_per_class": shots_per_class,
+        "overwrite": overwrite or None,
         "batch_size": batch_size,
         "skip_bad_rows": skip_bad_rows or None,
         "allow_pickle": allow_pickle or None,

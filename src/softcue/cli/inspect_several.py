@@ -40,7 +40,6 @@ def compare(
 ) -> None:
     """Compare several cues, print the result, and write the page and the pictures."""
     from softcue.cli.output import print_json, print_table
-    from softcue.cue.score_table import few_rows_notes
     from softcue.inspection.comparison import compare_cues
 
     comparison = compare_cues(paths, data, columns, backbone, skip_bad_rows, allow_pickle)
@@ -50,8 +49,7 @@ def compare(
         print_json(comparison.as_dict())
         return
     print_table(f"{len(comparison.cues)} cues", *comparison.score_rows(), numbers_from=7)
-    files = [cue.cue_file for cue in comparison.cues]
-    for note in few_rows_notes(cue_file.num_rows(split) for cue_file in files for split in cue_file.scores):
+    for note in comparison.notes:
         typer.echo(note)
     _print_curves(comparison)
     _print_similarity(comparison.similarity)

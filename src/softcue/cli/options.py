@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softcue.cli.completion import complete_task
+
 
 class DtypeOption(StrEnum):
     """Number formats of a backbone, as `backbone.dtype` has them."""
@@ -69,6 +71,30 @@ RuntimeData = Annotated[
     Path | None,
     typer.Option(help="Rows to compare a runtime with torch on: a file, or a folder of published files."),
 ]
+# Common settings of a training run, for all commands that train.
+TaskName = Annotated[
+    str | None,
+    typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
+]
+TextColumns = Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")]
+LabelColumn = Annotated[str | None, typer.Option(help="The column with the target.")]
+MultiLabel = Annotated[bool, typer.Option("--multi-label", help="A row has a set of labels: none, one or several.")]
+Separator = Annotated[str | None, typer.Option(help="What stands between the labels of a row (multi-label); usually ;")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training rows.")]
+LearningRate = Annotated[
+    float | None, typer.Option("--learning-rate", help="Of the prompt vectors; fine-tuning: of all weights.")
+]
+NetworkLearningRate = Annotated[
+    float | None, typer.Option("--network-learning-rate", help="Of heads, generators and adapters.")
+]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Rows per step.")]
+PromptLength = Annotated[int | None, typer.Option("--prompt-length", help="Number of prompt vectors.")]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Cut inputs to this many tokens, prompt included.")]
+FewShot = Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")]
+ShotsPerClass = Annotated[
+    int | None, typer.Option("--shots-per-class", help="Train on this many rows of each class or label only.")
+]
+InitFrom = Annotated[Path | None, typer.Option("--init-from", help="Start from the parameters of this cue.")]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read.")]
 
 VllmUrl = Annotated[

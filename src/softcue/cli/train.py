@@ -7,9 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softcue.cli.completion import complete_backbone, complete_method_or_auto, complete_task, complete_tasks
+from softcue.cli.completion import complete_backbone, complete_method_or_auto, complete_tasks
 from softcue.cli.config import KindOfRecipe
-from softcue.cli.options import AllowPickle, SkipBadRows
+from softcue.cli.options import (
+    AllowPickle,
+    BatchSize,
+    Epochs,
+    FewShot,
+    InitFrom,
+    LabelColumn,
+    LearningRate,
+    MaxLength,
+    MultiLabel,
+    NetworkLearningRate,
+    PromptLength,
+    Separator,
+    ShotsPerClass,
+    SkipBadRows,
+    TaskName,
+    TextColumns,
+)
 
 if TYPE_CHECKING:
     from softcue.cue.cue import Cue
@@ -36,10 +53,7 @@ def train(
         KindOfRecipe | None,
         typer.Option(help="default: the method's preset. paper: its paper's settings. What you set lies on top."),
     ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
-    ] = None,
+    task: TaskName = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="Several tasks, A,B,...: one shared prompt, a cue for each.", autocompletion=complete_tasks),
@@ -52,37 +66,21 @@ def train(
         str | None, typer.Option(help="Validation rows; without them, a share of the training rows.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
-    multi_label: Annotated[
-        bool, typer.Option("--multi-label", help="A row has a set of labels: none, one or several.")
-    ] = False,
-    separator: Annotated[
-        str | None, typer.Option(help="What stands between the labels of a row (multi-label); usually ;")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option("--learning-rate", help="Of the prompt vectors; fine-tuning: of all weights."),
-    ] = None,
-    network_learning_rate: Annotated[
-        float | None,
-        typer.Option("--network-learning-rate", help="Of heads, generators and adapters."),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows per step.")] = None,
-    prompt_length: Annotated[int | None, typer.Option("--prompt-length", help="Number of prompt vectors.")] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Cut inputs to this many tokens, prompt included.")
-    ] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    multi_label: MultiLabel = False,
+    separator: Separator = None,
+    epochs: Epochs = None,
+    learning_rate: LearningRate = None,
+    network_learning_rate: NetworkLearningRate = None,
+    batch_size: BatchSize = None,
+    prompt_length: PromptLength = None,
+    max_length: MaxLength = None,
     allow_pickle: AllowPickle = False,
-    few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
-    shots_per_class: Annotated[
-        int | None, typer.Option("--shots-per-class", help="Train on this many rows of each class or label only.")
-    ] = None,
+    few_shot: FewShot = None,
+    shots_per_class: ShotsPerClass = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
-    init_from: Annotated[
-        Path | None, typer.Option("--init-from", help="Start from the parameters of this cue.")
-    ] = None,
+    init_from: InitFrom = None,
     skip_bad_rows: SkipBadRows = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the content of --output-dir.")] = False,

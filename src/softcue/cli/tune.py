@@ -7,9 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from softcue.cli.completion import complete_backbone, complete_method, complete_task
+from softcue.cli.completion import complete_backbone, complete_method
 from softcue.cli.config import KindOfRecipe
-from softcue.cli.options import AllowPickle, SkipBadRows
+from softcue.cli.options import (
+    AllowPickle,
+    BatchSize,
+    Epochs,
+    FewShot,
+    InitFrom,
+    LabelColumn,
+    LearningRate,
+    MaxLength,
+    MultiLabel,
+    NetworkLearningRate,
+    PromptLength,
+    Separator,
+    ShotsPerClass,
+    SkipBadRows,
+    TaskName,
+    TextColumns,
+)
 
 
 def tune(
@@ -42,20 +59,27 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial; their mean counts.")] = 1,
     seconds: Annotated[float | None, typer.Option(help="Begin no trial after this many seconds of trials.")] = None,
     keep_trials: Annotated[bool, typer.Option("--keep-trials", help="Leave the cues of all trials.")] = False,
-    task: Annotated[
-        str | None,
-        typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
-    ] = None,
+    task: TaskName = None,
     data: Annotated[Path | None, typer.Option(help="A folder with the task's published files.")] = None,
     train: Annotated[str | None, typer.Option(help="Training rows.")] = None,
     validation: Annotated[
         str | None, typer.Option(help="Validation rows, which choose; without them, a share of the training rows.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
-    few_shot: Annotated[int | None, typer.Option("--few-shot", help="Train on this many rows only (seeded).")] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    multi_label: MultiLabel = False,
+    separator: Separator = None,
+    epochs: Epochs = None,
+    learning_rate: LearningRate = None,
+    network_learning_rate: NetworkLearningRate = None,
+    batch_size: BatchSize = None,
+    prompt_length: PromptLength = None,
+    max_length: MaxLength = None,
+    few_shot: FewShot = None,
+    shots_per_class: ShotsPerClass = None,
     seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
+    init_from: InitFrom = None,
     allow_pickle: AllowPickle = False,
     skip_bad_rows: SkipBadRows = False,
     overwrite: Annotated[
@@ -90,8 +114,18 @@ def tune(
         "test": test,
         "text": text,
         "label": label,
+        "multi_label": multi_label or None,
+        "separator": separator,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "network_learning_rate": network_learning_rate,
+        "batch_size": batch_size,
+        "prompt_length": prompt_length,
+        "max_length": max_length,
         "few_shot": few_shot,
+        "shots_per_class": shots_per_class,
         "seed": seed,
+        "init_from": init_from,
         "allow_pickle": allow_pickle or None,
         "skip_bad_rows": skip_bad_rows or None,
         "config": config,

@@ -1,5 +1,6 @@
 """Metrics as pure functions, scores of predictions, ensembles and baselines."""
 
+from softcue.evaluation.baseline_lines import BaselineLine, baseline_lines
 from softcue.evaluation.baselines import (
     constant_prediction,
     describe_better_baselines,
@@ -19,6 +20,7 @@ from softcue.evaluation.report import (
     count_rows,
     evaluate,
     format_scores,
+    main_of_scores,
     name_baselines,
     score,
 )
@@ -28,12 +30,14 @@ from softcue.evaluation.wrong_rows import WrongRow, wrong_rows
 __all__ = [
     "BASELINES",
     "FEW_ROWS",
+    "BaselineLine",
     "ConfusionMatrix",
     "Evaluation",
     "EvaluationSet",
     "LabelMapping",
     "LabelScores",
     "WrongRow",
+    "baseline_lines",
     "check_metric",
     "check_one_task",
     "constant_prediction",
@@ -44,6 +48,7 @@ __all__ = [
     "format_scores",
     "is_constant_zero_shot",
     "linear_probe",
+    "main_of_scores",
     "match_labels",
     "mean",
     "name_baselines",

@@ -240,6 +240,17 @@ def format_scores(
     return ", ".join(parts)
 
 
+def main_of_scores(task: Task, scores: Mapping[str, float]) -> float | None:
+    """The task's metric, or the mean of several, as a cue records them; None if one is missing.
+
+    Example:
+        >>> main_of_scores(Task(name="t", metric="accuracy+f1"), {"accuracy": 80.0, "f1": 60.0})
+        70.0
+    """
+    values = [scores[name] for name in task.main_metrics if name in scores]
+    return sum(values) / len(values) if len(values) == len(task.main_metrics) else None
+
+
 def name_baselines(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
     """Scores of baselines by the names that people read.
 

@@ -11,9 +11,10 @@ from typing import Any
 from softcue.backbones import Backbone
 from softcue.cue.cue import load
 from softcue.cue.cue_file import CueFile, check_each_once, read_cue_file
+from softcue.cue.score_table import baseline_notes, few_rows_notes
 from softcue.cue.training_curve import TrainingCurve, read_training_curve
 from softcue.errors import CueError, SoftcueError
-from softcue.evaluation import format_score
+from softcue.evaluation import baseline_lines, format_score, main_of_scores
 from softcue.inspection.similarity import PlacedPrompt, PromptSimilarity, placed_prompt, prompt_similarity
 from softcue.tasks import Task, examples_from
 from softcue.tasks.columns import rename_columns
@@ -53,6 +54,7 @@ class ComparedCue:
             "counts": cue_file.counts,
             "scores": cue_file.scores,
             "rows": {split: cue_file.num_rows(split) for split in cue_file.scores},
+            "baselines": cue_file.baselines,
             "curve": self.curve.as_dict(),
         }
 
@@ -94,8 +96,18 @@ class CueComparison:
             "similarity": asdict(self.similarity),
         }
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the scores should know."""
+        files = [cue.cue_file for cue in self.cues]
+        few = few_rows_notes(cue_file.num_rows(split) for cue_file in files for split in cue_file.scores)
+        return [*few, *dict.fromkeys(note for cue_file in files for note in baseline_notes(cue_file))]
+
     def score_rows(self) -> tuple[list[str], list[list[str]]]:
-        """Columns and rows of a table of scores: of each split, the task's main metric with its number of rows."""
+        """Columns and rows of a table of scores: of each split, the task's main metric with its number of rows.
+
+        The last rows are the baselines of each task.
+        """
         splits = list(dict.fromkeys(split for cue in self.cues for split in cue.cue_file.scores))
         columns = [
             "cue",
@@ -110,11 +122,24 @@ class CueComparison:
         rows = []
         for cue in self.cues:
             cue_file = cue.cue_file
-            scores = [_main_score(cue_file, split) for split in splits]
+            scores = [_main_score(cue_file, split, cue_file.scores) for split in splits]
             trainable = f"{cue_file.counts.get('gradient', 0) + cue_file.counts.get('head', 0):,}"
             facts = [cue.name, cue_file.task.name, str(cue_file.method["name"]), cue.recipe, cue_file.backbone.name]
             rows.append([*facts, trainable, cue_file.task.main_metric, *scores])
-        return columns, rows
+        return columns, [*rows, *self._baseline_rows(splits)]
+
+    def _baseline_rows(self, splits: Sequence[str]) -> list[list[str]]:
+        """Lines of the table of scores: for each task the baselines that its cues record, equal ones once."""
+        rows = []
+        for task in dict.fromkeys(cue.cue_file.task.name for cue in self.cues):
+            cues = {cue.name: cue.cue_file for cue in self.cues if cue.cue_file.task.name == task}
+            lines = baseline_lines({name: _main_baselines(cue_file, splits) for name, cue_file in cues.items()})
+            for line in lines:
+                first = cues[line.predictors[0]]
+                backbones = {cues[name].backbone.name for name in line.predictors}
+                backbone = backbones.pop() if line.key == "zero_shot" and len(backbones) == 1 else "-"
+                rows.append([line.name, task, "-", "-", backbone, "-", first.task.main_metric, *line.scores])
+        return rows
 
 
 def compare_cues(
@@ -178,12 +203,21 @@ def _rename_some(task: Task, columns: Mapping[str, str]) -> Task:
     return rename_columns([task], renamed, needs_target=False)[0]
 
 
-def _main_score(cue_file: CueFile, split: str) -> str:
+def _main_baselines(cue_file: CueFile, splits: Sequence[str]) -> dict[str, list[str]]:
+    """The main score of each baseline for each split, as text."""
+    names = dict.fromkeys(name for split in splits for name in cue_file.baselines.get(split, {}))
+    by_name = {
+        name: {split: baselines[name] for split, baselines in cue_file.baselines.items() if name in baselines}
+        for name in names
+    }
+    return {name: [_main_score(cue_file, split, scores) for split in splits] for name, scores in by_name.items()}
+
+
+def _main_score(cue_file: CueFile, split: str, scores: Mapping[str, Mapping[str, float]]) -> str:
     """The main score of a split with its number of rows; of several main metrics, their mean."""
-    scores = cue_file.scores.get(split, {})
-    values = [scores[metric] for metric in cue_file.task.main_metrics if metric in scores]
-    if not values:
+    main = main_of_scores(cue_file.task, scores.get(split, {}))
+    if main is None:
         return "-"
-    score = format_score(cue_file.task.main_metrics[0], sum(values) / len(values))
+    score = format_score(cue_file.task.main_metrics[0], main)
     num_rows = cue_file.num_rows(split)
     return f"{score}\N{NO-BREAK SPACE}({'unknown' if num_rows is None else f'{num_rows:,}'})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-from softcue.cue.score_table import few_rows_notes
 from softcue.drawing import curves_chart, html_table, value_table
 from softcue.inspection.comparison import CueComparison
 from softcue.inspection.page import html_page
@@ -25,12 +24,11 @@ def comparison_page(comparison: CueComparison) -> str:
         page = comparison_page(compare_cues([Path("cues/tickets"), Path("cues/urgency")]))
     """
     title = ", ".join(cue.name for cue in comparison.cues)
-    notes = few_rows_notes(cue.cue_file.num_rows(split) for cue in comparison.cues for split in cue.cue_file.scores)
     parts = [
         f"<h1>{len(comparison.cues)} cues</h1>",
         "<h2>Scores</h2>",
         html_table(*comparison.score_rows()),
-        *(f'<p class="quiet">{escape(note)}</p>' for note in notes),
+        *(f'<p class="quiet">{escape(note)}</p>' for note in comparison.notes),
         "<h2>Validation score by step</h2>",
     ]
     charts = [

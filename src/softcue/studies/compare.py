@@ -70,7 +70,8 @@ def compare(
     Each finished run is a line on standard error; `progress=False` leaves them out.
 
     The result is used like a DataFrame: `result["mean"]` is a column, `result.to_pandas()` a frame. It also has
-    `pairs`, `sentences`, `notes` and `save(folder)`, and shows all of this in a notebook.
+    `baselines` (majority class and zero-shot on the same rows), `pairs`, `sentences`, `notes` and `save(folder)`, and
+    shows all of this in a notebook.
 
     Example:
         result = softcue.compare(["cues/a", "cues/b"], data="held-out.csv")
@@ -121,7 +122,9 @@ def _compare_cues(
     predictions = {
         name: cue.evaluate_set(evaluation_set, batch_size, baselines=False)[1] for name, cue in loaded.items()
     }
-    return compare_predictions(loaded, evaluation_set, predictions)
+    # Cues on one backbone share its zero-shot predictions, which are kept while it is loaded.
+    baselines = {name: cue.baseline_predictions(evaluation_set, batch_size) for name, cue in loaded.items()}
+    return compare_predictions(loaded, evaluation_set, predictions, baselines=baselines)
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:

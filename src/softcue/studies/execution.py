@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,16 @@ from softcue.configuration import merged, override, resolve
 from softcue.cue import Cue, load
 from softcue.cue.cue_file import package_versions
 from softcue.errors import RunError, TrainingError
-from softcue.evaluation import Evaluation, EvaluationSet, LabelMapping, check_metric, mean, score, vote
+from softcue.evaluation import (
+    Evaluation,
+    EvaluationSet,
+    LabelMapping,
+    check_metric,
+    main_of_scores,
+    mean,
+    score,
+    vote,
+)
 from softcue.files import remove
 from softcue.machine import processor_name, reset_peak_memory
 from softcue.run import Run, splits_of_run
@@ -182,7 +191,7 @@ def _train(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePo
             "rows": evaluation.num_rows,
             "split": "test",
         }
-    metrics = json.loads((metrics_folder / "metrics.json").read_text("utf-8"))
+    metrics = read_metrics(metrics_folder)
     tensor_bytes = sum(file.stat().st_size for file in (folder / "cue").rglob("cue.safetensors"))
     counts = first.cue_file.counts
     return {
@@ -243,6 +252,35 @@ def recorded_score(cue: Cue, split: str = "") -> dict[str, Any]:
     return {"main": main, "metrics": metrics, "rows": cue.cue_file.num_rows(split), "split": split}
 
 
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Read what a run has written at its end: metrics.json.
+
+    Example:
+        read_metrics(Path("cues/tickets"))["warnings"]
+    """
+    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text("utf-8"))
+    return metrics
+
+
+def list_warnings(by_run: Mapping[str, Sequence[str]]) -> list[str]:
+    """List the warnings of several runs, each once behind the names of the runs that have it.
+
+    Example:
+        >>> list_warnings({"vip, seed 0": ["the loss is flat"], "vip, seed 1": []})
+        ['vip, seed 0: the loss is flat']
+        >>> list_warnings({"trial 1": ["the loss is flat"], "trial 2": ["the loss is flat"]})
+        ['all runs: the loss is flat']
+    """
+    runs: dict[str, list[str]] = {}
+    for name, warnings in by_run.items():
+        for warning in dict.fromkeys(warnings):
+            runs.setdefault(warning, []).append(name)
+    return [
+        f"{'all runs' if 1 < len(names) == len(by_run) else '; '.join(names)}: {warning}"
+        for warning, names in runs.items()
+    ]
+
+
 def _main_score(evaluation: Evaluation, metric: str) -> float:
     """The metric that the study sets, if these rows have it, else the main metric of their task."""
     names = metric.split("+") if metric else []
@@ -253,13 +291,9 @@ def _main_score(evaluation: Evaluation, metric: str) -> float:
 
 def _baselines(cue: Cue) -> dict[str, float]:
     """The main score of each baseline on the rows of the score."""
-    split = "test" if "test" in cue.scores else "validation"
-    names = cue.task.main_metrics
-    return {
-        baseline: sum(scores[name] for name in names) / len(names)
-        for baseline, scores in cue.cue_file.baselines.get(split, {}).items()
-        if all(name in scores for name in names)
-    }
+    recorded = cue.cue_file.baselines.get("test" if "test" in cue.scores else "validation", {})
+    scores = {baseline: main_of_scores(cue.task, metrics) for baseline, metrics in recorded.items()}
+    return {baseline: main for baseline, main in scores.items() if main is not None}
 
 
 def _adapt(run: StudyRun, folder: Path, runs_folder: Path, backbones: BackbonePool) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from softcue.cue import Cue
-from softcue.cue.score_table import few_rows_notes
-from softcue.evaluation import Evaluation, EvaluationSet, count_rows, format_score
+from softcue.cue.score_table import baseline_notes, few_rows_notes
+from softcue.evaluation import Evaluation, EvaluationSet, baseline_lines, count_rows, format_score, main_of_scores
 from softcue.evaluation.scoring import METRICS, ScoredRows
 from softcue.evaluation.wrong_rows import row_outcome
 from softcue.studies.comparison import Comparison, Pair
@@ -20,6 +20,7 @@ from softcue.studies.cue_loading import check_several, num_trainable
 from softcue.studies.prediction_page import prediction_page
 from softcue.studies.statistics import LEVEL, Difference, Indices, PairedScores, bootstrap_difference, exact_mcnemar
 from softcue.studies.table import Column, Table
+from softcue.tasks import Task
 from softcue.types import Prediction
 
 
@@ -63,6 +64,8 @@ class PredictionComparison(Comparison):
     evaluations: dict[str, Evaluation]  # by cue
     facts: dict[str, dict[str, Any]]  # method, backbone and trainable parameters, by cue
     different_rows: list[DifferentRow]
+    task: Task  # whose metrics are shown
+    remarks: list[str]  # about the baselines
 
     @property
     def title(self) -> str:
@@ -87,8 +90,26 @@ class PredictionComparison(Comparison):
             "Intervals come from drawing rows with replacement, for both cues alike. They say how far the difference "
             "would move with other rows, not with other seeds of training. Cues are told apart if the interval leaves "
             "out zero and McNemar's exact test agrees (p below 0.05).",
+            *self.remarks,
             *few_rows_notes([self.num_rows]),
         ]
+
+    @property
+    def baselines(self) -> Table:
+        """The majority class (regression: the mean target) and zero-shot on the same rows."""
+        lines = baseline_lines({name: evaluation.baselines for name, evaluation in self.evaluations.items()})
+        return Table(
+            [
+                Column("cue", [line.name for line in lines], "baseline"),
+                Column("baseline", [line.key for line in lines], is_shown=False),
+                *(
+                    Column(metric, [line.scores.get(metric) for line in lines], show=_show_score(metric))
+                    for metric in next(iter(self.evaluations.values())).scores
+                ),
+                Column("main", [main_of_scores(self.task, line.scores) for line in lines], is_shown=False),
+                Column("rows", [self.num_rows] * len(lines), show=show_num_rows),
+            ]
+        )
 
     def table_columns(self) -> Sequence[Column]:
         """Each cue with its method, backbone, trainable parameters and scores."""
@@ -135,8 +156,10 @@ class PredictionComparison(Comparison):
                 name: {**self.facts[name], "main": evaluation.main, "scores": evaluation.scores}
                 for name, evaluation in self.evaluations.items()
             },
+            "baselines": self.baselines.to_dict("records"),
             "pairs": [pair.as_dict() for pair in self.differences],
             "different_rows": [asdict(row) for row in self.different_rows],
+            "notes": self.notes,
         }
 
     def page(self, command: str = "") -> str:
@@ -162,16 +185,23 @@ def show_num_rows(num_rows: int) -> str:
 
 
 def compare_predictions(
-    cues: Mapping[str, Cue], rows: EvaluationSet, predictions: Mapping[str, Sequence[Prediction]], seed: int = 0
+    cues: Mapping[str, Cue],
+    rows: EvaluationSet,
+    predictions: Mapping[str, Sequence[Prediction]],
+    seed: int = 0,
+    baselines: Mapping[str, Mapping[str, Sequence[Prediction]]] | None = None,
 ) -> PredictionComparison:
     """Compare the predictions of several cues of one task for the same rows, each cue with each other.
+
+    `baselines` are those of each cue, as `cue.baseline_predictions` gives them.
 
     Example:
         rows = read_evaluation_set(cue.task, "held-out.csv")
         comparison = compare_predictions(cues, rows, {name: cue.evaluate_set(rows)[1] for name, cue in cues.items()})
     """
     check_several(cues)
-    evaluations = {name: rows.score(predictions[name]) for name in cues}
+    guesses = baselines or {}
+    evaluations = {name: rows.score(predictions[name], baselines=guesses.get(name)) for name in cues}
     task = rows.labels.task
     outcomes = {
         name: [
@@ -217,7 +247,10 @@ def compare_predictions(
         }
         for name, cue in cues.items()
     }
-    return PredictionComparison(rows.name, task.main_metric, pairs, evaluations, facts, different_rows)
+    remarks = dict.fromkeys(note for name in guesses for note in baseline_notes(cues[name].cue_file))
+    return PredictionComparison(
+        rows.name, task.main_metric, pairs, evaluations, facts, different_rows, task, list(remarks)
+    )
 
 
 def _difference(first: Evaluation, second: Evaluation, seed: int) -> Difference:

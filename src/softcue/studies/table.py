@@ -193,6 +193,21 @@ class TitledTable(TableLike):
     def notes(self) -> list[str]:
         """What a reader of the table should know."""
 
+    @property
+    @abstractmethod
+    def baselines(self) -> Table:
+        """Predictions without training on the same rows: shown below the table, in its columns of the same names."""
+
+    def shown(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of the shown columns, as text, with the baselines as the last rows."""
+        headings, rows = super().shown()
+        names = [column.name for column in self.table_columns() if column.is_shown]
+        cells = {column.name: column.cells() for column in self.baselines.table_columns()}
+        baselines = [
+            [cells[name][row] if name in cells else "-" for name in names] for row in range(len(self.baselines))
+        ]
+        return headings, [*rows, *baselines]
+
     def __repr__(self) -> str:
         return "\n".join([self.title, text_table(*self.shown()), *self.sentences, *self.notes])
 

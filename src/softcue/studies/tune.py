@@ -22,7 +22,7 @@ from softcue.files import lock_folder, remove
 from softcue.listing import Listing
 from softcue.run import Run, with_method_of_first_stage
 from softcue.selection import AUTO
-from softcue.studies.execution import recorded_score
+from softcue.studies.execution import read_metrics, recorded_score
 from softcue.studies.methods import Report, make_line_report, name_of_rows
 from softcue.studies.search import Trial, propose
 from softcue.studies.search_space import check_space, default_space, is_inside, make_search, read_space
@@ -97,6 +97,8 @@ def tune(
         file = TuningFile.begin(folder, request, overwrite)
         if overwrite:
             remove(folder / TRIALS)
+        for line in preset.describe():
+            report(line)
         tuner = _Tuner(folder, replace(requested, backbone=preset.backbone), preset, search, start, file)
         if not file.is_finished:
             tuner.run_trials(seconds, keep_trials, report)
@@ -175,14 +177,17 @@ class _Tuner:
         trial_folder = self.folder / TRIALS / f"{number:02}"
         started, reason = time.monotonic(), ""
         scores: list[float] = []
+        warnings: dict[str, None] = {}
         try:
             for seed in range(self.search.seeds):
-                cue = self._train_trial(trial_folder / f"seed-{seed}", settings, seed)
+                run_folder = trial_folder / f"seed-{seed}"
+                cue = self._train_trial(run_folder, settings, seed)
+                warnings |= dict.fromkeys(read_metrics(run_folder).get("warnings", ()))
                 scores.append(recorded_score(cue, "validation")["main"])
         except (TrainingError, ConfigurationError, BackboneError) as error:
             scores, reason = [], " ".join(str(error).split())
         seconds = round(time.monotonic() - started, 1)
-        trial = TuningTrial(number, settings, tuple(scores), seconds, reason)
+        trial = TuningTrial(number, settings, tuple(scores), seconds, reason, tuple(warnings))
         self.file.trials.append(trial)
         self.file.write()
         if not keep_trials:

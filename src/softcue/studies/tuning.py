@@ -11,13 +11,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from softcue.cue import Cue
-from softcue.cue.score_table import few_rows_notes
+from softcue.cue.score_table import baseline_notes, few_rows_notes
 from softcue.errors import RunError
+from softcue.evaluation import baseline_lines, format_scores, main_of_scores
 from softcue.files import convert_write_errors, write_json
 from softcue.listing import Listing
-from softcue.studies.execution import recorded_score
+from softcue.studies.execution import list_warnings, read_metrics, recorded_score
 from softcue.studies.study import name_value
-from softcue.studies.table import Column, TitledTable
+from softcue.studies.table import Column, Table, TitledTable
 
 FILE = "tuning.json"
 # What a search must have in common with the one of the folder to go on, in words.
@@ -38,6 +39,7 @@ class TuningTrial:
     scores: tuple[float, ...]  # of the task's metric, by seed; none if it failed
     seconds: float  # of all seeds
     reason: str = ""  # why it has no score
+    warnings: tuple[str, ...] = ()  # of its runs, each once
 
     @property
     def name(self) -> str:
@@ -101,7 +103,14 @@ class TuningFile:
         try:
             content = json.loads((folder / FILE).read_text("utf-8"))
             trials = [
-                TuningTrial(**{**trial, "scores": tuple(map(float, trial["scores"]))}) for trial in content["trials"]
+                TuningTrial(
+                    **{
+                        **trial,
+                        "scores": tuple(map(float, trial["scores"])),
+                        "warnings": tuple(trial.get("warnings", ())),  # those of earlier versions have none
+                    }
+                )
+                for trial in content["trials"]
             ]
             return cls(folder, dict(content["request"]), content["replaces"], trials, content["is_finished"])
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -185,9 +194,10 @@ class Tuning(TitledTable):
             sentences.append(f"Trial {best.number} is {gain:.1f} points above the preset on these validation rows.")
         if "test" in self.cue.scores:
             test = recorded_score(self.cue, "test")
+            scores = format_scores({self.metric: test["main"]}, self._main_baselines("test"), [self.metric])
             sentences.append(
-                f"The cue in {self.cue.path} was trained again with its settings: {self.metric} {test['main']:.1f} on "
-                f"{test['rows']} test rows, which no trial has read."
+                f"The cue in {self.cue.path} was trained again with its settings: {scores} on {test['rows']} test "
+                "rows, which no trial has read."
             )
         else:
             sentences.append(f"The cue in {self.cue.path} was trained again with its settings; there are no test rows.")
@@ -202,7 +212,34 @@ class Tuning(TitledTable):
                 f"{len(self.trials)} of {self.num_planned} trials: time was up, or settings were proposed twice."
             )
         notes.append("Validation rows chose the best trial and the best step of each, so these scores are too high.")
-        return [*notes, *few_rows_notes([self.validation_rows])]
+        warnings = {f"trial {trial.name}": trial.warnings for trial in self.trials}
+        if self.cue.path is not None:
+            warnings["the cue"] = tuple(read_metrics(self.cue.path).get("warnings", ()))
+        return [
+            *notes,
+            *baseline_notes(self.cue.cue_file),
+            *few_rows_notes([self.validation_rows]),
+            *list_warnings(warnings),
+        ]
+
+    @property
+    def baselines(self) -> Table:
+        """The majority class (regression: the mean target) and zero-shot on the same validation rows."""
+        scores = self._main_baselines("validation")
+        lines = baseline_lines({"the cue": {name: values.get(self.metric) for name, values in scores.items()}})
+        return Table(
+            [
+                Column("trial", [line.name for line in lines], "baseline"),
+                Column("baseline", [line.key for line in lines], is_shown=False),
+                Column("score", [line.scores for line in lines], self.metric),
+            ]
+        )
+
+    def _main_baselines(self, split: str) -> dict[str, dict[str, float]]:
+        """The score of each baseline that the cue records for a split, by the name of the task's metric."""
+        recorded = self.cue.cue_file.baselines.get(split, {})
+        scores = {name: main_of_scores(self.cue.task, values) for name, values in recorded.items()}
+        return {name: {} if score is None else {self.metric: score} for name, score in scores.items()}
 
     def table_columns(self) -> Sequence[Column]:
         """Each trial with its validation score, settings and seconds, the best first and failed ones last."""
@@ -230,10 +267,12 @@ class Tuning(TitledTable):
             "metric": self.metric,
             "validation_rows": self.validation_rows,
             "trials": [{**asdict(trial), "score": trial.score} for trial in self.trials],
+            "baselines": self.baselines.to_dict("records"),
             "best": self.best,
             "best_trial": self.best_trial.number,
             "cue": str(self.cue.path),
             "scores": self.cue.scores,
+            "notes": self.notes,
             "command": self.command,
         }
 
