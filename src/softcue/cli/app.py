@@ -34,6 +34,7 @@ from softcue.cli import (
     train,
     tune,
 )
+from softcue.cli.repeated_options import check_repeated_options
 from softcue.cli.stopping import (
     STOPPED_BY_CTRL_C,
     STOPPED_BY_SIGTERM,
@@ -73,6 +74,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(client.app, name="client")
 app.add_typer(study.app, name="study")
+check_repeated_options([app, tasks.app, backbones.app, client.app, study.app])
 
 
 def _version(value: bool) -> None:

@@ -52,7 +52,9 @@ def train(
         str | None, typer.Option(help="Validation rows; without them, a share of the training rows.")
     ] = None,
     test: Annotated[str | None, typer.Option(help="Test rows, scored once at the end.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column to read, or several: COL,COL, or the option repeated.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="The column with the target.")] = None,
     multi_label: Annotated[
         bool, typer.Option("--multi-label", help="A row has a set of labels: none, one or several.")
