@@ -35,7 +35,7 @@ from softcue.recipe_summary import summarise
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.selection import CANDIDATES, SelectionRecord
 from softcue.tasks import joint_task, portable
-from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
+from softcue.tasks.splits import Splits, copies_notes, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
 from softcue.training.checkpoints import newest_of_all
@@ -275,7 +275,10 @@ class Run:
         ]
         for splits in self.splits:
             sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
-            rows = ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
+            notes = {"validation": f" ({splits.origin})" if splits.origin else ""}
+            rows = ", ".join(
+                f"{len(examples):,} {split}{notes.get(split, '')}" for split, examples in sizes.items() if examples
+            )
             lines.append(f"{splits.task.name}: {rows} rows" if self.is_joint else f"rows: {rows}")
         for other in self.models:
             prefix = f"{other.task.name}: " if self.is_joint else ""
@@ -327,6 +330,9 @@ class Run:
         stack.enter_context(recorder)
         recorder.start(trainer.state.step)
         recorder.warn(self.warnings)
+        for splits in self.splits:
+            prefix = f"{splits.task.name}: " if self.is_joint else ""
+            recorder.warn([prefix + note for note in copies_notes(splits)])
         recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
         trainer.listener = recorder
         return recorder
