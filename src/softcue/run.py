@@ -521,7 +521,8 @@ def splits_of_run(folder: str | Path) -> Splits:
         splits_of_run("cues/tickets").test[0].texts
     """
     settings = read_settings(Path(folder) / "config.yaml")
-    return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
+    task = {"spread_numbers": False, **settings.get("task", {})}  # an older run has no such setting
+    return read_splits(resolve({"task": task}).task, {})  # other sections may be of version 0.1
 
 
 def with_method_of_first_stage(settings: Settings) -> Settings:

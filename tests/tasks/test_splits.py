@@ -405,6 +405,16 @@ def test_validation_rows_of_a_regression_are_spread_as_its_training_rows() -> No
         assert sorted(thirds) == [0, 1, 2]
 
 
+def test_rows_of_a_regression_are_held_out_as_in_earlier_versions_on_request() -> None:
+    rows = rows_of([number / 4 for number in range(1, 21)])
+    config = TaskConfig(kind="regression", spread_numbers=False)
+    held_out = [
+        [row.target for row in read_splits(config.model_copy(update={"sample_seed": seed}), {"train": rows}).validation]
+        for seed in range(3)
+    ]
+    assert held_out == [[2.75, 4.25, 4.75], [1.5, 3.0, 4.5], [1.75, 2.0, 4.5]]
+
+
 def test_validation_and_test_texts_that_are_training_texts_are_counted() -> None:
     result = read_splits(TaskConfig(), {"train": ROWS, "validation": [*OTHERS, *ROWS[:2]], "test": ROWS[:3]})
     of_validation, of_test = copies_notes(result)

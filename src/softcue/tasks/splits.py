@@ -82,6 +82,11 @@ class TaskConfig(BaseModel):
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
     validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
+    spread_numbers: bool = Field(
+        True,
+        description="of a regression: hold out rows evenly from the lowest to the highest number; false draws them "
+        "from all rows, as runs did that have no such setting",
+    )
     hold_out_validation: bool = Field(
         False,
         description="validate on held-out training rows and score the published validation rows at the end, for tasks "
@@ -476,7 +481,13 @@ def _choose_rows(
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Training and validation rows, limited to their sizes. Without validation rows, training rows are held out."""
     if not validation:
-        train, validation = split_off(train, config.validation_share, config.sample_seed, by_class=task.has_classes)
+        train, validation = split_off(
+            train,
+            config.validation_share,
+            config.sample_seed,
+            by_class=task.has_classes,
+            spread_numbers=config.spread_numbers,
+        )
         if not validation:
             fix = "pass `validation=FILE`: too few training rows to hold any out"
             if hint := _own_labels_hint(task, train):
@@ -640,7 +651,7 @@ def resolve_task(config: TaskConfig) -> Task:
 
 
 def split_off(
-    examples: Sequence[Example], share: float, seed: int, by_class: bool = True
+    examples: Sequence[Example], share: float, seed: int, by_class: bool = True, spread_numbers: bool = True
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Hold out a share of every class (or of all rows together) for validation; the seed alone decides which.
 
@@ -676,7 +687,7 @@ def split_off(
         members: list[int] = numpy.nonzero(classes == classes[first])[0].tolist()
         generator.shuffle(members)
         num_held_out = _num_held_out(share, len(members))
-        if not numpy.isnan(numbers[members]).any():
+        if spread_numbers and not numpy.isnan(numbers[members]).any():
             members = _one_of_each_part(members, numbers, num_held_out)
         for identity in members:
             labels = label_sets.get(identity) or Counter[str]()
