@@ -68,10 +68,10 @@ def run(*words: object, stdin: bytes = b"") -> Ended:
 
 
 def check_error(result: Ended, *parts: object) -> None:
-    """Exit code 2 and one line that says what is wrong; nothing else."""
+    """Exit code 2 and one line that says what is wrong, perhaps with indented details below it; nothing else."""
     assert result.code == 2
     assert result.out == ""
     assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1
+    assert all(line.startswith("  ") for line in result.err.splitlines()[1:])
     for part in ("got ", "expected ", *parts):
         assert str(part) in result.err

@@ -259,6 +259,15 @@ def test_a_run_says_what_it_trains_on_how_many_rows(tmp_path: Path, capsys: pyte
     assert lines[1] == "readout classifier with cls pooling; 64 trainable parameters and a head of 66"
     assert lines[2].startswith("prompt-tuning, default recipe: 2 vectors (paper 5), ")
     assert lines[3] == "rows: 16 training, 4 validation, 6 test"
+    assert "warning: 4 of 4 validation texts are also training texts: " in lines[4]
+    assert "warning: 6 of 6 test texts are also training texts: " in lines[5]
+
+
+def test_a_run_says_that_validation_rows_are_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick(tmp_path / "cue", method="prompt-tuning", progress=True, train=ROWS, text="message", label="team")
+    captured = capsys.readouterr().err
+    assert "rows: 14 training, 2 validation (held out of 16 training rows: 12 %)" in captured
+    assert "also training texts" not in captured
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ class Stage:
         )
         labels = ("entailment", "neutral", "contradiction")
         pairs = [(f"Parcel {number} came.", "It is here.", labels[number % 3]) for number in range(60)]
+        self.write_rows("pairs.csv", ("left", "right", "rel"), [(*pair[:2], f"is {pair[2]}") for pair in pairs])
         self.write_rows("nli.tsv", ("premise", "hypothesis", "label"), pairs, delimiter="\t")
         (self.folder / "books").mkdir()
         sentences = "".join(f"On day {number} the parcel went from Lyon to Turin and back.\n" for number in range(200))
@@ -140,12 +141,15 @@ class Stage:
                 words[number] = str(self.models["decoder"])
             elif word == "FOLDER":
                 words[number] = str(self.models["encoder-decoder"] if before != "--data" else self.folder / "published")
-            elif before in ("--steps", "--epochs"):
+            elif before == "--backbones":
+                words[number] = str(self.models["encoder"])
+            elif before in ("--steps", "--epochs", "--seeds"):
                 words[number] = "2"
         if words[0] == "train" and "--backbone" not in words:
             words += ["--backbone", str(self.models["encoder"])]
         if words[0] == "compare" and "--methods" in words:
-            words += ["--backbones", str(self.models["encoder"]), "--seeds", "2"]
+            words += [] if "--backbones" in words else ["--backbones", str(self.models["encoder"])]
+            words += [] if "--seeds" in words else ["--seeds", "2"]
         if words[0] == "train" or "--methods" in words:
             words += [] if "--epochs" in words else FEW_STEPS
         if "auto" in words and not any(word.startswith("selection.methods") for word in words):

@@ -14,7 +14,8 @@
     └── MissingExtraError      an optional package is not installed
 
 Each message names the setting, the value received, what was expected and the next step. The command line
-prints the message on one line and exits with 2; any other exception is a bug and keeps its traceback.
+prints the message on one line, and its details, such as bad rows, below it on a line each; it exits with 2. Any other
+exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class SoftcueError(Exception):
         'method.prompt_length: got 0; expected at least 1; raise it'
     """
 
-    def __init__(self, *, setting: str, got: object, expected: str, fix: str) -> None:
+    def __init__(self, *, setting: str, got: object, expected: str, fix: str, details: Sequence[str] = ()) -> None:
         self.setting = setting
         self.got = got
         self.expected = expected
         self.fix = fix
         parts = _cut(setting), f"got {_quoted(got)}; expected {_cut(expected)}", _cut(fix)
-        super().__init__(f"{parts[0]}: {parts[1]}; {parts[2]}")
+        self.headline = f"{parts[0]}: {parts[1]}; {parts[2]}"
+        self.details = tuple(details)
+        super().__init__("\n".join([self.headline, *(f"  {detail}" for detail in self.details)]))
 
 
 class ConfigurationError(SoftcueError):

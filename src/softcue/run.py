@@ -43,7 +43,7 @@ from softcue.recipe_summary import summarise
 from softcue.recipes import TaskForm, check_recipe, paper_recipe
 from softcue.selection import CANDIDATES, SelectionRecord
 from softcue.tasks import joint_task, portable
-from softcue.tasks.splits import Splits, read_splits, read_splits_of_each
+from softcue.tasks.splits import Splits, copies_notes, read_splits, read_splits_of_each
 from softcue.training import Checkpoints, Processes, TaskData, Trainer, TrainingResult
 from softcue.training.batches import stream_seed
 from softcue.training.checkpoints import newest_of_all
@@ -359,6 +359,9 @@ class Run:
         stack.enter_context(recorder)
         recorder.start(trainer.state.step)
         recorder.warn(self.warnings)
+        for splits in self.splits:
+            prefix = f"{splits.task.name}: " if self.is_joint else ""
+            recorder.warn([prefix + note for note in copies_notes(splits)])
         recorder.warn([f"passed over the damaged checkpoint {path}" for path in damaged])
         trainer.listener = recorder
         return recorder
@@ -515,13 +518,16 @@ def describe_backbone(backbone: Backbone) -> str:
 
 
 def describe_rows(splits: Splits) -> str:
-    """The number of rows of each split that has some.
+    """The number of rows of each split that has some, and where the validation rows are from.
 
     Example:
         describe_rows(splits_of_run("cues/tickets"))     # "252 training, 54 validation, 126 test"
     """
     sizes = {"training": splits.train, "validation": splits.validation, "test": splits.test}
-    return ", ".join(f"{len(examples):,} {split}" for split, examples in sizes.items() if examples)
+    notes = {"validation": f" ({splits.origin})" if splits.origin else ""}
+    return ", ".join(
+        f"{len(examples):,} {split}{notes.get(split, '')}" for split, examples in sizes.items() if examples
+    )
 
 
 def check_output(folder: Path, cue_folders: Sequence[Path]) -> None:
@@ -569,7 +575,8 @@ def splits_of_run(folder: str | Path) -> Splits:
         splits_of_run("cues/tickets").test[0].texts
     """
     settings = read_settings(Path(folder) / "config.yaml")
-    return read_splits(resolve({"task": settings.get("task", {})}).task, {})  # other sections may be of version 0.1
+    task = {"spread_numbers": False, **settings.get("task", {})}  # an older run has no such setting
+    return read_splits(resolve({"task": task}).task, {})  # other sections may be of version 0.1
 
 
 def with_method_of_first_stage(settings: Settings) -> Settings:

@@ -297,7 +297,7 @@ BAD_TRAINING: dict[str, tuple[Make, list[str]]] = {
         _file("train.csv", b"text,x\ncaf\xe9,a\n", "--train", "IN/train.csv", "--label", "x"),
         ["in/train.csv, line 2", "0xe9", "UTF-8", "iconv"],
     ),
-    "missing column": (_own("--text", "mesage"), ["line 2, column", "'mesage'", "did you mean 'message'?"]),
+    "missing column": (_own("--text", "mesage"), ["rows.csv, column", "'mesage'", "did you mean 'message'?"]),
     "one column twice": (_own("--text", "a,a"), ["task.text", "different text columns"]),
     "empty text": (_own(rows=(("hi", "a"), ("", "b"))), ["line 3, column 'text'", "not empty"]),
     "single class": (_own(rows=(("hi", "a"), ("ho", "a"))), ["label column 'label'", "two classes"]),
@@ -424,7 +424,7 @@ def test_evaluating_without_data_is_refused(cues: Cues) -> None:
 
 def test_evaluating_rows_that_do_not_fit_is_refused(cues: Cues, tmp_path: Path) -> None:
     file = csv_file(tmp_path / "rows.csv", ("message", "tem"), ("hi", "billing"))
-    check_error(run("evaluate", cues["teams"], "--data", file), file, "line 2", "did you mean 'tem'?")
+    check_error(run("evaluate", cues["teams"], "--data", file), file, "column 'team'", "did you mean 'tem'?")
     file = csv_file(tmp_path / "rows.csv", ("message", "team"), ("hi", "x"))
     check_error(run("evaluate", cues["teams"], "--data", file), file, "'x'", "known: billing, hardware")
 

@@ -30,6 +30,17 @@ def test_columns_can_change_places() -> None:
     assert (task.text, task.label) == (("label",), "text")
 
 
+def test_columns_the_other_way_round_are_an_error_that_says_so() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        rename_columns([library_task("tickets")], parse_columns(["text=message"]))
+    assert str(caught.value) == (
+        "column: got 'text=message'; expected FILE=CUE with a column that the cue reads; it is the other way round: "
+        "--column message=text, the file's column first"
+    )
+    with pytest.raises(ConfigurationError, match=r"did you mean 'text'\?"):
+        rename_columns([library_task("tickets")], parse_columns(["message=txt"]))
+
+
 @pytest.mark.parametrize(("name", "columns"), [("tickets", {"label": "text"}), ("same-request", {"second": "first"})])
 def test_one_column_is_not_read_twice(name: str, columns: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="read twice; the cue also reads"):

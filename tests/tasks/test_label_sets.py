@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import warnings
 from collections import Counter
@@ -146,12 +147,59 @@ def test_lists_are_an_error_where_the_task_is_a_classification() -> None:
 
 
 def test_texts_without_a_separator_cause_a_warning() -> None:
-    rows = [{"text": f"{number}", "label": "a|b" if number % 2 else "b|c"} for number in range(12)]
+    rows = [{"text": f"{number}", "label": "a/b" if number % 2 else "b/c"} for number in range(12)]
     with pytest.warns(UserWarning, match=r"no row of column 'label' has more than one label; in a text, ';' stands"):
-        assert read_splits(TaskConfig(kind="multi-label"), {"train": rows}).task.label_names == ("a|b", "b|c")
+        assert read_splits(TaskConfig(kind="multi-label"), {"train": rows}).task.label_names == ("a/b", "b/c")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert read_splits(TaskConfig(separator="|"), {"train": rows}).task.label_names == ("a", "b", "c")
+        assert read_splits(TaskConfig(separator="/"), {"train": rows}).task.label_names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("separator", ["|", ","])
+def test_another_usual_separator_in_most_cells_is_an_error_that_names_it(separator: str) -> None:
+    cells = [f"a{separator}b", f"b {separator} c", "", "c"] * 6
+    rows = [{"text": f"{number}", "label": cell} for number, cell in enumerate(cells)]
+    with pytest.raises(DataError) as caught:
+        read_splits(TaskConfig(kind="multi-label"), {"train": rows})
+    assert str(caught.value) == (
+        f"column 'label': got 'a{separator}b'; expected ';' between the labels of a row; 12 of 18 cells have "
+        f"'{separator}', none has ';'; pass `separator='{separator}'`, or `separator=';'` if each cell is one label"
+    )
+    assert read_splits(TaskConfig(separator=separator), {"train": rows}).task.label_names == ("a", "b", "c")
+    with pytest.warns(UserWarning, match="no row of column 'label' has more than one label"):
+        read_splits(TaskConfig(separator=";"), {"train": rows})
+
+
+def test_one_cell_with_the_separator_is_enough_to_keep_other_signs_in_labels() -> None:
+    rows = [
+        {"text": f"{number}", "label": "Paris, France" if number else "Paris, France; Rome"} for number in range(12)
+    ]
+    names = read_splits(TaskConfig(kind="multi-label"), {"train": rows}).task.label_names
+    assert names == ("Paris, France", "Rome")
+
+
+def csv_of(folder: Path, cells: list[str]) -> str:
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([("text", "label"), *((f"text {number}", cell) for number, cell in enumerate(cells))])
+    return str(folder / "rows.csv")
+
+
+def test_lists_as_json_in_a_csv_file_are_sets_of_labels(tmp_path: Path) -> None:
+    path = csv_of(tmp_path, ['["water", "heat"]', '["heat"]', "[]", ""] * 6)
+    splits = read_splits(TaskConfig(train=path), {})
+    assert splits.task.kind == "multi-label"
+    assert splits.task.label_names == ("heat", "water")
+    assert {row.labels for row in [*splits.train, *splits.validation]} == {(), ("heat",), ("heat", "water")}
+    scored = examples_from([{"text": "hi", "label": '["water"]'}, {"text": "ho", "label": ""}], splits.task)
+    assert [row.labels for row in scored] == [("water",), ()]
+
+
+def test_a_column_with_lists_as_json_in_some_cells_only_has_classes(tmp_path: Path) -> None:
+    for other in ("water", "[water]", "[true]", '{"a": 1}', '["a", ["b"]]', "[" * 9):
+        task = read_splits(TaskConfig(train=csv_of(tmp_path, ['["water"]', other] * 9)), {}).task
+        assert task.kind == "classification"
+        assert set(task.label_names) == {'["water"]', other}
 
 
 def test_a_separator_is_for_sets_only() -> None:

@@ -94,7 +94,7 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path, suffix: str, as_s
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".csv.gz"])
 def test_missing_column_of_a_file_names_it_and_the_columns_that_exist(tmp_path: Path, suffix: str) -> None:
     path = save_rows(tmp_path, suffix)
-    location = locations_of(path)[0]
+    location = locations_of(path)[0] if "json" in suffix else path  # in a table it is missing in all rows
     with pytest.raises(DataError) as caught:
         examples_from(path, Task(name="t", text=("message",)))
     assert str(caught.value) == (
@@ -108,8 +108,9 @@ def test_missing_column_of_rows_in_memory_names_it_and_the_columns_that_exist(so
     task = Task(name="t", label="team", columns={"team": ("gold", "class")})
     with pytest.raises(DataError) as caught:
         examples_from(source, task)
+    place = "row 1" if source is ROWS else "the rows given"
     assert str(caught.value) == (
-        "row 1, column 'team': got 'no such column'; expected a column of that name or 'gold' or 'class'; "
+        f"{place}, column 'team': got 'no such column'; expected a column of that name or 'gold' or 'class'; "
         f"did you mean 'text'? known: {', '.join(sorted(ROWS[0]))}"
     )
 

@@ -83,7 +83,7 @@ def test_missing_column_suggests_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("texts,label,extra\nhi,a,b\n")
     assert message_of(path, OPEN) == (
-        f"{path}, line 2, column 'text': got 'no such column'; expected a column of that name; "
+        f"{path}, column 'text': got 'no such column'; expected a column of that name; "
         "did you mean 'texts'? known: extra, label, texts"
     )
 
@@ -102,10 +102,11 @@ def test_missing_or_invalid_label_is_an_error(task: Task, value: object) -> None
     assert message.startswith("row 1, column 'label': got ")
     if isinstance(value, list) and task.has_classes:
         assert message.endswith(
-            "expected one label, or task.kind=multi-label for lists; fix the row, or pass --multi-label"
+            "expected one label, or task.kind=multi-label for lists; fix the row, or pass `multi_label=True`"
         )
     else:
-        assert message.endswith("expected a label; fill it in or remove the row")
+        hint = "; `multi_label=True` allows rows without a label" if task == OPEN else ""
+        assert message.endswith(f"expected a label; fill it in or remove the row{hint}")
 
 
 def test_error_of_a_null_label_names_the_line(tmp_path: Path) -> None:
@@ -161,12 +162,13 @@ def test_words_for_an_unknown_label_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("task", [OPEN, CLOSED])
-def test_single_class_is_an_error(task: Task) -> None:
+@pytest.mark.parametrize(("label", "kinds"), [("spam", "generation"), ("1", "regression or generation")])
+def test_single_class_is_an_error(task: Task, label: str, kinds: str) -> None:
     with pytest.raises(DataError) as caught:
-        with_labels(task, [Example(("x",), "spam")] * 3, {})
+        with_labels(task, [Example(("x",), label)] * 3, {})
     assert str(caught.value) == (
-        "label column 'label': got 'spam'; expected at least two classes in training; "
-        "check the column, or set task.kind=regression or generation"
+        f"label column 'label': got '{label}'; expected at least two classes in training; "
+        f"check the column, or set task.kind={kinds}"
     )
 
 
@@ -336,28 +338,43 @@ def mixed(num_bad: int, num_good: int = 3) -> list[dict[str, object]]:
 
 
 def test_several_bad_rows_are_reported_together() -> None:
-    assert message_of([*mixed(1), {"text": "x", "label": None}], OPEN) == (
-        "data: got 'the rows given'; expected no bad rows; 2 bad rows: row 4, column 'text': got '', expected a text "
-        "that is not empty; row 5, column 'label': got None, expected a label; "
-        "fix them, or leave them out with `skip_bad_rows=True`"
-    )
+    assert message_of(mixed(2), OPEN).splitlines() == [
+        "data: got 'the rows given'; expected no bad rows; 2 bad rows; fix them, or leave them out with "
+        "`skip_bad_rows=True`",
+        "  row 4, column 'text': got ''; expected a text that is not empty",
+        "  row 5, column 'text': got ''; expected a text that is not empty",
+    ]
+
+
+def test_bad_rows_are_reported_for_the_setting_that_names_their_file() -> None:
+    with pytest.raises(DataError, match=r"^validation: got 'the rows given'; expected no bad rows"):
+        examples_from(mixed(2), OPEN, setting="validation")
+
+
+def test_rows_without_a_label_hint_at_sets_of_labels() -> None:
+    rows = [*mixed(1), {"text": "x", "label": None}]
+    hint = "fix them (`multi_label=True` allows rows without a label), or leave them out"
+    assert hint in message_of(rows, OPEN)
+    assert "multi_label" not in message_of(rows, CLOSED)
 
 
 def test_at_most_ten_bad_rows_are_shown_with_the_total() -> None:
     message = message_of(mixed(12), OPEN)
-    assert "; 12 bad rows; the first 10: row 4, " in message
+    assert "; 12 bad rows, of which these are the first 10; fix them" in message
     assert message.count("column 'text'") == 10
     assert "row 13" in message and "row 14" not in message
     assert "`skip_bad_rows=True`" in message
-    assert "; 10 bad rows: row 4" in message_of(mixed(10), OPEN)
+    assert "; 10 bad rows; fix them" in message_of(mixed(10), OPEN)
 
 
 def test_unreadable_and_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,label\na,b,c\nhi,\nhi,a\n")
     message = message_of(path, OPEN)
-    assert message.startswith(f"data: got '{path}'; expected no bad rows; 2 bad rows: {path}, line 2: got '3 fields'")
-    assert f"; {path}, line 3, column 'label': got ''" in message
+    headline, first, second = message.splitlines()
+    assert headline.startswith(f"data: got '{path}'; expected no bad rows; 2 bad rows; fix them")
+    assert first == f"  {path}, line 2: got '3 fields'; expected 2, as in the header"
+    assert second == f"  {path}, line 3, column 'label': got ''; expected a label"
 
 
 def test_skip_bad_rows_leaves_bad_rows_out_with_a_warning() -> None:
@@ -365,8 +382,10 @@ def test_skip_bad_rows_leaves_bad_rows_out_with_a_warning() -> None:
         examples = examples_from(mixed(12, 488), OPEN, skip_bad_rows=True)
     assert len(examples) == 488
     [message] = [str(warning.message) for warning in caught]
-    assert message.startswith("skipped 12 of 500 rows: row 489, column 'text': got '', expected a text")
-    assert message.count("row ") == 10 and message.endswith("; ...")
+    headline, *lines = message.splitlines()
+    assert headline == "skipped 12 of 500 rows; the first are:"
+    assert lines[0] == "  row 489, column 'text': got ''; expected a text that is not empty"
+    assert len(lines) == 10
 
 
 def test_good_rows_give_no_warning() -> None:
@@ -465,7 +484,7 @@ def test_row_that_is_bad_for_one_of_several_tasks_is_left_out_for_all() -> None:
         {"text": "3", "message": ""},
         {"text": "4", "message": "four"},
     ]
-    with pytest.raises(DataError, match=r"2 bad rows: row 2, column 'text'.*row 3, column 'message'"):
+    with pytest.raises(DataError, match=r"2 bad rows;.*\n  row 2, column 'text'.*\n  row 3, column 'message'"):
         list(stream_together(rows, tasks))
     with pytest.warns(UserWarning, match="skipped 2 of 4 rows"):
         examples = list(stream_together(rows, tasks, skip_bad_rows=True))

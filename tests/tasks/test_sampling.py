@@ -44,6 +44,24 @@ def test_scores_and_free_texts_are_split_as_one_class() -> None:
     assert [len(part) for part in split_off(texts, 0.2, seed=0, by_class=False)] == [8, 2]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_held_out_numbers_are_spread_as_all_numbers_are(seed: int) -> None:
+    rows = [Example((str(number),), float(number % 25) ** 2) for number in range(100)]
+    train, held_out = split_off(rows, 0.2, seed)
+    assert len(held_out) == 20
+    ordered = sorted(float(str(row.target)) for row in rows)
+    held_out_numbers = sorted(float(str(row.target)) for row in held_out)
+    for part, number in enumerate(held_out_numbers):  # one of each five in order
+        assert ordered[5 * part] <= number <= ordered[5 * part + 4]
+    assert split_off(rows, 0.2, seed, by_class=False) == (train, held_out)
+
+
+def test_copies_of_a_text_are_never_split_where_targets_are_numbers() -> None:
+    rows = [Example((f"text {number % 7}",), float(number)) for number in range(70)]
+    train, held_out = split_off(rows, 0.3, seed=1)
+    assert len(held_out) == 20 and not {row.texts for row in train} & {row.texts for row in held_out}
+
+
 def test_sample_is_seeded_ordered_and_without_duplicates() -> None:
     sampled = sample(ROWS, 10, seed=4)
     assert sampled == sample(ROWS, 10, seed=4) != sample(ROWS, 10, seed=5)

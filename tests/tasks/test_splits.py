@@ -15,6 +15,7 @@ from softcue.tasks import Task, library_task, sample, splits
 from softcue.tasks.splits import (
     Splits,
     TaskConfig,
+    copies_notes,
     is_task_name,
     limit_rows,
     read_splits,
@@ -355,3 +356,114 @@ def test_shots_per_class_are_as_many_of_each_and_the_rest_validates() -> None:
 def test_shots_per_class_that_cannot_be_drawn_are_an_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_splits(TaskConfig(**settings), {"train": labelled_rows({"a": 50, "b": 9, "c": 7})})
+
+
+# --- where held-out rows come from, and copies among the rows that are scored ---
+
+
+def rows_of(targets: list[Any], num_texts: int = 10**6) -> list[dict[str, Any]]:
+    return [{"text": f"text {number % num_texts}", "label": target} for number, target in enumerate(targets)]
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings", "origin"),
+    [
+        (list("ab") * 50, {}, "held out of 100 training rows: 16 %"),
+        (list("aabbcc"), {}, "held out of 6 training rows: 50 % instead of 15 %, because at least one of each class"),
+        (
+            [*"aaaa", *(f"class {number}" for number in range(4))],
+            {"validation_share": 0.5},
+            "held out of 8 training rows: 25 % instead of 50 %, because each class keeps a row",
+        ),
+        (list("ab") * 50, {"validation_rows": 5}, "held out of 100 training rows: 5 %"),
+        (list("ab") * 50, {"few_shot": 10, "validation_rows": 20}, "held out of 100 training rows: 20 %"),
+        ([0.5 * number for number in range(100)], {"kind": "regression"}, "held out of 100 training rows: 15 %"),
+    ],
+)
+def test_splits_tell_where_held_out_rows_come_from(targets: list[Any], settings: dict[str, Any], origin: str) -> None:
+    assert read_splits(TaskConfig(**settings), {"train": rows_of(targets)}).origin == origin
+
+
+def test_copies_that_stay_together_explain_another_share() -> None:
+    rows = rows_of(list("ab") * 40, num_texts=4)
+    result = read_splits(TaskConfig(), {"train": rows})
+    assert len(result.validation) == 40
+    assert result.origin == (
+        "held out of 80 training rows: 50 % instead of 15 %, because copies of a text stay together"
+    )
+
+
+def test_rows_with_a_validation_file_have_no_origin() -> None:
+    assert read_splits(TaskConfig(), {"train": ROWS, "validation": OTHERS}).origin == ""
+
+
+def test_validation_rows_of_a_regression_are_spread_as_its_training_rows() -> None:
+    rows = rows_of([number / 4 for number in range(1, 21)])
+    for seed in range(5):
+        result = read_splits(TaskConfig(kind="regression", sample_seed=seed), {"train": rows})
+        thirds = [int(float(str(row.target)) * 4 - 1) * 3 // 20 for row in result.validation]
+        assert sorted(thirds) == [0, 1, 2]
+
+
+def test_rows_of_a_regression_are_held_out_as_in_earlier_versions_on_request() -> None:
+    rows = rows_of([number / 4 for number in range(1, 21)])
+    config = TaskConfig(kind="regression", spread_numbers=False)
+    held_out = [
+        [row.target for row in read_splits(config.model_copy(update={"sample_seed": seed}), {"train": rows}).validation]
+        for seed in range(3)
+    ]
+    assert held_out == [[2.75, 4.25, 4.75], [1.5, 3.0, 4.5], [1.75, 2.0, 4.5]]
+
+
+def test_validation_and_test_texts_that_are_training_texts_are_counted() -> None:
+    result = read_splits(TaskConfig(), {"train": ROWS, "validation": [*OTHERS, *ROWS[:2]], "test": ROWS[:3]})
+    of_validation, of_test = copies_notes(result)
+    assert of_validation == (
+        "2 of 8 validation texts are also training texts: they do not tell which step is best on new texts; use other "
+        "validation rows, or leave them out: a share of the training rows is then held out"
+    )
+    assert of_test == (
+        "3 of 3 test texts are also training texts: their scores do not tell how good the cue is on new texts; use "
+        "other test rows"
+    )
+
+
+@pytest.mark.parametrize(("num_new", "num_notes"), [(99, 1), (100, 0)])
+def test_copies_in_less_than_one_percent_of_the_rows_are_not_worth_a_warning(num_new: int, num_notes: int) -> None:
+    test = [ROWS[0], *({"text": f"new {number}", "label": "a"} for number in range(num_new))]
+    result = read_splits(TaskConfig(), {"train": ROWS, "validation": OTHERS, "test": test})
+    assert len(copies_notes(result)) == num_notes
+
+
+def test_swapped_pairs_are_copies_and_held_out_rows_are_none() -> None:
+    pairs = [{"one": f"text {number}", "two": "other", "label": "ab"[number % 2]} for number in range(20)]
+    swapped = [{"one": row["two"], "two": row["one"], "label": row["label"]} for row in pairs[:4]]
+    result = read_splits(TaskConfig(text=("one", "two")), {"train": pairs, "test": swapped})
+    assert [note.partition(":")[0] for note in copies_notes(result)] in (
+        [f"{number} of 4 test texts are also training texts"] for number in (1, 2, 3, 4)
+    )
+
+
+def test_training_rows_in_place_of_validation_rows_are_meant() -> None:
+    rows = [Example(("hello",), "a"), Example(("bye",), "b")]
+    assert copies_notes(Splits(Task(name="toy"), rows, rows, [])) == []
+
+
+# --- columns that may be swapped ---
+
+
+def test_swapped_columns_are_an_error_that_says_so() -> None:
+    with pytest.raises(DataError) as caught:
+        read_splits(TaskConfig(text=("label",), label="text"), {"train": ROWS})
+    assert str(caught.value) == (
+        "label column 'text': got '20 labels and 2 different texts in 20 rows'; expected labels that several rows "
+        "share; the columns may be swapped: pass `text=text` and `label=label`"
+    )
+
+
+def test_labels_of_nearly_one_row_each_cause_a_warning() -> None:
+    labels = [f"label {max(number, 1)}" for number in range(20)]
+    with pytest.warns(UserWarning, match=r"20 training rows have 19 different labels .* columns may be swapped"):
+        read_splits(TaskConfig(), {"train": rows_of(labels), "validation": rows_of(labels[:2])})
+    few = rows_of([f"label {number}" for number in range(9)])
+    read_splits(TaskConfig(), {"train": few, "validation": few[:2]})  # fewer than ten rows say nothing

@@ -54,7 +54,8 @@ def test_records_across_blocks_come_back(monkeypatch: pytest.MonkeyPatch) -> Non
 def held_out_in_memory(examples: Sequence[Example], share: float, seed: int, by_class: bool) -> list[Example]:
     """The rows to hold out, with whole identities in memory: the rule that `split_off` follows."""
     classes: dict[object, list[tuple[str, ...]]] = defaultdict(list)
-    for identity, target in {_identity(example): example.target for example in examples}.items():
+    targets = {_identity(example): example.target for example in examples}
+    for identity, target in targets.items():
         classes[target if by_class and isinstance(target, str) else None].append(identity)
     label_sets: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for example in examples:
@@ -64,6 +65,12 @@ def held_out_in_memory(examples: Sequence[Example], share: float, seed: int, by_
     for identities in classes.values():
         generator.shuffle(identities)
         number = min(max(1, round(share * len(identities))), len(identities) - 1)
+        if isinstance(targets[identities[0]], float):  # from each of so many equal parts, the first in random order
+            ordered = sorted(identities, key=lambda identity: float(str(targets[identity])))
+            parts = [set[tuple[str, ...]]() for _ in range(number)]
+            for rank, identity in enumerate(ordered):
+                parts[rank * number // len(ordered)].add(identity)
+            identities = [next(identity for identity in identities if identity in part) for part in parts]
         for identity in identities:
             if number and all(num_left[label] > count for label, count in label_sets[identity].items()):
                 held_out.add(identity)

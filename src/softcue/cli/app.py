@@ -34,6 +34,7 @@ from softcue.cli import (
     train,
     tune,
 )
+from softcue.cli.repeated_options import check_repeated_options
 from softcue.cli.stopping import (
     STOPPED_BY_CTRL_C,
     STOPPED_BY_SIGTERM,
@@ -73,6 +74,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(client.app, name="client")
 app.add_typer(study.app, name="study")
+check_repeated_options([app, tasks.app, backbones.app, client.app, study.app])
 
 
 def _version(value: bool) -> None:
@@ -96,7 +98,10 @@ def _print_warning(message: Warning | str, *place: object, **options: object) ->
 
 
 def main() -> None:
-    """Run a command. An error of the user is one line on standard error and exit code 2; a stop is 130 or 143."""
+    """Run a command. An error of the user is a line on standard error, perhaps with details below, and exit code 2.
+
+    A stop is 130 or 143.
+    """
     warnings.showwarning = _print_warning
     try:
         with raise_on_sigterm():
@@ -105,8 +110,9 @@ def main() -> None:
         _print_stopped()
         sys.exit(STOPPED_BY_SIGTERM)
     except SoftcueError as error:
-        message = " ".join(str(error).split())
-        sys.stderr.write(f"error: {with_options(message, option_names(sys.argv[1:]))}\n")
+        names = option_names(sys.argv[1:])
+        headline, *details = (with_options(_on_one_line(part), names) for part in (error.headline, *error.details))
+        sys.stderr.write("\n".join([f"error: {headline}", *(f"  {detail}" for detail in details)]) + "\n")
         if isinstance(error, LostProcessError):
             sys.stderr.flush()
             os._exit(2)  # torch would wait for the lost process when it closes its connections
@@ -117,6 +123,10 @@ def main() -> None:
         if isinstance(end.__context__, BrokenPipeError) or not _flush_output():
             sys.exit(0)  # the reader of standard output is gone, as after `head`
         raise
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _print_stopped() -> None:

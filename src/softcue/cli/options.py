@@ -76,7 +76,9 @@ TaskName = Annotated[
     str | None,
     typer.Option(help="A name from `softcue tasks`, or a task file (.yaml).", autocompletion=complete_task),
 ]
-TextColumns = Annotated[str | None, typer.Option(help="The column to read, or several: COL,COL.")]
+TextColumns = Annotated[
+    str | None, typer.Option(help="The column to read, or several: COL,COL, or the option repeated.")
+]
 LabelColumn = Annotated[str | None, typer.Option(help="The column with the target.")]
 MultiLabel = Annotated[bool, typer.Option("--multi-label", help="A row has a set of labels: none, one or several.")]
 Separator = Annotated[str | None, typer.Option(help="What stands between the labels of a row (multi-label); usually ;")]

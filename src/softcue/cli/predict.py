@@ -166,7 +166,8 @@ def predict(
         from softcue.tasks import stream_together
 
         lines_in = StandardInput() if source == "-" else None
-        rows = stream_together(source if lines_in is None else _input_rows(lines_in, tasks), tasks, skip_bad_rows)
+        given = source if lines_in is None else _input_rows(lines_in, tasks)
+        rows = stream_together(given, tasks, skip_bad_rows, setting="input")
         chunks = _in_chunks(rows, (lambda: True) if lines_in is None else lines_in.has_more)
     lines = _predict_lines(cues, tasks, chunks, ensemble, batch_size)
     if output is not None:
@@ -482,7 +483,7 @@ def _predict_shards(
         typer.echo(f"shard {num_finished} of {num_shards}", err=True)
 
     with lock_folder(folder.path):
-        folder.lay_out(settings, lambda: stream_together(settings.source, tasks, skip_bad_rows))
+        folder.lay_out(settings, lambda: stream_together(settings.source, tasks, skip_bad_rows, setting="input"))
         if ray_address is None:
             num_truncated = predict_in_processes(folder, num_workers, tell)
         else:

@@ -138,5 +138,5 @@ def _differences(size: Published, expected: Published) -> str:
 
 
 def _shorten_paths(root: Path, message: str) -> str:
-    """The message with paths relative to the folder."""
-    return message.replace(f"{root}/", "")
+    """The message on one line, with paths relative to the folder."""
+    return " ".join(message.split()).replace(f"{root}/", "")

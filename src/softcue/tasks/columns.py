@@ -47,11 +47,14 @@ def rename_columns(tasks: Sequence[Task], columns: Mapping[str, str], needs_targ
     read_names = {name for task in tasks for name in (*task.text, task.label)}
     for name, read_name in columns.items():
         if read_name not in read_names:
+            is_reversed = name in read_names
             raise ConfigurationError(
                 setting="column",
                 got=f"{name}={read_name}",
                 expected="FILE=CUE with a column that the cue reads",
-                fix=near_matches(read_name, read_names),
+                fix=f"it is the other way round: --column {read_name}={name}, the file's column first"
+                if is_reversed
+                else near_matches(read_name, read_names),
             )
     file_names = {read_name: name for name, read_name in columns.items()}
     for task in tasks:

@@ -5,6 +5,7 @@ Inside softcue a label is text. What the text no longer shows is recorded here w
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import Decimal
 from numbers import Integral, Number, Real
@@ -62,6 +63,24 @@ def list_in(value: object) -> list[object] | None:
     return list(value) if isinstance(value, (list, tuple)) else None
 
 
+def written_list(text: str) -> list[object] | None:
+    """The texts or whole numbers of a list that is written as JSON, as in a cell of a csv file; None for other texts.
+
+    Example:
+        >>> written_list('["water", "heat"]'), written_list("[]"), written_list("water")
+        (['water', 'heat'], [], None)
+    """
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_plain = all(isinstance(item, (str, int)) and not isinstance(item, bool) for item in items)
+    return list(items) if is_plain else None
+
+
 def is_gap(value: object) -> bool:
     """Whether a cell is empty: null, or what a DataFrame has in its place.
 
@@ -80,16 +99,21 @@ def is_gap(value: object) -> bool:
 def labels_in(value: object, task: Task) -> list[object]:
     """The labels in a cell of the label column: the cell itself, or those of a multi-label row.
 
-    These are the items of a list, or what stands between the task's separators in a text. An empty cell has none.
+    These are the items of a list, also of one written as JSON, or what stands between the task's separators in a text.
+    An empty cell has none.
 
     Example:
         >>> task = Task(name="t", kind="multi-label")
         >>> labels_in("billing; shipping", task), labels_in([2, 5], task), labels_in("", task)
         (['billing', 'shipping'], [2, 5], [])
+        >>> labels_in('["billing", "shipping"]', task)
+        ['billing', 'shipping']
     """
     if task.kind != "multi-label":
         return [value]
     if isinstance(value, str):
+        if (written := written_list(value)) is not None:
+            return written
         return [part for part in map(str.strip, value.split(task.separator)) if part]
     items = list_in(value)
     if items is None:
@@ -168,6 +192,16 @@ class LabelColumn:
                 fix="convert them, such as with str()",
             )
         return next(iter(types), "text")
+
+
+def is_number(label: str) -> bool:
+    """Whether the text of a label is a finite number.
+
+    Example:
+        >>> is_number("2.5"), is_number("billing"), is_number("nan")
+        (True, False, False)
+    """
+    return math.isfinite(_number_in(label))
 
 
 def _number_in(value: object) -> float:

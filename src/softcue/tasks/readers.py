@@ -190,6 +190,18 @@ def name_of(source: Source) -> str:
     return str(source) if isinstance(source, (str, Path)) else "the rows given"
 
 
+def has_header(source: Source) -> bool:
+    """Whether all rows of a source have the same columns: it is a table in memory, or a csv, tsv or parquet file.
+
+    Example:
+        >>> has_header("rows.csv.gz"), has_header("rows.jsonl"), has_header([{"text": "hello"}])
+        (True, False, False)
+    """
+    if isinstance(source, (str, Path)):
+        return _suffix(Path(source)) in (".csv", ".tsv", ".parquet")
+    return is_table(source)
+
+
 def size_of(source: Source) -> int:
     """The bytes of the files of a source; 0 for rows in memory and hub names.
 

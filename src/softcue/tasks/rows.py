@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import TypeVar
 
 from softcue.errors import ConfigurationError, DataError, near_matches
 from softcue.tasks.formats.records import missing_key_error
-from softcue.tasks.label_column import LabelColumn, cell_text, is_gap, labels_in, list_in
-from softcue.tasks.readers import ClassId, Dataset, Source, name_of, read_rows
+from softcue.tasks.label_column import LabelColumn, cell_text, is_gap, is_number, labels_in, list_in, written_list
+from softcue.tasks.readers import ClassId, Dataset, Source, has_header, name_of, read_rows
 from softcue.tasks.task import Label, Task, check_unicode, is_plain_text
 from softcue.types import Example, Span
 
 MAX_SHOWN_ERRORS = 10
 KEPT_BYTES = 1 << 24  # of checked rows that are kept, so that a small source is read once
 EXAMPLE_BYTES = 512  # of an example besides its texts, about
+MULTI_LABEL_HINT = "`multi_label=True` allows rows without a label"
 Values = Mapping[str, object]
 Good = TypeVar("Good")
 Collected = TypeVar("Collected", bound=Sequence[Example])
@@ -29,17 +30,19 @@ def examples_from(
     task: Task,
     needs_target: bool = True,
     skip_bad_rows: bool = False,
+    setting: str = "data",
 ) -> list[Example]:
     """Read and check all examples of a source. Where the task lists labels, a target must be one of them.
 
-    One error reports all bad rows. With `skip_bad_rows` they are left out, and a warning reports them.
+    One error reports all bad rows; it begins with `setting`, the setting that names the source. With `skip_bad_rows`
+    they are left out, and a warning reports them.
 
     Example:
         >>> task = Task(name="toy", labels={"a": Label(words="a"), "b": Label(words="b")})
         >>> examples_from([{"text": "hello", "label": "a"}], task)[0].target
         'a'
     """
-    return collect_examples(source, task, list, needs_target, skip_bad_rows)
+    return collect_examples(source, task, list, needs_target, skip_bad_rows, setting=setting)
 
 
 def collect_examples(
@@ -49,6 +52,7 @@ def collect_examples(
     needs_target: bool = True,
     skip_bad_rows: bool = False,
     label_column: LabelColumn | None = None,
+    setting: str = "data",
 ) -> Collected:
     """Read and check all examples, as `examples_from`; `collect` makes a sequence of them: a list, or one in a file.
 
@@ -58,7 +62,7 @@ def collect_examples(
         >>> collect_examples([{"text": "hello", "label": "a"}], Task(name="toy"), tuple)[0].target
         'a'
     """
-    bad_rows = _BadRows(source)
+    bad_rows = _BadRows(source, setting)
     rows = _first_examples(_check_rows(source, [task], needs_target, label_column))
     examples = collect(bad_rows.filter_out(rows, stop_at_first=False))
     if not skip_bad_rows:
@@ -68,7 +72,7 @@ def collect_examples(
 
 
 def stream_examples(
-    source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False
+    source: Source, task: Task, needs_target: bool = True, skip_bad_rows: bool = False, setting: str = "data"
 ) -> Iterator[Example]:
     """Yield the same examples one by one, in little memory. The first bad row raises, unless bad rows are skipped.
 
@@ -77,14 +81,14 @@ def stream_examples(
         >>> [example.target for example in stream_examples(rows, Task(name="toy"))]
         ['a', 'b']
     """
-    bad_rows = _BadRows(source)
+    bad_rows = _BadRows(source, setting)
     rows = _first_examples(_check_rows(source, [task], needs_target))
     yield from bad_rows.filter_out(rows, stop_at_first=not skip_bad_rows)
     bad_rows.warn()
 
 
 def stream_together(
-    source: Source, tasks: Sequence[Task], skip_bad_rows: bool = False
+    source: Source, tasks: Sequence[Task], skip_bad_rows: bool = False, setting: str = "data"
 ) -> Iterator[tuple[Example, ...]]:
     """Yield each row as one example per task, without targets, in little memory.
 
@@ -108,14 +112,14 @@ def stream_together(
         )
     is_read_once = isinstance(source, Iterator)
     if not skip_bad_rows and not is_read_once:
-        first_pass = _BadRows(source)
+        first_pass = _BadRows(source, setting)
         good_rows = first_pass.filter_out(_check_rows(source, tasks, needs_target=False), stop_at_first=False)
         kept = _keep_if_small(good_rows)
         first_pass.raise_error()
         if kept is not None:
             yield from kept
             return
-    bad_rows = _BadRows(source)
+    bad_rows = _BadRows(source, setting)
     rows = _check_rows(source, tasks, needs_target=False)
     yield from bad_rows.filter_out(rows, stop_at_first=is_read_once and not skip_bad_rows)
     bad_rows.warn()
@@ -149,17 +153,29 @@ def has_targets(dataset: Dataset, task: Task) -> bool:
 def holds_label_lists(source: Source, task: Task) -> bool:
     """Whether the label column of a user's rows holds lists, so that a row has a set of labels. The first one says it.
 
+    Lists that are written as JSON, as in a csv file, count if all cells of the column that are not empty hold one.
+
     Example:
         >>> holds_label_lists([{"text": "hello", "label": ["greeting", "short"]}], Task(name="toy"))
         True
+        >>> rows = [{"text": "hello", "label": '["greeting"]'}, {"text": "ho", "label": "short"}]
+        >>> holds_label_lists(rows, Task(name="toy"))
+        False
     """
+    has_written_lists = False
     for _, row in read_rows(source, task.format):
         if isinstance(row, DataError):
             continue
         column = _find_column(row, task.label, task)
-        if column is None or not is_gap(row[column]):
-            return column is not None and list_in(row[column]) is not None
-    return False
+        value = "" if column is None else row[column]
+        if column is None or list_in(value) is not None:
+            return column is not None
+        if is_gap(value) or value == "":
+            continue
+        if not isinstance(value, str) or written_list(value) is None:
+            return False
+        has_written_lists = True
+    return has_written_lists
 
 
 def with_labels(
@@ -203,9 +219,19 @@ def with_labels(
             setting=f"label column '{task.label}'",
             got=", ".join(names),
             expected="at least two classes in training" if task.has_classes else "at least one label in training",
-            fix="check the column" + (", or set task.kind=regression or generation" if task.has_classes else ""),
+            fix="check the column" + (f", or set task.kind={kinds_for(names)}" if task.has_classes else ""),
         )
     return task.model_copy(update={"labels": labels})
+
+
+def kinds_for(labels: Iterable[str]) -> str:
+    """The kinds of tasks, besides classification, that rows with these labels may be meant for.
+
+    Example:
+        >>> kinds_for(["1", "2.5"]), kinds_for(["billing"])
+        ('regression or generation', 'generation')
+    """
+    return "regression or generation" if all(map(is_number, labels)) else "generation"
 
 
 def _new_label(name: str, names: AbstractSet[str], class_names: Mapping[str, str]) -> Label:
@@ -215,10 +241,13 @@ def _new_label(name: str, names: AbstractSet[str], class_names: Mapping[str, str
 
 
 class _BadRows:
-    """The bad rows of a source: their number and the first errors. The rest is not kept, so memory stays bounded."""
+    """The bad rows of a source: their number and the first errors. The rest is not kept, so memory stays bounded.
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    `setting` is what the user named the source by, such as `train`.
+    """
+
+    def __init__(self, source: Source, setting: str) -> None:
+        self._source, self._setting = source, setting
         self._errors: list[DataError] = []
         self._num_bad = 0
         self._num_rows = 0
@@ -237,7 +266,7 @@ class _BadRows:
                 self._errors.append(row)
         if not self._num_rows:
             raise DataError(
-                setting="data",
+                setting=self._setting,
                 got=name_of(self._source),
                 expected="at least one row below the header",
                 fix="check the file",
@@ -249,32 +278,38 @@ class _BadRows:
             raise self._errors[0]
         if self._num_bad:
             raise DataError(
-                setting="data",
+                setting=self._setting,
                 got=name_of(self._source),
                 expected="no bad rows",
-                fix=f"{self._summary()}; fix them, or leave them out with `skip_bad_rows=True`",
+                fix=f"{self._summary()}; fix them{self._hint()}, or leave them out with `skip_bad_rows=True`",
+                details=self._reasons(),
             )
 
     def warn(self) -> None:
         """Warn about the skipped rows, if there are any. A source without a good row is an error."""
         if self._num_bad == self._num_rows:
             raise DataError(
-                setting="data",
+                setting=self._setting,
                 got=name_of(self._source),
                 expected="at least one row that is not bad",
-                fix=f"{self._summary()}; fix them",
+                fix=f"{self._summary()}; fix them{self._hint()}",
+                details=self._reasons(),
             )
         if self._num_bad:
-            message = f"skipped {self._num_bad} of {self._num_rows} rows: {self._reasons()}"
-            warnings.warn(message + ("; ..." if self._num_bad > MAX_SHOWN_ERRORS else ""), stacklevel=3)
+            shown = "; the first are" if self._num_bad > MAX_SHOWN_ERRORS else ""
+            message = "\n  ".join([f"skipped {self._num_bad} of {self._num_rows} rows{shown}:", *self._reasons()])
+            warnings.warn(message, stacklevel=3)
 
     def _summary(self) -> str:
-        first = f"; the first {MAX_SHOWN_ERRORS}" if self._num_bad > MAX_SHOWN_ERRORS else ""
-        return f"{self._num_bad} bad row{'s' if self._num_bad > 1 else ''}{first}: {self._reasons()}"
+        first = f", of which these are the first {MAX_SHOWN_ERRORS}" if self._num_bad > MAX_SHOWN_ERRORS else ""
+        return f"{self._num_bad} bad row{'s' if self._num_bad > 1 else ''}{first}"
 
-    def _reasons(self) -> str:
-        messages = (str(error).removesuffix(f"; {error.fix}") for error in self._errors)
-        return "; ".join(message.replace("; expected ", ", expected ") for message in messages)
+    def _hint(self) -> str:
+        """What all shown rows have in common beside that they are bad, if it may be meant."""
+        return f" ({MULTI_LABEL_HINT})" if any(error.fix.endswith(MULTI_LABEL_HINT) for error in self._errors) else ""
+
+    def _reasons(self) -> list[str]:
+        return [error.headline.removesuffix(f"; {error.fix}") for error in self._errors]
 
 
 # --- rows to examples ---
@@ -295,7 +330,7 @@ def _check_rows(
             continue
         if is_first:  # a column that is missing here is most likely missing everywhere
             for task in tasks:
-                _check_columns(location, row, task, needs_target)
+                _check_columns(name_of(source) if has_header(source) else location, row, task, needs_target)
             is_first = False
         # `where` and `without` choose the rows to train and score on. A prediction is made for every row.
         if needs_target and not all(_is_selected(row, task) for task in tasks):
@@ -432,7 +467,9 @@ def _label(setting: str, value: object, task: Task) -> str:
         if task.kind == "multi-label":
             fix = "each item of a list is a label; a row without labels has an empty list"
         elif task.has_classes and list_in(value) is not None:
-            expected, fix = "one label, or task.kind=multi-label for lists", "fix the row, or pass --multi-label"
+            expected, fix = "one label, or task.kind=multi-label for lists", "fix the row, or pass `multi_label=True`"
+        elif task.has_classes and not task.labels:
+            fix += f"; {MULTI_LABEL_HINT}"
         raise DataError(setting=setting, got=value, expected=expected, fix=fix)
     if not task.has_row_labels:
         return text

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from softcue.errors import ConfigurationError, as_configuration_error
+from softcue.errors import ConfigurationError, DataError, as_configuration_error
 from softcue.tasks.catalogue import TASK_SUFFIXES, find_task, library_names, sources
-from softcue.tasks.label_column import MAX_CLASSES, LabelColumn, cell_text
+from softcue.tasks.label_column import LabelColumn, cell_text
 from softcue.tasks.readers import Source, size_of, splits_of
 from softcue.tasks.rows import (
     collect_examples,
     examples_from,
     has_targets,
     holds_label_lists,
+    kinds_for,
     stream_examples,
     with_labels,
 )
@@ -81,6 +82,11 @@ class TaskConfig(BaseModel):
     stratified: bool = Field(False, description="every class gets its share of few_shot or train_rows")
     swap_pairs: bool = Field(False, description="every training pair also with its two texts swapped")
     validation_share: float = Field(0.15, gt=0, lt=1, description="held out of training if validation is empty")
+    spread_numbers: bool = Field(
+        True,
+        description="of a regression: hold out rows evenly from the lowest to the highest number; false draws them "
+        "from all rows, as runs did that have no such setting",
+    )
     hold_out_validation: bool = Field(
         False,
         description="validate on held-out training rows and score the published validation rows at the end, for tasks "
@@ -131,16 +137,22 @@ TASK_KEYS = (
 MIN_STREAMED_BYTES = 1 << 28  # bytes of the files from which a sample is drawn without loading them
 MIN_STORED_BYTES = 1 << 23  # bytes of the files from which training rows are kept in a file instead of memory
 FEW_SHOT_VALIDATION_ROWS = 1000  # IDPG (Wu et al. 2022) validates on 1000 rows for every K
+MIN_SHARE_OF_COPIES = 0.01  # of the validation or test texts: fewer training texts among them are not worth a warning
+USUAL_SEPARATORS = "|,"  # that users write between labels, beside the task's
+MAX_ROUNDING = 0.03  # a share of validation rows that differs by more from that of the settings is explained
+MIN_ROWS_TO_TELL = 10  # from so many rows on, a label of its own for nearly every row is a sign of a wrong column
+MAX_SHARE_OF_LABELS = 0.9  # different labels among the rows
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A task and its checked examples."""
+    """A task and its checked examples. `origin` tells where validation rows of no file of their own come from."""
 
     task: Task
     train: Sequence[Example]
     validation: Sequence[Example]
     test: Sequence[Example]
+    origin: str = ""
 
 
 def read_splits_of_each(
@@ -217,16 +229,23 @@ def read_splits(
             check_task(task)
         _check_sampling(config, task)
     skip_bad_rows = config.skip_bad_rows
+    settings = {split: _setting_of(split, config, objects) for split in SPLITS}
+    has_open_labels = task.has_row_labels and not task.labels
     train: Sequence[Example]
     if _should_stream(config, task, origins):
-        train = sample_examples(origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows)
-    elif task.has_row_labels and not task.labels:
-        task, train = _read_labels(config, task, origins["train"])
+        train = sample_examples(
+            origins["train"], task, config.train_rows, config.sample_seed, skip_bad_rows, settings["train"]
+        )
+    elif has_open_labels:
+        task, train = _read_labels(config, task, origins["train"], settings["train"])
         if check_task is not None:
             check_task(task)
+        _check_not_swapped(task, train)
     else:
         collect = _collector(origins["train"])
-        train = collect_examples(origins["train"], task, collect, skip_bad_rows=skip_bad_rows)
+        train = collect_examples(
+            origins["train"], task, collect, skip_bad_rows=skip_bad_rows, setting=settings["train"]
+        )
     if weights is not None:
         train = [replace(example, weight=weight) for example, weight in zip(train, weights, strict=True)]
     if task.has_row_labels or (task.kind == "tags" and not task.labels):
@@ -234,7 +253,9 @@ def read_splits(
     validation: Sequence[Example]
     test: Sequence[Example]
     validation, test = (
-        examples_from(origins[split], task, skip_bad_rows=skip_bad_rows) if _is_given(origins[split]) else []
+        examples_from(origins[split], task, skip_bad_rows=skip_bad_rows, setting=settings[split])
+        if _is_given(origins[split])
+        else []
         for split in ("validation", "test")
     )
     if config.is_few_shot and not config.validation and "validation" not in objects:
@@ -244,7 +265,11 @@ def read_splits(
     if not config.use_test_rows:
         test = []
     choose = _choose_few_shot if config.is_few_shot else _choose_rows
+    all_train, is_held_out = train, not validation
     train, validation = choose(config, task, train, validation)
+    origin = _describe_origin(config, task, all_train, validation) if is_held_out else ""
+    if has_open_labels and not config.is_few_shot and (hint := _own_labels_hint(task, all_train)):
+        warnings.warn(hint, stacklevel=2)
     num_labels = len({name for example in train for name in task.labels_of(example)})
     if task.has_row_labels and num_labels < task.min_labels:
         setting = "few_shot" if config.is_few_shot else "train_rows"
@@ -256,7 +281,48 @@ def read_splits(
         )
     if config.swap_pairs:
         train = with_swapped(train)
-    return Splits(task, train, validation, limit_rows(test, config.test_rows, config.sample_seed))
+    return Splits(task, train, validation, limit_rows(test, config.test_rows, config.sample_seed), origin)
+
+
+def _setting_of(split: str, config: TaskConfig, objects: Mapping[str, Any]) -> str:
+    """The setting by which the user has named the rows of a split, for messages."""
+    if split in objects or getattr(config, split):
+        return split
+    if split != "train" and "train" in objects:  # a split of a DatasetDict
+        return "train"
+    return "data" if config.data else "task"
+
+
+def copies_notes(splits: Splits) -> list[str]:
+    """Warnings about validation and test texts that are also training texts, each with the numbers and what follows.
+
+    Pairs in either order are the same texts. Below 1 % of the rows nothing is said: published tasks have a few copies.
+
+    Example:
+        >>> rows = [Example(("hello",), "a"), Example(("bye",), "b")]
+        >>> copies_notes(Splits(Task(name="toy"), rows, rows[:1], []))[0].partition(":")[0]
+        '1 of 1 validation texts are also training texts'
+    """
+    scored = {
+        "validation": (splits.validation, "they do not tell which step is best on new texts"),
+        "test": (splits.test, "their scores do not tell how good the cue is on new texts"),
+    }
+    texts = {split: [tuple(sorted(row.texts)) for row in examples] for split, (examples, _) in scored.items()}
+    distinct_texts = set(chain.from_iterable(texts.values()))
+    trained = {key for row in splits.train if (key := tuple(sorted(row.texts))) in distinct_texts}
+    notes = []
+    for split, (examples, consequence) in scored.items():
+        num_copies = sum(key in trained for key in texts[split])
+        # Estimators without validation rows give the training rows themselves.
+        if examples is not splits.train and num_copies and num_copies >= MIN_SHARE_OF_COPIES * len(examples):
+            advice = (
+                ", or leave them out: a share of the training rows is then held out" if split == "validation" else ""
+            )
+            notes.append(
+                f"{num_copies:,} of {len(examples):,} {split} texts are also training texts: {consequence}; "
+                f"use other {split} rows{advice}"
+            )
+    return notes
 
 
 def _collector(source: Source) -> Callable[[Iterator[Example]], Sequence[Example]]:
@@ -264,7 +330,7 @@ def _collector(source: Source) -> Callable[[Iterator[Example]], Sequence[Example
     return store_examples if size_of(source) > MIN_STORED_BYTES else list
 
 
-def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, Sequence[Example]]:
+def _read_labels(config: TaskConfig, task: Task, source: Source, setting: str) -> tuple[Task, Sequence[Example]]:
     """Read the training rows of a task that leaves its labels to them, and complete the task by its label column.
 
     The labels get the type they have in the rows. Numbers that are no classes make the task a regression, unless a
@@ -272,7 +338,9 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
     """
     column = LabelColumn(task.label)
     collect = _collector(source)
-    train = collect_examples(source, task, collect, skip_bad_rows=config.skip_bad_rows, label_column=column)
+    train = collect_examples(
+        source, task, collect, skip_bad_rows=config.skip_bad_rows, label_column=column, setting=setting
+    )
     says_classes = "kind" in task.model_fields_set or task.metric or config.label_words or config.label_descriptions
     if not says_classes and not config.stratified and column.holds_numbers():
         warnings.warn(
@@ -281,9 +349,11 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
             stacklevel=3,
         )
         task = task.model_copy(update={"kind": "regression"})
-        return task, collect_examples(source, task, collect, skip_bad_rows=config.skip_bad_rows)
+        return task, collect_examples(source, task, collect, skip_bad_rows=config.skip_bad_rows, setting=setting)
     is_split_text = task.kind == "multi-label" and not holds_label_lists(source, task)
     if is_split_text and all(len(example.labels) < 2 for example in train):
+        if "separator" not in task.model_fields_set:
+            _check_separator(task, train)
         warnings.warn(
             f"no row of column '{task.label}' has more than one label; in a text, '{task.separator}' stands between "
             "labels (task.separator)",
@@ -291,6 +361,46 @@ def _read_labels(config: TaskConfig, task: Task, source: Source) -> tuple[Task, 
         )
     task = task.model_copy(update={"label_type": column.label_type()})
     return with_labels(task, train, {}, class_names=column.class_names), train
+
+
+def _check_separator(task: Task, train: Sequence[Example]) -> None:
+    """Check that labels without the task's separator do not have another usual one in most rows."""
+    labels = [example.labels[0] for example in train if example.labels]
+    for separator in USUAL_SEPARATORS:
+        with_other = [label for label in labels if separator in label]
+        if 2 * len(with_other) > len(labels):
+            counted = f"{len(with_other):,} of {len(labels):,} cells have '{separator}', none has '{task.separator}'"
+            raise DataError(
+                setting=f"column '{task.label}'",
+                got=with_other[0],
+                expected=f"'{task.separator}' between the labels of a row; {counted}",
+                fix=f"pass `separator='{separator}'`, or `separator='{task.separator}'` if each cell is one label",
+            )
+
+
+def _own_labels_hint(task: Task, train: Sequence[Example]) -> str:
+    """What is odd about training rows of which nearly each has its own class, and what to do; else empty."""
+    num_labels, num_rows = len(task.labels), len(train)
+    if not task.has_classes or num_rows < MIN_ROWS_TO_TELL or num_labels < MAX_SHARE_OF_LABELS * num_rows:
+        return ""
+    return (
+        f"{num_rows:,} training rows have {num_labels:,} different labels in the column '{task.label}'; the columns "
+        f"may be swapped (text: {', '.join(task.text)}), or set task.kind={kinds_for(task.labels)}"
+    )
+
+
+def _check_not_swapped(task: Task, train: Sequence[Example]) -> None:
+    """Check that the columns are not swapped: nearly each row has its own label, and few texts are different."""
+    if not _own_labels_hint(task, train):
+        return
+    num_texts = len(distinct(train))
+    if 2 * num_texts <= len(train):
+        raise DataError(
+            setting=f"label column '{task.label}'",
+            got=f"{len(task.labels):,} labels and {num_texts:,} different texts in {len(train):,} rows",
+            expected="labels that several rows share",
+            fix=f"the columns may be swapped: pass `text={task.label}` and `label={task.text[0]}`",
+        )
 
 
 def _split_sources(config: TaskConfig, task: Task, objects: Mapping[str, Any]) -> dict[str, Source]:
@@ -371,17 +481,42 @@ def _choose_rows(
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Training and validation rows, limited to their sizes. Without validation rows, training rows are held out."""
     if not validation:
-        train, validation = split_off(train, config.validation_share, config.sample_seed, by_class=task.has_classes)
+        train, validation = split_off(
+            train,
+            config.validation_share,
+            config.sample_seed,
+            by_class=task.has_classes,
+            spread_numbers=config.spread_numbers,
+        )
         if not validation:
             fix = "pass `validation=FILE`: too few training rows to hold any out"
-            if task.has_classes and MAX_CLASSES < len(train) == len({example.target for example in train}):
-                fix = (
-                    f"check the column '{task.label}': each of its {len(train)} labels is on one row only; or set "
-                    "task.kind=regression or generation"
-                )
+            if hint := _own_labels_hint(task, train):
+                fix = hint
             raise ConfigurationError(setting="task.validation", got="", expected="validation rows", fix=fix)
     train = limit_rows(train, config.train_rows, config.sample_seed, config.stratified)
     return train, limit_rows(validation, config.validation_rows, config.sample_seed)
+
+
+def _describe_origin(config: TaskConfig, task: Task, train: Sequence[Example], validation: Sequence[Example]) -> str:
+    """Where validation rows come from that were held out of all training rows, and why they are so many."""
+    share = len(validation) / len(train)
+    text = f"held out of {len(train):,} training rows: {100 * share:.0f} %"
+    has_own_size = config.is_few_shot or config.validation_rows
+    if has_own_size or abs(share - config.validation_share) <= MAX_ROUNDING:
+        return text
+    reasons = []
+    sizes = Counter(example.target if task.has_classes else None for example in train)
+    num_by_class = sum(_num_held_out(config.validation_share, size) for size in sizes.values())
+    num_by_share = round(config.validation_share * len(train))
+    if num_by_class != num_by_share:
+        reasons.append("at least one of each class" if num_by_class > num_by_share else "each class keeps a row")
+    if task.kind == "multi-label" and len(validation) < num_by_class:
+        reasons.append("each label keeps a row")
+    elif len(validation) != num_by_class:
+        reasons.append("copies of a text stay together")
+    return (
+        f"{text} instead of {100 * config.validation_share:.0f} %, because {' and '.join(reasons)}" if reasons else text
+    )
 
 
 def _reserve_scored_rows(
@@ -516,12 +651,12 @@ def resolve_task(config: TaskConfig) -> Task:
 
 
 def split_off(
-    examples: Sequence[Example], share: float, seed: int, by_class: bool = True
+    examples: Sequence[Example], share: float, seed: int, by_class: bool = True, spread_numbers: bool = True
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Hold out a share of every class (or of all rows together) for validation; the seed alone decides which.
 
-    Every class, and every label of sets of labels, keeps at least one row for training. Copies of a text, or of a pair
-    in either order, stay together.
+    Every class, and every label of sets of labels, keeps at least one row for training. Numbers (of a regression) are
+    held out evenly from the lowest to the highest. Copies of a text, or of a pair in either order, stay together.
 
     Example:
         >>> rows = [Example((str(i),), "ab"[i % 2]) for i in range(20)]
@@ -534,11 +669,14 @@ def split_off(
     identities = _number_identities(examples)  # [N]
     class_numbers: dict[object, int] = {}
     classes = numpy.zeros(int(identities.max(initial=-1)) + 1, numpy.int32)  # of each identity: that of its last row
+    numbers = numpy.full(len(classes), numpy.nan)  # of each identity: the number of its last row
     label_sets: dict[int, Counter[str]] = defaultdict(Counter)
     num_left: Counter[str] = Counter()  # label -> rows left for training
     for identity, example in zip(identities.tolist(), examples, strict=True):
         target = example.target if by_class and isinstance(example.target, str) else None
         classes[identity] = class_numbers.setdefault(target, len(class_numbers))
+        if isinstance(example.target, float):
+            numbers[identity] = example.target
         if example.labels:
             label_sets[identity].update(example.labels)
             num_left.update(example.labels)
@@ -548,7 +686,9 @@ def split_off(
     for first in sorted(first_identities.tolist()):
         members: list[int] = numpy.nonzero(classes == classes[first])[0].tolist()
         generator.shuffle(members)
-        num_held_out = min(max(1, round(share * len(members))), len(members) - 1)
+        num_held_out = _num_held_out(share, len(members))
+        if spread_numbers and not numpy.isnan(numbers[members]).any():
+            members = _one_of_each_part(members, numbers, num_held_out)
         for identity in members:
             labels = label_sets.get(identity) or Counter[str]()
             if num_held_out and all(num_left[label] > count for label, count in labels.items()):
@@ -557,6 +697,22 @@ def split_off(
                 num_held_out -= 1
     mask = is_held_out[identities]
     return take(examples, numpy.nonzero(~mask)[0].tolist()), take(examples, numpy.nonzero(mask)[0].tolist())
+
+
+def _num_held_out(share: float, num_rows: int) -> int:
+    """How many rows of a class are held out: at least one, and at least one is left."""
+    return min(max(1, round(share * num_rows)), num_rows - 1)
+
+
+def _one_of_each_part(
+    members: Sequence[int], numbers: numpy.ndarray[Any, numpy.dtype[numpy.float64]], num_parts: int
+) -> list[int]:
+    """The first member of each part when the members are ordered by their numbers and cut into parts of equal size."""
+    ranks = {member: rank for rank, member in enumerate(sorted(members, key=lambda member: numbers[member]))}
+    firsts: dict[int, int] = {}
+    for member in members if num_parts else ():
+        firsts.setdefault(ranks[member] * num_parts // len(members), member)
+    return list(firsts.values())
 
 
 def _number_identities(examples: Sequence[Example]) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
@@ -597,7 +753,9 @@ def sample(examples: Sequence[Example], num_rows: int, seed: int, stratified: bo
     return [examples[index] for index in sorted(chosen)]
 
 
-def sample_examples(source: Source, task: Task, num_rows: int, seed: int, skip_bad_rows: bool = False) -> list[Example]:
+def sample_examples(
+    source: Source, task: Task, num_rows: int, seed: int, skip_bad_rows: bool = False, setting: str = "data"
+) -> list[Example]:
     """Draw the same rows as `sample` from a source larger than memory: it is read twice, and every row is checked.
 
     Example:
@@ -607,9 +765,10 @@ def sample_examples(source: Source, task: Task, num_rows: int, seed: int, skip_b
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the second pass warns about skipped rows
-        groups = [example.group for example in stream_examples(source, task, skip_bad_rows=skip_bad_rows)]
+        first_pass = stream_examples(source, task, skip_bad_rows=skip_bad_rows, setting=setting)
+        groups = [example.group for example in first_pass]
     chosen = _draw_indices(groups, num_rows, seed)
-    rows = stream_examples(source, task, skip_bad_rows=skip_bad_rows)
+    rows = stream_examples(source, task, skip_bad_rows=skip_bad_rows, setting=setting)
     return [example for index, example in enumerate(rows) if index in chosen]
 
 
