@@ -38,8 +38,9 @@ ROWS = [
 def run(*words: str) -> tuple[int, str, str]:
     """`softcue params --recipe paper` in this process: exit code, standard output, standard error."""
     out, err = io.StringIO(), io.StringIO()
+    recipe = [] if "--recipe" in words else ["--recipe", "paper"]
     with (
-        patch.object(sys, "argv", ["softcue", "params", "--recipe", "paper", *words]),
+        patch.object(sys, "argv", ["softcue", "params", *recipe, *words]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as end,

@@ -82,7 +82,9 @@ def test_sigterm_stops_the_demo_which_goes_on_by_itself(tmp_path: Path, model_fo
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
-    assert errors == f"stopped; go on with: softcue demo --output-dir {tmp_path / 'cues'} --json\n"
+    *warnings, last = errors.splitlines()  # a random model learns nothing, and the task before this one says so
+    assert last == f"stopped; go on with: softcue demo --output-dir {tmp_path / 'cues'} --json"
+    assert all(line.startswith("warning: ") for line in warnings)
     assert not (tmp_path / "cues" / "tickets" / "cue.json").exists()
 
 
