@@ -103,6 +103,11 @@ class Run:
         if self.config.backbone.dropout and self.models[0].has_frozen_features:
             name = self.config.method.name
             self.warnings.append(f"backbone.dropout has no effect on {name}: the backbone's vectors are computed once")
+        if (self.config.backbone.max_length or 0) > self.models[0].max_length:
+            self.warnings.append(
+                f"backbone.max_length={self.config.backbone.max_length} has no effect: {self.backbone.name} takes "
+                f"{self.models[0].max_length} tokens, prompt included, and texts are cut to them"
+            )
         has_adafactor = self.config.training.optimizer == "adafactor"
         if settings.get("training", {}).get("parameter_scaling") and not has_adafactor:
             self.warnings.append("training.parameter_scaling has no effect on adamw: set training.optimizer=adafactor")

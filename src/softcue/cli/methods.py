@@ -102,7 +102,8 @@ def _print_summary(name: str, method: type[Method]) -> None:
     _print_wrapped(method.summary)
     if paper.settings:
         values = {path: setting.value for path, setting in paper.settings.items()}
-        _print_wrapped(f"paper:  {main_settings(values)}" + (f" (on {paper.backbone})" if paper.backbone else ""))
+        used = main_settings(values) or "no settings of its own"
+        _print_wrapped(f"paper:  {used}" + (f" (on {paper.backbone})" if paper.backbone else ""))
     if preset_values := _paths(preset(name, paper.kind)):
         _print_wrapped(f"preset: {main_settings(preset_values)} (for backbones of kind {paper.kind})")
     typer.echo("")
