@@ -291,10 +291,8 @@ def test_a_learning_rate_without_effect_is_reported(
 def test_a_longer_input_than_the_backbone_takes_is_said_to_have_no_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"text": f"message {number}", "label": "ab"[number % 2]} for number in range(8)]
-    softcue.train(
-        tmp_path / "cue", train=rows, backbone=tiny("bert"), text="text", label="label", steps=1, max_length=5000
-    )
+    arguments: dict[str, Any] = {"method": "prompt-tuning", "train": ROWS, "overrides": {"training.steps": 1}}
+    quick(tmp_path / "cue", **arguments, max_length=5000)
     lines = [line for line in capsys.readouterr().err.splitlines() if "backbone.max_length=5000 has no effect" in line]
     assert len(lines) == 1
     assert f"takes {tiny('bert').max_length} tokens" in lines[0]
