@@ -42,6 +42,7 @@ SIZES: dict[str, Settings] = {
         "method.relative_temperature": False,
         "method.dedicated": False,
         "method.codes_from": "words",
+        "method.input_gain": 0,
         "method.codes_norm": 0,
         "method.reset_below": 0.0,
     },

@@ -206,7 +206,7 @@ def _check(config: ContextConfig) -> None:
             setting="method.codes_from",
             got=config.codes_from,
             expected="context with method.input_gain, whose codes are no words",
-            fix="set method.codes_from=context",
+            fix="set method.codes_from=context, or method.input_gain=0",
         )
     if isinstance(config, VIPConfig) and config.dedicated and config.codes % num_contextualized(config):
         raise ConfigurationError(
