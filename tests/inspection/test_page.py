@@ -157,7 +157,7 @@ def test_a_page_without_matplotlib_lacks_only_the_map(tmp_path: Path, monkeypatc
         method="vip",
         train=ROWS,
         validation=ROWS,
-        overrides={"training.steps": 2, **METHODS["vip"]},
+        overrides={"training.steps": 4, **METHODS["vip"]},  # codes are drawn from the third step on
         progress=False,
     )
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
