@@ -39,7 +39,7 @@ def literal_mean_and_variance(contexts: list[Tensor], token: int) -> tuple[list[
 
 def learned(contexts: list[Tensor], num_pieces: int = 1) -> InputPart:
     """A part that has seen the steps, each in one or several micro-batches."""
-    part = InputPart(N, D, DECAY).double()
+    part = InputPart(N, D, DECAY, GAIN).double()
     for context in contexts:
         totals = part.zero_statistics()
         for piece in context.chunk(num_pieces):
@@ -67,7 +67,7 @@ def test_micro_batches_give_what_the_whole_batch_gives() -> None:
 
 
 def test_before_the_first_step_nothing_is_added() -> None:
-    assert not InputPart(N, D, DECAY).double()(batches()[0]).any()
+    assert not InputPart(N, D, DECAY, GAIN).double()(batches()[0]).any()
 
 
 def test_a_single_row_moves_the_mean_and_leaves_the_spread() -> None:
@@ -80,8 +80,8 @@ def test_a_single_row_moves_the_mean_and_leaves_the_spread() -> None:
 
 def test_the_prompt_is_p_and_the_gain_times_z_in_units_of_scale() -> None:
     shape = ContextShape(D, 8, 1, 2, 0.0, SCALE)
-    part = InputPart(N, D, DECAY)
-    encoder = VIP(torch.randn(N, D), 0, shape, None, True, LossWeights(), torch.zeros(0, D), part, GAIN)
+    part = InputPart(N, D, DECAY, GAIN)
+    encoder = VIP(torch.randn(N, D), 0, shape, None, True, LossWeights(), torch.zeros(0, D), part)
     assert isinstance(encoder.contextualizer, Contextualizer)
     encoder.contextualizer.initialize(torch.Generator().manual_seed(1))
     instance = Instance(torch.randn(4, 5, D), torch.ones(4, 5))

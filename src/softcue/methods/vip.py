@@ -151,7 +151,6 @@ class _ContextualizedMethod(Prompted):
             _loss_weights(config),
             hard_vectors(config.hard_prompt, backbone),
             _make_input_part(config, backbone),
-            config.input_gain,
         )
         if generator is not None:
             encoder.contextualizer.initialize(generator)
@@ -236,7 +235,7 @@ def _loss_weights(config: ContextConfig) -> LossWeights:
 def _make_input_part(config: ContextConfig, backbone: Backbone) -> InputPart | None:
     if not config.input_gain:
         return None
-    return InputPart(num_contextualized(config), backbone.width, config.input_decay)
+    return InputPart(num_contextualized(config), backbone.width, config.input_decay, config.input_gain)
 
 
 def _make_quantizer(config: VIPConfig, backbone: Backbone, is_new: bool) -> Quantizer:

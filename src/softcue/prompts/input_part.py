@@ -22,7 +22,7 @@ class InputPart(nn.Module):
     """Running mean and variance of each token's P^c. Until the first step has measured them, z is 0.
 
     Example:
-        >>> part = InputPart(num_tokens=1, width=2, decay=0.5)
+        >>> part = InputPart(num_tokens=1, width=2, decay=0.5, gain=0.2)
         >>> context = torch.tensor([[[1.0, 5.0]], [[3.0, 5.0]]])
         >>> part.update_state(part.statistics(context), rows=torch.tensor(2.0))
         >>> part(context)[:, 0].tolist()
@@ -32,9 +32,9 @@ class InputPart(nn.Module):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, num_tokens: int, width: int, decay: float) -> None:
+    def __init__(self, num_tokens: int, width: int, decay: float, gain: float) -> None:
         super().__init__()
-        self.decay = decay
+        self.decay, self.gain = decay, gain
         self.register_buffer("mean", torch.zeros(num_tokens, width))  # m [n D]
         self.register_buffer("variance", torch.zeros(num_tokens))  # s, the mean over the D values [n]; 0: not measured
 

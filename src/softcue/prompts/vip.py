@@ -53,11 +53,10 @@ class VIP(PromptEncoder):
         weights: LossWeights,
         hard: Tensor,
         input_part: InputPart | None = None,
-        input_gain: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_soft, self.skip, self.weights = num_soft, skip, weights
-        self.input_part, self.input_gain = input_part, input_gain
+        self.input_part = input_part
         self.prompt = nn.Parameter(initial.clone())  # P [soft+n D]
         self.contextualizer = Contextualizer(context)
         self.quantizer = quantizer
@@ -97,8 +96,11 @@ class VIP(PromptEncoder):
     def assignment(self, instance: Instance) -> Tensor:
         """Return the probability of each code for each VIP token. [B n K]"""
         assert self.quantizer is not None, "there is no codebook"
-        context = self.contextualize(instance)
-        return self.quantizer.assignment(context if self.input_part is None else self.input_part(context))
+        return self.quantizer.assignment(self._quantized_values(self.contextualize(instance)))
+
+    def _quantized_values(self, context: Tensor) -> Tensor:
+        """Return what is quantised: P^c, or z. [B n D]"""
+        return context if self.input_part is None else self.input_part(context)
 
     def forward(self, instance: Instance) -> Prompt:
         """Return the prompt of each row."""
@@ -108,16 +110,14 @@ class VIP(PromptEncoder):
         statistics: dict[str, Tensor] = {}
         losses = {}
         scale = self.contextualizer.shape.scale
-        values, unit = context, scale
-        if self.input_part is not None:
-            values, unit = self.input_part(context), 1.0
-        tokens = values
+        unit = scale if self.input_part is None else 1.0  # z has a unit of its own
+        tokens = values = self._quantized_values(context)
         if self.quantizer is not None:
             tokens, statistics = self.quantizer(values, draws)  # P^q
         if self.training and self.quantizer is not None:
             losses["commitment"] = commitment(values / unit, tokens / unit, self.weights.reduction)
         if self.input_part is not None:
-            tokens = tokens * (self.input_gain * scale)
+            tokens = tokens * (self.input_part.gain * scale)
             statistics |= self.input_part.statistics(context) if self.training else {}
         compared = None
         if self.training and self.weights.noise_resilience:
